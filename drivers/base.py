@@ -297,7 +297,7 @@ class Driver:
     async def connect(self) -> None:
         """Connect to every machine before a place on one is taken.  What is wrong is raised by what is asked next."""
 
-    def connected(self) -> Mapping[str, Host]:
+    def connected_hosts(self) -> Mapping[str, Host]:
         """Every machine that is connected, by the id of its offers: to ask and to prepare, but to start nothing on."""
         return {}
 
@@ -324,7 +324,7 @@ class Driver:
         """What is known of the account, as names and words.  Changes nothing.  Raises Denied when the key is not accepted."""
         return ()
 
-    def lacks(self) -> str:
+    def find_lack(self) -> str:
         """Return what is missing before the provider can be asked, such as a key, and what to do; empty: nothing.  Sends no request."""
         return ""
 
@@ -417,7 +417,7 @@ class Driver:
         raise Rejected("it carries out no run itself")
 
 
-def meant(word: str, known: Iterable[str], all: str = "known:") -> str:
+def suggest(word: str, known: Iterable[str], all: str = "known:") -> str:
     """What follows a word that is not known: the nearest that is, or all of them."""
     from difflib import get_close_matches
 

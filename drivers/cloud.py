@@ -41,7 +41,7 @@ from .base import (
     Unsure,
     Wish,
     file_name,
-    meant,
+    suggest,
 )
 from .machine import enough
 from .ssh import Machine, SshHost
@@ -89,7 +89,7 @@ class Installation(installation.Installation):
         return known.read_text("ascii")
 
     def _pair(self, what: str) -> bytes:
-        return Ed25519PrivateKey.from_private_bytes(self.derived(what)).private_bytes(
+        return Ed25519PrivateKey.from_private_bytes(self.derive_key(what)).private_bytes(
             Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()
         )
 
@@ -208,11 +208,11 @@ class Logins:
         route = Route(
             user, name, port, host_key=trust, login=login or self._installation.login(lease.key)
         )
-        link = Login(route, lambda error: self._failed(lease, error))
+        link = Login(route, lambda error: self._login_error(lease, error))
         made = SshHost(
             Machine(route, ROOT, lease.data.get("python", "python3"), 1, link=link),
             lease.data.get("root", ROOT),
-            self._closed,
+            self._forget,
         )
         try:
             async for _ in made.call(("true",)):
@@ -243,7 +243,7 @@ class Logins:
             await host.aclose()
         self.hosts.clear()
 
-    async def _failed(self, lease: Lease, error: DriverError) -> DriverError:
+    async def _login_error(self, lease: Lease, error: DriverError) -> DriverError:
         """Why a connection could not be made, as what to do next: the provider knows whether the machine is there, and lets our key in again."""
         if lease.id not in self.hosts or (
             isinstance(error, Denied) and not isinstance(error, NotLetIn)
@@ -261,7 +261,7 @@ class Logins:
                 pass  # nothing is known of it
         return Unreachable(str(error))
 
-    async def _closed(self, host: SshHost) -> None:
+    async def _forget(self, host: SshHost) -> None:
         for id, other in [*self.hosts.items()]:
             if other is host:
                 del self.hosts[id]
@@ -299,12 +299,12 @@ class Filters(NamedTuple):
     machine: str = ""  # the kind of machine, as the provider calls it
     zone: str = ""
 
-    def given(self, more: Mapping[str, Value]) -> Filters:
+    def with_more(self, more: Mapping[str, Value]) -> Filters:
         """These filters, and `more`.  Raises Rejected for one that there is not or that cannot be read."""
         read = {}
         for name, value in more.items():
             if name not in self._fields:
-                raise Rejected(f'there is no filter "{name}"{meant(name, self._fields)}')
+                raise Rejected(f'there is no filter "{name}"{suggest(name, self._fields)}')
             read[name] = _read(name, value, getattr(self, name))
         return Filters._make(read.get(name, getattr(self, name)) for name in self._fields)
 
@@ -355,7 +355,7 @@ def priceless(offer: Offer) -> str:
     return "" if offer.price > 0 else "no price"
 
 
-def excluded(offer: Offer, about: About, wish: Wish, filters: Filters) -> str:
+def why_excluded(offer: Offer, about: About, wish: Wish, filters: Filters) -> str:
     """Why an offer is left out, in a few words that fit many of them; empty when it does for the wish."""
     have, need = offer.resources, wish.need
     told = filters.gpu.lower().replace("_", " ")
@@ -419,7 +419,7 @@ class Reported(Protocol):
     """What a provider says of one machine."""
 
     @property
-    def described(self) -> str: ...
+    def description(self) -> str: ...
 
 
 class Rented(Driver, ABC, Generic[_Wire]):
@@ -433,7 +433,7 @@ class Rented(Driver, ABC, Generic[_Wire]):
         let_in: Callable[[Lease], Awaitable[None]] | None = None,
     ) -> None:  # fmt: skip
         self._wire, self._image, self._data = wire, image, {"python": python}
-        self._filters = Filters().given(filters)
+        self._filters = Filters().with_more(filters)
         self._installation = Installation.of(installation)
         self.traits = self.traits._replace(
             poll=timedelta(seconds=poll), settles=timedelta(seconds=settles), image=image
@@ -448,10 +448,10 @@ class Rented(Driver, ABC, Generic[_Wire]):
         """What the provider says of a machine.  Raises HostLost when it is gone or will not run."""
 
     @abstractmethod
-    async def _opened(self, lease: Lease) -> SshHost | None:
+    async def _open_machine(self, lease: Lease) -> SshHost | None:
         """The machine, once it lets us in and has shown the host key that is believed."""
 
-    def _fitting(self, judged: Iterable[tuple[Offer, str]]) -> list[Offer]:
+    def _choose_fitting(self, judged: Iterable[tuple[Offer, str]]) -> list[Offer]:
         """The offers that nothing speaks against; of the others it is noted what does."""
         pairs = list(judged)
         self.excluded = dict(Counter(why for _, why in pairs if why).most_common())
@@ -460,12 +460,12 @@ class Rented(Driver, ABC, Generic[_Wire]):
     async def vitals(self, lease: Lease) -> str:
         """What the provider says of a machine now, also of one that is gone."""
         try:
-            return printable((await self._alive(lease)).described)
+            return printable((await self._alive(lease)).description)
         except HostLost as error:
             return str(error)
 
     async def hosts(self, lease: Lease) -> Sequence[SshHost] | None:
-        found = self._logins.hosts.get(lease.id) or await self._opened(lease)
+        found = self._logins.hosts.get(lease.id) or await self._open_machine(lease)
         return None if found is None else (found,)
 
     def highest_price(self, lease: Lease) -> float:
@@ -487,7 +487,7 @@ class Rented(Driver, ABC, Generic[_Wire]):
         return "clock", f"that of {self.provider}" if abs(ahead) < 5 else apart
 
     def look_for(self, installation: str) -> bool:
-        self._installation = self._installation.called(installation)
+        self._installation = self._installation.with_name(installation)
         return True
 
     async def aclose(self) -> None:

@@ -40,7 +40,7 @@ class Card(NamedTuple):
     parts: tuple[str, ...] = ()  # the UUIDs of its MIG devices
 
 
-def listed(text: str) -> tuple[Card, ...]:
+def parse_cards(text: str) -> tuple[Card, ...]:
     """The cards in the output of `nvidia-smi -L`; none in an error message."""
     cards: list[Card] = []
     for line in text.splitlines():
@@ -60,7 +60,7 @@ def visible(value: str | None, cards: Sequence[Card]) -> tuple[Device, ...]:
         return tuple(device for card in cards for device in _whole(card))
     found: list[Device] = []
     for entry in value.split(","):
-        device = _named(entry.strip(), cards)
+        device = _find_device(entry.strip(), cards)
         if device is None or (found and _kind(device) != _kind(found[0])):
             break
         if any(device.lock == other.lock for other in found):
@@ -69,7 +69,7 @@ def visible(value: str | None, cards: Sequence[Card]) -> tuple[Device, ...]:
     return tuple(found)
 
 
-def assigned(devices: Sequence[Device], inherited: Mapping[str, str]) -> dict[str, str]:
+def device_variables(devices: Sequence[Device], inherited: Mapping[str, str]) -> dict[str, str]:
     """The variables that give a program these devices and no other.  Without a given order, the indices are ours, which is nvidia-smi's order."""
     env = {VISIBLE: ",".join(device.name for device in devices)}
     if devices and VISIBLE not in inherited and ORDER not in inherited:
@@ -104,7 +104,7 @@ def _ask() -> tuple[Card, ...]:
                 asked.kill()
                 raise Hung from None
             printed.seek(0)
-            return listed(printed.read().decode("utf-8", "replace"))
+            return parse_cards(printed.read().decode("utf-8", "replace"))
     except OSError:
         return ()
 
@@ -124,7 +124,7 @@ def _whole(card: Card) -> list[Device]:
     return [Device(uuid, uuid, f"{card.number}:{part}") for part, uuid in enumerate(card.parts)]
 
 
-def _named(text: str, cards: Sequence[Card]) -> Device | None:
+def _find_device(text: str, cards: Sequence[Card]) -> Device | None:
     if index := _INDEX.match(text):
         name = str(int(index[1]))
         card = next((card for card in cards if str(card.number) == name), None)

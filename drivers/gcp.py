@@ -32,11 +32,11 @@ from .base import (
     Traits,
     Unreachable,
     Wish,
-    meant,
+    suggest,
 )
 from .cloud import Filters, Value, harmless, markets
 from .gcp_prices import PriceList
-from .gcp_wire import API, FULL, QUOTAS, Instance, Operation, Quota, Wire, lacks_credentials
+from .gcp_wire import API, FULL, QUOTAS, Instance, Operation, Quota, Wire, find_lack_of_credentials
 from .ssh import SshHost
 
 IMAGE: Final = "projects/deeplearning-platform-release/global/images/family/common-cu129-ubuntu-2204-nvidia-580"
@@ -132,20 +132,22 @@ class Gcp(cloud.Rented[Wire]):
 
         Raises Denied where only quotas stand in the way.
         """
-        filters = _regions(self._prices, self._filters.given(wish.filters))
+        filters = _regions(self._prices, self._filters.with_more(wish.filters))
         disk = max(LEAST_DISK, -(-max(wish.disk or 0, wish.need.disk or 0) // 10**9))
         judged = [
             (
                 offer,
                 "a larger disk than there is"
                 if disk > MOST_DISK
-                else cloud.excluded(offer, ABOUT, wish, filters),
+                else cloud.why_excluded(offer, ABOUT, wish, filters),
             )
-            for offer in self._listed(await self._zones(), markets(wish.need.market), disk)
+            for offer in self._list_offers(await self._zones(), markets(wish.need.market), disk)
         ]
         fit = [offer for offer, why in judged if not why]
-        barred = await self._barred(fit)
-        found = self._fitting((offer, why or barred.get(offer.id, "")) for offer, why in judged)
+        barred = await self._find_barred(fit)
+        found = self._choose_fitting(
+            (offer, why or barred.get(offer.id, "")) for offer, why in judged
+        )
         if fit and not found:
             raise Denied(
                 f"{'; '.join(dict.fromkeys(barred.values()))}. Ask for more at {self._wire.quotas_page}"
@@ -160,7 +162,7 @@ class Gcp(cloud.Rented[Wire]):
             ),
         )
 
-    def _listed(
+    def _list_offers(
         self, zones: Mapping[str, set[str]], wanted: Sequence[Market], disk: int
     ) -> list[Offer]:
         found = []
@@ -195,7 +197,7 @@ class Gcp(cloud.Rented[Wire]):
             self._accelerators = time.monotonic(), known
         return known
 
-    async def _barred(self, offers: Sequence[Offer]) -> dict[str, str]:
+    async def _find_barred(self, offers: Sequence[Offer]) -> dict[str, str]:
         """Offers for which the project has no quota left, and why.  A quota that is not listed bars nothing."""
         if not offers:
             return {}
@@ -221,7 +223,7 @@ class Gcp(cloud.Rented[Wire]):
             gcp_catalog.update, gcp_catalog.file_of(self._installation)
         )
         self.traits = self.traits._replace(prices=self._prices.words)
-        return self._prices.described
+        return self._prices.description
 
     def program(
         self, name: str, *, market: Market | Literal["any"], keep: bool, seconds: int, bucket: str, nodes: int,
@@ -233,9 +235,11 @@ class Gcp(cloud.Rented[Wire]):
             )
         wish, listed = (
             Wish(Need(market=market)),
-            self._listed({zone: set(gcp_prices.CARDS)}, markets(market), LEAST_DISK),
+            self._list_offers({zone: set(gcp_prices.CARDS)}, markets(market), LEAST_DISK),
         )
-        fit = [offer for offer in listed if not cloud.excluded(offer, ABOUT, wish, self._filters)]
+        fit = [
+            offer for offer in listed if not cloud.why_excluded(offer, ABOUT, wish, self._filters)
+        ]
         if not fit:
             raise Rejected(
                 f"no machine of the {self._prices.words} in {zone} is what the stack asks for"
@@ -337,7 +341,7 @@ class Gcp(cloud.Rented[Wire]):
             hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:16]
         )
 
-    async def _opened(self, lease: Lease) -> SshHost | None:
+    async def _open_machine(self, lease: Lease) -> SshHost | None:
         """The machine, once it has attested the host key that we gave it and lets us in."""
         found = await self._alive(lease)
         if found.status != "RUNNING" or not found.address:
@@ -433,8 +437,8 @@ class Gcp(cloud.Rented[Wire]):
             else []
         )
 
-    def lacks(self) -> str:
-        return lacks_credentials()
+    def find_lack(self) -> str:
+        return find_lack_of_credentials()
 
     async def account(self) -> Sequence[tuple[str, str]]:
         """What there is to know of the account, as words: nothing is changed."""
@@ -449,7 +453,7 @@ class Gcp(cloud.Rented[Wire]):
         return [
             ("account", f"the project {project}, by {self._wire.source}"),
             ("quota", quota),
-            ("prices", self._prices.described),
+            ("prices", self._prices.description),
             self._clock(),
         ]
 
@@ -463,7 +467,7 @@ class Gcp(cloud.Rented[Wire]):
             return found
         taken = False
         with suppress(DriverError):
-            taken = await self._wire.preempted(*_place(lease))
+            taken = await self._wire.was_preempted(*_place(lease))
         if taken:
             raise HostLost(f"Google took the spot machine {lease.id} away")
         raise HostLost(
@@ -484,7 +488,7 @@ def _regions(prices: PriceList, filters: Filters) -> Filters:
     for asked in filters.regions:
         if not any(asked.lower() in known for known in prices.rates):
             raise NoCapacity(
-                f'no prices are known of a region "{asked}"{meant(asked, prices.rates)}'
+                f'no prices are known of a region "{asked}"{suggest(asked, prices.rates)}'
             )
     return filters
 

@@ -112,7 +112,7 @@ class PriceList(NamedTuple):
         return f"list prices of {self.date}"
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return f"{self.words}, of {', '.join(self.rates)}"
 
     def price(self, region: str, name: str) -> Rate | None:
@@ -120,7 +120,7 @@ class PriceList(NamedTuple):
         return self.rates.get(region, {}).get(name)
 
 
-def _shipped(region: str, name: str) -> Rate | None:
+def _shipped_rate(region: str, name: str) -> Rate | None:
     shape = SHAPES[name]
     gpu = _GPUS[region].get(shape.gpu)
     if gpu is None:
@@ -143,7 +143,7 @@ def _sum(one: Rate, other: Rate) -> Rate:
 SHIPPED: Final = PriceList(
     DATE,
     {
-        region: {name: rate for name in SHAPES if (rate := _shipped(region, name)) is not None}
+        region: {name: rate for name in SHAPES if (rate := _shipped_rate(region, name)) is not None}
         for region in _GPUS
     },
 )

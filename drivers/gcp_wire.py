@@ -14,7 +14,7 @@ import httpx
 from google.auth import exceptions
 
 from .base import Denied, NoCapacity, Rejected, Throttled, Unreachable, Unsure
-from .web import Answer, Fields, Web, following, inner, number, printable, rows, wait
+from .web import Answer, Fields, Web, inner, next_page, number, printable, rows, wait
 
 API: Final = "https://compute.googleapis.com/compute/v1/"
 WHOSE: Final = "Google"
@@ -61,7 +61,7 @@ class Instance(NamedTuple):
     internal: str = ""  # its address in its network
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return self.status
 
 
@@ -106,12 +106,12 @@ class Wire:
     async def show(self, zone: str, name: str) -> Instance | None:
         """One machine; None when Google says in its own words that there is none."""
         answer = await self._ask("GET", f"zones/{zone}/instances/{name}")
-        return None if _gone(answer, name) else _instance(_good(answer, f"the instance {name}"))
+        return None if _is_gone(answer, name) else _instance(_good(answer, f"the instance {name}"))
 
     async def delete(self, zone: str, name: str) -> Operation | None:
         """Have a machine deleted; None when there is none."""
         answer = await self._ask("DELETE", f"zones/{zone}/instances/{name}")
-        return None if _gone(answer, name) else _operation(_good(answer, f"the instance {name}"))
+        return None if _is_gone(answer, name) else _operation(_good(answer, f"the instance {name}"))
 
     async def start(self, zone: str, name: str, seconds: int) -> Operation | None:
         """Have a machine run that is stopped, for so many seconds at most; None when there is none."""
@@ -120,17 +120,17 @@ class Wire:
             "onHostMaintenance": "TERMINATE", "automaticRestart": False,
         }  # fmt: skip
         answer = await self._ask("POST", f"zones/{zone}/instances/{name}/setScheduling", limit)
-        if _gone(answer, name):
+        if _is_gone(answer, name):
             return None
         if not (limited := _operation(_good(answer, f"the time of the instance {name}"))).done:
             await self.wait(limited)
         answer = await self._ask("POST", f"zones/{zone}/instances/{name}/start")
-        return None if _gone(answer, name) else _operation(_good(answer, f"the instance {name}"))
+        return None if _is_gone(answer, name) else _operation(_good(answer, f"the instance {name}"))
 
     async def stop(self, zone: str, name: str) -> Operation | None:
         """Have a machine stand still; None when there is none."""
         answer = await self._ask("POST", f"zones/{zone}/instances/{name}/stop")
-        return None if _gone(answer, name) else _operation(_good(answer, f"the instance {name}"))
+        return None if _is_gone(answer, name) else _operation(_good(answer, f"the instance {name}"))
 
     async def rule(self, name: str) -> bool:
         """Whether there is a rule of the firewall with this name."""
@@ -156,7 +156,7 @@ class Wire:
         answer = await self._ask("DELETE", f"global/firewalls/{name}")
         return answer.status != 404 and bool(_good(answer, f"the rule {name}"))
 
-    async def preempted(self, zone: str, name: str) -> bool:
+    async def was_preempted(self, zone: str, name: str) -> bool:
         """Whether Google took a machine away."""
         query = {"filter": 'operationType="compute.instances.preempted"', "maxResults": PAGE}
         found = _good(await self._ask("GET", f"zones/{zone}/operations", query=query), "operations")
@@ -186,7 +186,7 @@ class Wire:
     async def listing(self, filter: str) -> list[Instance]:
         """All machines that a filter lets through, in all zones.  Raises Unreachable when a zone did not answer: missing is not empty."""
         found = []
-        for scope in await self._aggregated("instances", filter):
+        for scope in await self._list_all("instances", filter):
             found += [
                 _instance(row) for row in rows({"instances": [], **scope}, "instances", WHOSE)
             ]
@@ -195,7 +195,7 @@ class Wire:
     async def accelerators(self) -> dict[str, set[str]]:
         """Which GPUs each zone has."""
         found: dict[str, set[str]] = {}
-        for scope in await self._aggregated("acceleratorTypes", ""):
+        for scope in await self._list_all("acceleratorTypes", ""):
             for row in rows({"acceleratorTypes": [], **scope}, "acceleratorTypes", WHOSE):
                 found.setdefault(_last(row.get("zone")), set()).add(f"{row.get('name')}")
         return found
@@ -227,7 +227,7 @@ class Wire:
             )
         return self._project
 
-    async def _aggregated(self, what: str, filter: str) -> list[Fields]:
+    async def _list_all(self, what: str, filter: str) -> list[Fields]:
         scopes: list[Fields] = []
         token, seen = "", set[str]()
         while True:
@@ -255,7 +255,7 @@ class Wire:
                     )
                 scopes.append(inner(scope, where, WHOSE))
             if not (
-                token := following(
+                token := next_page(
                     fields.get("nextPageToken"), seen, f"the list of {what} of Google"
                 )
             ):
@@ -271,9 +271,9 @@ class Wire:
         """Send one request.  Raises Unreachable when it cannot have been read, Unsure when that is not known, Throttled, Denied."""
         token = await self._token()
         where = f"/projects/{quote(await self.project(), safe=':.')}{path and '/'}{path}"
-        return self._checked(await self.web.ask(method, where, token, body, query))
+        return self._check(await self.web.ask(method, where, token, body, query))
 
-    def _checked(self, answer: Answer) -> Answer:
+    def _check(self, answer: Answer) -> Answer:
         if answer.status == 429 or answer.code in RATES:
             raise Throttled(
                 f"Google was asked too often: {answer.words}",
@@ -295,9 +295,9 @@ class Wire:
         """A token of the account.  Raises Denied, and names where it was looked for."""
         if token := os.environ.get(TOKEN, "").strip():
             return token
-        return await asyncio.to_thread(self._refreshed)
+        return await asyncio.to_thread(self._refresh_token)
 
-    def _refreshed(self) -> str:
+    def _refresh_token(self) -> str:
         try:
             if self._credentials is None:
                 if not _may_have():
@@ -336,7 +336,7 @@ def _may_have() -> bool:
     )
 
 
-def lacks_credentials() -> str:
+def find_lack_of_credentials() -> str:
     """Why no credentials can be there, as far as that is known without asking Google; empty where there may be some."""
     if os.environ.get(TOKEN, "").strip() or _may_have():
         return ""
@@ -367,7 +367,7 @@ def _request(
     return _Replied(reply.status_code, reply.headers, reply.content)
 
 
-def _gone(answer: Answer, name: str) -> bool:
+def _is_gone(answer: Answer, name: str) -> bool:
     """Whether a reply says that there is no such instance: a project or a zone that is not there says 404, too."""
     return (
         answer.status == 404 and answer.code == "notFound" and f"/instances/{name}'" in answer.text

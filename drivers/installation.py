@@ -19,7 +19,7 @@ class Installation:
     def __init__(self, secret: bytes, folder: Path = Path()) -> None:
         self.folder = folder
         self._secret = hmac.digest(b"recipe", secret, "sha256")  # HKDF (RFC 5869): extract
-        self.name = self.derived("name")[:4].hex()
+        self.name = self.derive_key("name")[:4].hex()
 
     @classmethod
     def of(cls, path: str | None = None) -> Self:
@@ -48,7 +48,7 @@ class Installation:
                 f"the secret of this installation, {file}, cannot be used: {error}; {way}"
             ) from error
 
-    def called(self, name: str) -> Self:
+    def with_name(self, name: str) -> Self:
         """The installation of this name, as far as its marks go: its secret is not known here."""
         other = copy(self)
         other.name = name
@@ -63,7 +63,7 @@ class Installation:
         ours = self.mark("")
         return mark.removeprefix(ours) if mark.startswith(ours) and mark != ours else None
 
-    def derived(self, what: str) -> bytes:
+    def derive_key(self, what: str) -> bytes:
         """32 bytes for one purpose, the same for every process of this installation."""
         return hmac.digest(
             self._secret, f"recipe {what}\x01".encode(), "sha256"

@@ -50,7 +50,7 @@ from .base import (
     Unsure,
     Wish,
     file_name,
-    meant,
+    suggest,
 )
 
 
@@ -97,7 +97,7 @@ class Faults:
         known = {field.name: type(field.default) for field in fields(cls)}
         for name, value in given.items():
             if name not in known:
-                raise Rejected(f'there is no fault "{name}"{meant(name, known)}')
+                raise Rejected(f'there is no fault "{name}"{suggest(name, known)}')
             wanted = (int, float) if known[name] is float else known[name]
             if (
                 not isinstance(value, wanted)
@@ -122,7 +122,7 @@ class _Faulty:
     def __init__(self, faults: Faults, root: Path) -> None:
         self._faults, self._folder = faults, root / "faults"
 
-    def heard(self) -> None:
+    def count_request(self) -> None:
         """The provider was asked something.  Raises Unreachable."""
         if self.count("asked", self._faults.silent) <= self._faults.silent:
             raise Unreachable("the provider does not answer")
@@ -211,10 +211,10 @@ class Loopback(Driver):
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
         """The machines, those with a free place first.  All of them have what this one has."""
-        self._faulty.heard()
+        self._faulty.count_request()
         if self._faulty.count("offers", self._faults.no_offers) <= self._faults.no_offers:
             return ()
-        with _translated():
+        with _translate_errors():
             self._root.mkdir(parents=True, exist_ok=True)
         question = calls.call(
             machine.question(str(self._root)), NOTHING, _environment(self._root), self._root
@@ -243,7 +243,7 @@ class Loopback(Driver):
         name = order.offer.id
         if name not in self._names:
             raise Rejected(f'"{name}" is none of the hosts (they are {", ".join(self._names)})')
-        self._faulty.heard()
+        self._faulty.count_request()
         self._faulty.refuse()
         with self._alone():
             self._expire()
@@ -269,7 +269,7 @@ class Loopback(Driver):
         return lease
 
     async def hosts(self, lease: Lease) -> Sequence[LoopbackHost] | None:
-        self._faulty.heard()
+        self._faulty.count_request()
         with self._alone():
             found = self._there(lease)
         if found.state == "stopped":
@@ -290,7 +290,7 @@ class Loopback(Driver):
         return (self._made[lease.id],)
 
     async def release(self, lease: Lease) -> bool:
-        self._faulty.heard()
+        self._faulty.count_request()
         if self._faulty.count("released", self._faults.kept) <= self._faults.kept:
             return False
         with self._alone():
@@ -300,7 +300,7 @@ class Loopback(Driver):
 
     async def start(self, lease: Lease, until: datetime) -> None:
         """Have a machine run that was stopped."""
-        self._faulty.heard()
+        self._faulty.count_request()
         self._faulty.refuse()
         with self._alone():
             found = self._there(lease)
@@ -310,24 +310,24 @@ class Loopback(Driver):
 
     async def stop(self, lease: Lease) -> bool:
         """Have a machine stand still: what runs there ends, its disk stays."""
-        self._faulty.heard()
+        self._faulty.count_request()
         if self._faulty.count("released", self._faults.kept) <= self._faults.kept:
             return False
         with self._alone():
-            if (found := self._named(lease)) is not None:
+            if (found := self._find_rented(lease)) is not None:
                 self._stop(found, "release")
         self._made.pop(lease.id, None)
         return True
 
     async def stands(self, lease: Lease) -> Literal["runs", "stopped", "gone"]:
-        self._faulty.heard()
+        self._faulty.count_request()
         with self._alone():
             self._expire()
-            found = self._named(lease)
+            found = self._find_rented(lease)
         return "gone" if found is None else "stopped" if found.state == "stopped" else "runs"
 
     async def leases(self) -> Sequence[Lease]:
-        self._faulty.heard()
+        self._faulty.count_request()
         with self._alone():
             self._expire()
         found = self._leases()
@@ -340,7 +340,7 @@ class Loopback(Driver):
         """Every machine in turn: to look at, without a place of its own to run anything."""
         for name in self._names:
             home = self._root / name
-            with _translated():
+            with _translate_errors():
                 home.mkdir(parents=True, exist_ok=True)
             yield (
                 name,
@@ -354,10 +354,12 @@ class Loopback(Driver):
 
     def _leases(self) -> list[Lease]:
         """Those whose time is not over: what a killed worker had is not given back."""
-        return [each.lease for each in self._rented() if each.until > time.time() or each.state]
+        return [
+            each.lease for each in self._list_rented() if each.until > time.time() or each.state
+        ]
 
-    def _rented(self) -> list[_Rented]:
-        with _translated():
+    def _list_rented(self) -> list[_Rented]:
+        with _translate_errors():
             paths = [
                 path
                 for path in sorted((self._root / "leases").glob("[!.]*"))
@@ -369,13 +371,13 @@ class Loopback(Driver):
             for name, key, data, until, state in told
         ]
 
-    def _named(self, lease: Lease) -> _Rented | None:
-        return next((each for each in self._rented() if each.lease.id == lease.id), None)
+    def _find_rented(self, lease: Lease) -> _Rented | None:
+        return next((each for each in self._list_rented() if each.lease.id == lease.id), None)
 
     def _there(self, lease: Lease) -> _Rented:
         """The place of a lease, after what is past its time has ended.  Raises HostLost."""
         self._expire()
-        if (found := self._named(lease)) is None:
+        if (found := self._find_rented(lease)) is None:
             raise HostLost(
                 f'the lease "{lease.key}" of {lease.data["host"]} was given back, or its host is gone'
             )
@@ -399,7 +401,7 @@ class Loopback(Driver):
 
     def _expire(self) -> None:
         """A provider destroys, or stops, what is past its time; a place that costs nothing only counts no more."""
-        for each in self._rented() if self._price else ():
+        for each in self._list_rented() if self._price else ():
             if each.until <= time.time():
                 if each.state:
                     self._stop(each, "provider")
@@ -438,7 +440,7 @@ class Loopback(Driver):
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """No other process takes or gives a place meanwhile."""
-        with _translated():
+        with _translate_errors():
             (self._root / "leases").mkdir(parents=True, exist_ok=True)
             with (self._root / "leases" / "lock").open("ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -476,7 +478,7 @@ class Loopback(Driver):
         passage = _Passage(
             faults.bytes_per_second, faults.cut_after if now == faults.cut_on_call else None
         )
-        sent = stdin if stdin is NOTHING else self._sent(stdin, passage)
+        sent = stdin if stdin is NOTHING else self._send_input(stdin, passage)
         try:
             async with aclosing(calls.call(argv, sent, _environment(home), home)) as stream:
                 async for data in stream:
@@ -490,7 +492,9 @@ class Loopback(Driver):
                 raise HostLost(f"{home.name} went away meanwhile") from None
             raise
 
-    async def _sent(self, stdin: AsyncIterable[bytes], passage: _Passage) -> AsyncIterator[bytes]:
+    async def _send_input(
+        self, stdin: AsyncIterable[bytes], passage: _Passage
+    ) -> AsyncIterator[bytes]:
         async for data in stdin:
             passed, cut = await passage.let(data)
             over = (
@@ -585,7 +589,7 @@ def _end_all(home: Path) -> None:
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -32,7 +32,7 @@ from .base import (
     Wish,
 )
 from .cloud import Value, harmless, markets
-from .prime_wire import FULL, Ask, Pod, Wire, config, key_source, lacks_key, pod, words
+from .prime_wire import FULL, Ask, Pod, Wire, config, find_lack_of_key, key_source, pod, words
 from .ssh import SshHost
 
 API: Final = "https://api.primeintellect.ai"
@@ -94,7 +94,7 @@ class Prime(cloud.Rented[Wire]):
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
         """The pods that do, the cheapest first."""
-        filters = self._filters.given(wish.filters)
+        filters = self._filters.with_more(wish.filters)
         disk = -(-max(wish.disk or 0, wish.need.disk or 0, cloud.DISK) // 10**9)
         judged: list[tuple[Offer, str]] = []
         wanted = markets(wish.need.market)
@@ -105,7 +105,7 @@ class Prime(cloud.Rented[Wire]):
             why = (
                 "on another market"
                 if ask.market not in wanted
-                else cloud.priceless(offer) or cloud.excluded(offer, about, wish, filters)
+                else cloud.priceless(offer) or cloud.why_excluded(offer, about, wish, filters)
             )
             if (
                 not why
@@ -119,7 +119,7 @@ class Prime(cloud.Rented[Wire]):
                 or ("less disk" if (ask.resources.disk or 0) < disk * 10**9 else "")
             )
             judged.append((offer, why))
-        return sorted(self._fitting(judged), key=lambda offer: (offer.hourly, offer.id))
+        return sorted(self._choose_fitting(judged), key=lambda offer: (offer.hourly, offer.id))
 
     # --- leases
 
@@ -158,18 +158,18 @@ class Prime(cloud.Rented[Wire]):
         self._agreed[made.id] = offer.price
         return Lease("prime", made.id, order.key, self._data)
 
-    async def _opened(self, lease: Lease) -> SshHost | None:
+    async def _open_machine(self, lease: Lease) -> SshHost | None:
         """The pod, once it is installed and lets us in with the host key that it showed first."""
         found = await self._alive(lease)
         if found.status != "ACTIVE" or not found.ready or found.login is None:
             return None
         self._as_agreed(lease, found.price)
         user, name, port = found.login
-        if (trust := await self._trusted(lease, name, port)) is None:
+        if (trust := await self._host_key_of(lease, name, port)) is None:
             return None
         return await self._logins.open(lease, user, name, port, trust=trust, login=self._private())
 
-    async def _trusted(self, lease: Lease, name: str, port: int) -> str | None:
+    async def _host_key_of(self, lease: Lease, name: str, port: int) -> str | None:
         """The host key of a pod: the one that it showed first, to whichever process of this installation.  None while it shows none."""
         known = self._installation.first_seen(lease.key)
         if known.exists():
@@ -214,8 +214,8 @@ class Prime(cloud.Rented[Wire]):
         """What Prime has charged for a lease that is over."""
         return [charge for id, charge in await harmless(self._wire.history()) if id == lease.id]
 
-    def lacks(self) -> str:
-        return lacks_key()
+    def find_lack(self) -> str:
+        return find_lack_of_key()
 
     async def account(self) -> Sequence[tuple[str, str]]:
         """What there is to know of the account, as words: nothing is changed."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from .base import Charge, Denied, Market, Rejected, Resources, Throttled, Unreachable, Unsure
-from .web import Answer, Fields, Web, charged, inner, number, price, printable, rows, seconds
+from .web import Answer, Fields, Web, inner, number, parse_charge, price, printable, rows, seconds
 
 PAGE: Final = 100
 PAGES: Final = 1000
@@ -63,7 +63,7 @@ class Pod(NamedTuple):
     price: float | None  # None: it cannot be read
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return f"{self.status}{'' if self.ready else ', not installed yet'}{f': {self.failure}' if self.failure else ''}"
 
 
@@ -109,7 +109,7 @@ class Wire:
                 Charge(
                     _at(row, "createdAt"),
                     _at(row, "terminatedAt"),
-                    charged(row, "totalBilledPrice", "Prime"),
+                    parse_charge(row, "totalBilledPrice", "Prime"),
                 ),
             )
             for row in ended
@@ -199,7 +199,7 @@ def api_key() -> str:
     )
 
 
-def lacks_key() -> str:
+def find_lack_of_key() -> str:
     """Why there is no key of the account; empty where there is one."""
     try:
         api_key()

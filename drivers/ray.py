@@ -157,7 +157,7 @@ class Ray(Driver):
 
     async def hosts(self, lease: Lease) -> Sequence[RayHost] | None:
         """The nodes of a placement group; None while it waits for them.  Raises HostLost once one of its actors is gone."""
-        _group, state, bundles = await self._ask(partial(self._found, lease.id))
+        _group, state, bundles = await self._ask(partial(self._find_group, lease.id))
         if state in ("PENDING", "PREPARED"):
             asked = ", ".join(f"{amount:g} {name}" for name, amount in bundles[0].items())
             self.waits = (
@@ -191,7 +191,7 @@ class Ray(Driver):
     async def release(self, lease: Lease) -> bool:
         """End what runs there, then its actors, then the group: nothing of ours is left on the nodes when it is gone."""
         self._hosts.pop(lease.id, None)
-        group, state, bundles = await self._ask(partial(self._found, lease.id))
+        group, state, bundles = await self._ask(partial(self._find_group, lease.id))
         if group is None:
             return True
         left = await asyncio.gather(
@@ -203,7 +203,7 @@ class Ray(Driver):
         if not all(left):
             return False
         await self._ask(partial(remove_placement_group, group))
-        return (await self._ask(partial(self._found, lease.id)))[0] is None
+        return (await self._ask(partial(self._find_group, lease.id)))[0] is None
 
     async def leases(self) -> Sequence[Lease]:
         groups = await self._ask(placement_group_table)
@@ -266,7 +266,7 @@ class Ray(Driver):
             self._installation.mark(order.key),
             {name: float(amount) for name, amount in order.offer.data.items()},
         )
-        group, names = self._found(name)[0], _names(name, order.offer.nodes)
+        group, names = self._find_group(name)[0], _names(name, order.offer.nodes)
         if group is None:
             strategy = "STRICT_SPREAD" if order.offer.nodes > 1 else "PACK"
             group = placement_group(
@@ -295,7 +295,7 @@ class Ray(Driver):
                 text, each, names, self._namespace, self._root, self._grace, self._idle
             )
 
-    def _found(self, name: str) -> tuple[PlacementGroup | None, str, list[dict[str, float]]]:
+    def _find_group(self, name: str) -> tuple[PlacementGroup | None, str, list[dict[str, float]]]:
         """A placement group by its name, its state and its bundles."""
         for id, group in placement_group_table().items():
             if group["name"] == name and group["state"] != GONE:

@@ -202,7 +202,7 @@ class Node:
             for id, stream in list(self._streams.items()):
                 if now - stream.asked > ABANDONED:
                     await self.end(id)
-            if self._streams or held(f"{self._folder}/agent/lock"):
+            if self._streams or is_held(f"{self._folder}/agent/lock"):
                 self._quiet_since = now
             if self._idle and now - self._quiet_since >= self._idle:
                 with contextlib.suppress(ValueError, ray.exceptions.RayError):
@@ -222,7 +222,7 @@ def over(root: str, name: str) -> bool:
             contextlib.suppress(OSError),
             open(path, encoding="utf-8", errors="surrogateescape") as file,
         ):
-            if file.read() == name and held(path):
+            if file.read() == name and is_held(path):
                 return False
     return True
 
@@ -232,7 +232,7 @@ def at_home(path: str) -> str:
     return os.path.join(os.path.expanduser("~"), path)
 
 
-def held(path: str) -> bool:
+def is_held(path: str) -> bool:
     """Whether a process holds the lock of this file."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -266,7 +266,7 @@ def watch(root: str, name: str, grace: float) -> None:
         agent.connect("socket")
         agent.sendall(len(body).to_bytes(4, "little") + body)
     give_up_at = time.monotonic() + grace + STUBBORN
-    while held("lock") and time.monotonic() < give_up_at:
+    while is_held("lock") and time.monotonic() < give_up_at:
         time.sleep(0.05)
 
 

@@ -30,10 +30,10 @@ from .base import (
     Traits,
     Unsure,
     Wish,
-    meant,
+    suggest,
 )
 from .cloud import Filters, Value, harmless, markets
-from .runpod_wire import HOME, Gpu, Pod, Wire, lacks_key, none, pod, words
+from .runpod_wire import HOME, Gpu, Pod, Wire, find_lack_of_key, none, pod, words
 from .ssh import SshHost
 
 API: Final = "https://api.runpod.io"
@@ -100,10 +100,10 @@ class Runpod(cloud.Deadman[Wire]):
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
         """The pods that do, the cheapest first.  Raises NoCapacity for a region that there is not."""
-        filters = self._filters.given(wish.filters)
+        filters = self._filters.with_more(wish.filters)
         if filters.zone:
             filters = filters._replace(regions=(filters.zone,))
-        await self._known(filters.regions)
+        await self._check_regions(filters.regions)
         judged: list[tuple[Offer, str]] = []
         if "on-demand" not in markets(wish.need.market):
             self.excluded = {"no spot market at RunPod": 1}
@@ -117,7 +117,7 @@ class Runpod(cloud.Deadman[Wire]):
                 offer = self._offer(gpu, name, count, disk, filters, keep=wish.keep)
                 about = cloud.About(name == "secure", name == "secure", 1000.0, gpu.cuda)
                 # What is wished of the disk, the region and the CUDA version is part of the order.
-                why = cloud.priceless(offer) or cloud.excluded(offer, about, wish, filters)
+                why = cloud.priceless(offer) or cloud.why_excluded(offer, about, wish, filters)
                 if disk > MOST_DISK:
                     why = "a larger disk than there is"
                 elif gpu.most[name] < count:
@@ -125,16 +125,16 @@ class Runpod(cloud.Deadman[Wire]):
                 elif not gpu.there:
                     why = why or "none to be had now"
                 judged.append((offer, why))
-        return sorted(self._fitting(judged), key=lambda offer: (offer.price, offer.id))
+        return sorted(self._choose_fitting(judged), key=lambda offer: (offer.price, offer.id))
 
-    async def _known(self, regions: Sequence[str]) -> None:
+    async def _check_regions(self, regions: Sequence[str]) -> None:
         if not regions:
             return
         centers = await harmless(self._wire.centers())
         for asked in regions:
             if not any(asked.lower() in center.lower() for center in centers):
                 raise NoCapacity(
-                    f'RunPod has no data center "{asked}"{meant(asked.upper(), centers)}'
+                    f'RunPod has no data center "{asked}"{suggest(asked.upper(), centers)}'
                 )
 
     def _offer(
@@ -218,7 +218,7 @@ class Runpod(cloud.Deadman[Wire]):
             **({"dataCenterIds": data["centers"].split(",")} if data["centers"] else {}),
         }
 
-    async def _opened(self, lease: Lease) -> SshHost | None:
+    async def _open_machine(self, lease: Lease) -> SshHost | None:
         """The pod, once its own SSH server lets us in and has shown the host key that we gave it."""
         found = await self._alive(lease)
         if found.status != "RUNNING" or found.address is None:
@@ -294,8 +294,8 @@ class Runpod(cloud.Deadman[Wire]):
             if charge.till >= since.timestamp()
         ]
 
-    def lacks(self) -> str:
-        return lacks_key()
+    def find_lack(self) -> str:
+        return find_lack_of_key()
 
     async def account(self) -> Sequence[tuple[str, str]]:
         """What there is to know of the account, as words: nothing is changed."""

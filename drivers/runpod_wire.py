@@ -11,10 +11,10 @@ from .web import (
     Answer,
     Fields,
     Web,
-    charged,
-    following,
     inner,
+    next_page,
     number,
+    parse_charge,
     price,
     printable,
     rows,
@@ -51,7 +51,7 @@ class Pod(NamedTuple):
     gpus: int  # that it has, or would have; 0 also where it runs and got none
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return self.status
 
 
@@ -94,7 +94,7 @@ class Wire:
             )
             found += [pod(row) for row in rows(fields, "pods", "RunPod")]
             paged = fields.get("pagination")
-            cursor = following(
+            cursor = next_page(
                 (paged if isinstance(paged, dict) else fields).get("nextCursor"),
                 seen,
                 "the list of RunPod's pods",
@@ -123,7 +123,7 @@ class Wire:
             Charge(
                 seconds(row.get("startTime"), "RunPod"),
                 seconds(row.get("endTime"), "RunPod"),
-                charged(row, "totalAmount", "RunPod"),
+                parse_charge(row, "totalAmount", "RunPod"),
             )
             for row in found
         ]
@@ -160,7 +160,7 @@ def api_key() -> str:
     )
 
 
-def lacks_key() -> str:
+def find_lack_of_key() -> str:
     """Why there is no key of the account; empty where there is one."""
     try:
         api_key()

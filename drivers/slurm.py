@@ -149,12 +149,12 @@ class Slurm(Driver):
         """Partitions with enough nodes that do for `wish`, the named or the default one first.  `excluded` says why others do not."""
         said = await self._ask(commands.sinfo())
         if self._pattern.partition and self._pattern.partition not in commands.partitions(said):
-            raise commands.refused(
+            raise commands.why_refused(
                 "sbatch",
                 f"invalid partition specified: {self._pattern.partition}",
                 commands.partitions(said),
             )
-        self._priced(commands.partitions(said))
+        self._check_prices(commands.partitions(said))
         by_name: dict[str, list[Group]] = {}
         for group in commands.groups(said):
             if self._pattern.partition in ("", group.partition):
@@ -170,7 +170,7 @@ class Slurm(Driver):
                 )
                 asked = self._pattern._asdict() | {
                     "time": commands.walltime(self._pattern.time, wish.hours, longest),
-                    **self._asked(share, wish),
+                    **self._requested(share, wish),
                 }
                 data = {key: str(asked[key]) for key in DECIDED if asked[key]}
                 price = wish.need.nodes * self._prices.get(name, 0.0)
@@ -200,7 +200,7 @@ class Slurm(Driver):
 
     async def acquire(self, order: Order) -> Lease:
         """Submit a job, or find the one of this key.  Raises Denied for what Slurm refuses, Unsure when its reply was lost."""
-        for job in await self._listed(_name(order.key)):
+        for job in await self._list_jobs(_name(order.key)):
             if commands.key_of(job.comment, self._mark) == order.key:
                 return self._lease(job.id, order.key)
         data = order.offer.data
@@ -216,7 +216,7 @@ class Slurm(Driver):
         )
         keeper = (Path(__file__).parent / "slurm_keeper.py").read_text("utf-8")
         script = commands.script(
-            keeper, self._python, self._kept(commands.seconds(asked.time)), self._setup
+            keeper, self._python, self._keeping(commands.seconds(asked.time)), self._setup
         )
         try:
             said = await self._ask(commands.trial(commands.sbatch(asked)), script, "sbatch")
@@ -224,7 +224,7 @@ class Slurm(Driver):
             raise Unreachable(str(error)) from error
         self._begins[order.key] = commands.begins(said, datetime.now())
         return self._lease(
-            commands.submitted(await self._ask(commands.sbatch(asked), script)), order.key
+            commands.parse_job_id(await self._ask(commands.sbatch(asked), script)), order.key
         )
 
     async def hosts(self, lease: Lease) -> Sequence[SlurmHost] | None:
@@ -261,10 +261,12 @@ class Slurm(Driver):
         self._hosts.pop(lease.id, None)
         with suppress(Denied):  # it is unknown, or over
             await self._ask(commands.scancel(lease.id))
-        return not [job for job in await self._listed(_name(lease.key)) if job.id == lease.id]
+        return not [job for job in await self._list_jobs(_name(lease.key)) if job.id == lease.id]
 
     async def leases(self) -> Sequence[Lease]:
-        found = [(job.id, commands.key_of(job.comment, self._mark)) for job in await self._listed()]
+        found = [
+            (job.id, commands.key_of(job.comment, self._mark)) for job in await self._list_jobs()
+        ]
         return [self._lease(id, key) for id, key in found if key is not None]
 
     async def work(self, command: Argv, cwd: str, log: str) -> str:
@@ -291,7 +293,7 @@ class Slurm(Driver):
         )
         job = commands.worker_job(asked, cwd, log, commands.grace(None, group.longest))
         script = commands.worker_script(job, command, f"{log.removesuffix('.log')}.sh")
-        return commands.submitted(await self._ask(job, script))
+        return commands.parse_job_id(await self._ask(job, script))
 
     async def about(self) -> Sequence[tuple[str, str]]:
         """What the cluster says of itself.  Raises Denied where it is too old."""
@@ -299,7 +301,7 @@ class Slurm(Driver):
         if wrong := commands.too_old(told.get("SLURM_VERSION", "")):
             raise Denied(wrong)
         said = await self._ask(commands.sinfo())
-        self._priced(commands.partitions(said))
+        self._check_prices(commands.partitions(said))
         names = {
             "slurm": "SLURM_VERSION",
             "proctrack": "ProctrackType",
@@ -312,7 +314,7 @@ class Slurm(Driver):
         ]
         return [*shown, *await self._look()]
 
-    def _priced(self, known: Sequence[str]) -> None:
+    def _check_prices(self, known: Sequence[str]) -> None:
         """Raises Denied where there is a price of no partition."""
         for name in self._prices:
             if name not in known:
@@ -371,7 +373,7 @@ class Slurm(Driver):
             "-c",
             keeper,
             "call",
-            commands.kept(lease.id, node),
+            commands.keeper_name(lease.id, node),
             mark,
             *argv,
         )
@@ -403,18 +405,18 @@ class Slurm(Driver):
 
     async def _job(self, lease: Lease) -> Listed:
         """The job of a lease.  Raises HostLost when it is over."""
-        for job in await self._listed(_name(lease.key)):
+        for job in await self._list_jobs(_name(lease.key)):
             if job.id == lease.id:
                 return job
         self._hosts.pop(lease.id, None)
-        raise commands.ended(
+        raise commands.why_ended(
             lease.id,
-            await self._told(commands.story(lease.id)),
-            await self._told(commands.record(lease.id)),
+            await self._ask_quietly(commands.story(lease.id)),
+            await self._ask_quietly(commands.record(lease.id)),
             self._user,
         )
 
-    async def _told(self, argv: Argv) -> str:
+    async def _ask_quietly(self, argv: Argv) -> str:
         """What a command says that is for words alone; nothing where it fails, or takes long."""
         with suppress(DriverError, TimeoutError):
             async with asyncio.timeout(WORDS):
@@ -427,7 +429,7 @@ class Slurm(Driver):
             return number if self._login else pwd.getpwuid(int(number)).pw_name
         return number
 
-    async def _listed(self, name: str = "") -> list[Listed]:
+    async def _list_jobs(self, name: str = "") -> list[Listed]:
         return commands.jobs(await self._ask(commands.squeue(name)))
 
     async def _ask(self, argv: Argv, script: bytes = b"", program: str = "") -> str:
@@ -441,9 +443,9 @@ class Slurm(Driver):
                 stream = await self._run(argv, input() if script else NOTHING)
                 return b"".join([data async for data in stream]).decode("utf-8", "surrogateescape")
         except Rejected as error:
-            raise commands.refused(program or argv[0], str(error)) from error
+            raise commands.why_refused(program or argv[0], str(error)) from error
         except TimeoutError as error:
-            raise commands.refused(program or argv[0], "Socket timed out") from error
+            raise commands.why_refused(program or argv[0], "Socket timed out") from error
 
     async def _run(self, argv: Argv, stdin: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
         """A program here, or on the login node.  Raises DriverError where that cannot be reached."""
@@ -463,7 +465,7 @@ class Slurm(Driver):
         if node is not None:
             await node.aclose()
 
-    def _kept(self, walltime: float) -> commands.Kept:
+    def _keeping(self, walltime: float) -> commands.Kept:
         if walltime == inf:
             return commands.Kept(self._root, self._idle)
         grace = commands.grace(self._grace, walltime)
@@ -508,7 +510,7 @@ class Slurm(Driver):
             disk=have.disk,
         )
 
-    def _asked(self, share: Resources, wish: Wish) -> dict[str, object]:
+    def _requested(self, share: Resources, wish: Wish) -> dict[str, object]:
         """That share, as sbatch is asked for it, where the settings leave it open."""
         asked: dict[str, object] = {}
         if share.gpus and not self._pattern.gres:

@@ -21,7 +21,7 @@ from .base import (
     Throttled,
     Unreachable,
     Unsure,
-    meant,
+    suggest,
 )
 
 OURS = (
@@ -368,7 +368,7 @@ def srun(job: str, node: str, program: Argv) -> Argv:
     return (*mind, *step, *program)
 
 
-def kept(job: str, node: str) -> str:
+def keeper_name(job: str, node: str) -> str:
     """The name of the keeper of a node."""
     return f"recipe-{job}-{node}"
 
@@ -482,7 +482,7 @@ def jobs(said: str) -> list[Listed]:
     return found
 
 
-def submitted(said: str) -> str:
+def parse_job_id(said: str) -> str:
     """The id of a job that was accepted; a cluster's name may follow it.  Raises ValueError."""
     found = re.search(r"^(\d+)(;\S*)?$", said.strip(), re.MULTILINE)
     if found is None:
@@ -499,7 +499,9 @@ def begins(said: str, now: datetime) -> str:
     return found[1].replace("T", " ") if 60 < ahead < YEAR else ""
 
 
-def ended(job: str, said: str, recorded: str = "", name: Callable[[str], str] = str) -> DriverError:
+def why_ended(
+    job: str, said: str, recorded: str = "", name: Callable[[str], str] = str
+) -> DriverError:
     """Why a job is over, by `story` and, where there is one, `record`: Denied where the next would end like it.  `name`: of a user's number."""
     told = dict(word.split("=", 1) for word in said.split() if "=" in word)
     state, by = told.get("JobState", ""), ""
@@ -567,7 +569,7 @@ def model(gres: str) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def refused(program: str, words: str, known: Iterable[str] = ()) -> DriverError:
+def why_refused(program: str, words: str, known: Iterable[str] = ()) -> DriverError:
     """What a command of Slurm complained of, as an error that says what to do.  `known`: partitions."""
     said = re.sub(r"^\S+ ended with \d+: ", "", words.strip())
     said = re.sub(
@@ -613,7 +615,7 @@ def refused(program: str, words: str, known: Iterable[str] = ()) -> DriverError:
 
 def no_partition(name: str, known: Iterable[str]) -> str:
     """That a cluster has no such partition, and which may be meant."""
-    return f'there is no partition "{name}"{meant(name, known, "there are")}'
+    return f'there is no partition "{name}"{suggest(name, known, "there are")}'
 
 
 def check(options: Sequence[str], container: str) -> str:

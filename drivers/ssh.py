@@ -255,15 +255,15 @@ class Ssh(Driver):
             self._hosts[lease.id] = SshHost(
                 each,
                 lease.data.get("root") or (await each.facts())["root"][0],
-                self._closed,
+                self._forget,
                 self._deadman,
             )
         return (self._hosts[lease.id],)
 
-    def connected(self) -> Mapping[str, SshHost]:
-        there = {name: each for name, each in self._machines.items() if each.link.connected}
+    def connected_hosts(self) -> Mapping[str, SshHost]:
+        there = {name: each for name, each in self._machines.items() if each.link.is_connected}
         return {
-            name: SshHost(each, each.folder, self._closed, self._deadman)
+            name: SshHost(each, each.folder, self._forget, self._deadman)
             for name, each in there.items()
         }
 
@@ -301,7 +301,7 @@ class Ssh(Driver):
         """Every server in turn, or why it cannot be asked: to look at, without a place of its own to run anything."""
         for name, each in self._machines.items():
             try:
-                yield name, SshHost(each, (await each.facts())["root"][0], self._closed)
+                yield name, SshHost(each, (await each.facts())["root"][0], self._forget)
             except DriverError as error:
                 yield name, error
 
@@ -319,7 +319,7 @@ class Ssh(Driver):
             )
         return self._machines[name]
 
-    async def _closed(self, host: SshHost) -> None:
+    async def _forget(self, host: SshHost) -> None:
         for name, other in list(self._hosts.items()):
             if other is host:
                 del self._hosts[name]
@@ -399,7 +399,9 @@ class Machine:
             await self.link.connection()
             try:
                 async with asyncio.timeout(ANSWERS):
-                    told = machine.facts(await self._said(machine.question(self._root, TAKEN)))
+                    told = machine.facts(
+                        await self._run_command(machine.question(self._root, TAKEN))
+                    )
             except TimeoutError as error:
                 raise Denied(
                     f"{self.route} did not say within {ANSWERS:g} s what it has: a disk there does not answer (`df`), or `setup` waits"
@@ -423,12 +425,12 @@ class Machine:
         """Do something about its places, all said in PLACES."""
         root = (self._told or await self.facts())["root"][0]
         return (
-            (await self._said(("/bin/sh", "-c", PLACES, "sh", root, verb, *others)))
+            (await self._run_command(("/bin/sh", "-c", PLACES, "sh", root, verb, *others)))
             .decode("utf-8", "surrogateescape")
             .strip()
         )
 
-    async def _said(self, argv: Argv) -> bytes:
+    async def _run_command(self, argv: Argv) -> bytes:
         return b"".join([data async for data in self.link.call(argv)])
 
 
@@ -456,7 +458,7 @@ def _route(
     Raises Rejected for what is no address, Denied where the way goes through too many servers.
     """
     user, name, port = _parse_address(address)
-    said = config.said(name, user, port) if config else Said()
+    said = config.settings_of(name, user, port) if config else Said()
     reads_agent = config is not None and config.agents and said.agent is not None
     route = replace(
         pattern,
@@ -513,10 +515,10 @@ class _Configured:
         self._config = Config(Path.home())
         self._passed_over: dict[str, list[str]] = {}
 
-    def said(self, name: str, user: str, port: int) -> Said:
+    def settings_of(self, name: str, user: str, port: int) -> Said:
         """What it says of a server.  Raises Denied where it cannot be read."""
         try:
-            said = self._config.said(name, user, port)
+            said = self._config.settings_of(name, user, port)
         except (OSError, ValueError) as error:
             raise Denied(
                 f"the configuration of ssh cannot be used for {name}: {error}\n"

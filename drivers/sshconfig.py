@@ -79,14 +79,14 @@ class Config:
         self._home = home
         self._known: dict[tuple[str, str, int], Said] = {}
 
-    def said(self, name: str, user: str = "", port: int = 0) -> Said:
+    def settings_of(self, name: str, user: str = "", port: int = 0) -> Said:
         """What holds for `name`; `user` and `port` as the address has them.  Raises OSError, and ValueError where the files are wrong."""
         asked = name, user, port
         if asked not in self._known:
-            self._known[asked] = self._said(*asked)
+            self._known[asked] = self._settings_of(*asked)
         return self._known[asked]
 
-    def _said(self, name: str, user: str, port: int) -> Said:
+    def _settings_of(self, name: str, user: str, port: int) -> Said:
         if name.startswith("-"):
             raise ValueError(f'"{name}" is not the name of a server')
         if (program := shutil.which("ssh")) is not None:
@@ -96,7 +96,7 @@ class Config:
         else:
             values = _read(self._home, name, user, port)
             changed = {*values}
-        return _made(
+        return _make_said(
             values,
             changed.difference(OF_NO_CONCERN.split(), FOLLOWED.split()),
             self._home,
@@ -196,7 +196,7 @@ def _read(home: Path, name: str, user: str, port: int) -> _Values:
 # --- what it means
 
 
-def _made(
+def _make_said(
     values: _Values, passed_over: set[str], home: Path, name: str, user: str, port: int
 ) -> Said:
     def one(word: str) -> str:

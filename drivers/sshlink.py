@@ -168,7 +168,7 @@ class Link:
 
     async def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
         """Run `argv` there and stream its output.  Raises Rejected with its stderr when it fails, Unreachable when the connection breaks."""
-        mark, command = _framed(argv)
+        mark, command = _frame_command(argv)
         try:
             session = await self._session(command)
         except _Full:
@@ -180,7 +180,7 @@ class Link:
         noise = b""
         login = asyncio.get_running_loop().time() + LOGIN
         try:
-            while data := await _begun(session, login):
+            while data := await _await_beginning(session, login):
                 if session.pid:
                     yield data
                     continue
@@ -202,7 +202,7 @@ class Link:
                     )
         except TimeoutError:
             kind = Unreachable if self._logged_in else Stuck
-            raise kind(_stuck(self.route, noise + bytes(session.words))) from None
+            raise kind(_explain_stuck(self.route, noise + bytes(session.words))) from None
         finally:
             await session.leave()
             if session.pid > 1 and not session.over:  # the group of process 1 is everybody
@@ -228,7 +228,7 @@ class Link:
     # --- connecting
 
     @property
-    def connected(self) -> bool:
+    def is_connected(self) -> bool:
         """Whether there is a connection, as far as we know."""
         return self._connection is not None and not self._connection.is_closed()
 
@@ -257,11 +257,11 @@ class Link:
 
     async def _connect(self) -> asyncssh.SSHClientConnection:
         route, greeter = self.route, _Greeter()
-        trusted = _trusted(route)
+        trusted = _trusted_keys(route)
         keys = _Keys(route)
         tunnel = await self._through.connection() if self._through is not None else ()
         try:
-            async with asyncio.timeout(route.patience), keys.offered() as offered:
+            async with asyncio.timeout(route.patience), keys.offer() as offered:
                 return await asyncssh.connect(
                     route.host,
                     route.port,
@@ -297,7 +297,9 @@ class Link:
             raise NotLetIn(_not_let_in(route)) from error
         except (asyncssh.HostKeyNotVerifiable, asyncssh.KeyExchangeFailed) as error:
             if isinstance(error, asyncssh.HostKeyNotVerifiable) or "host key" in str(error).lower():
-                raise Denied(_unverified(route, greeter.shown, trusted, str(error))) from error
+                raise Denied(
+                    _explain_unverified(route, greeter.shown, trusted, str(error))
+                ) from error
             if "matching" in str(error):
                 raise Denied(
                     f"{route} has no cipher or key exchange in common with us: {error}"
@@ -345,7 +347,7 @@ class Link:
             try:
                 await asyncio.shield(opening)
             except asyncio.CancelledError:
-                opening.add_done_callback(session.unwanted)
+                opening.add_done_callback(session.drop_opening)
                 raise
             except asyncssh.ChannelOpenError as error:
                 session.give_room()
@@ -479,9 +481,9 @@ class _Session(asyncssh.SSHClientSession[bytes]):
     def connection_lost(self, exc: Exception | None) -> None:
         # Some servers close a channel without an end of output before it; a connection that we close looks the same.
         self.whole = self.whole or (exc is None and not self._room.left)
-        self.closed()
+        self.note_closed()
 
-    def closed(self) -> None:
+    def note_closed(self) -> None:
         """The channel is no more."""
         if not self.over:
             self.over = True
@@ -520,7 +522,7 @@ class _Session(asyncssh.SSHClientSession[bytes]):
             with suppress(asyncio.CancelledError):
                 await self._feeding
 
-    def unwanted(self, opening: asyncio.Task[Any]) -> None:
+    def drop_opening(self, opening: asyncio.Task[Any]) -> None:
         """Its caller went away before it was there."""
         if opening.cancelled() or opening.exception() is not None or self.over:
             self.give_room()
@@ -573,7 +575,7 @@ class _Session(asyncssh.SSHClientSession[bytes]):
 # --- words for the other side
 
 
-def _framed(argv: Argv) -> tuple[bytes, bytes]:
+def _frame_command(argv: Argv) -> tuple[bytes, bytes]:
     """The mark after which output is the command's own, and the command for a login shell of any kind, in ASCII it does not interpret."""
     one, other = secrets.token_hex(4), secrets.token_hex(4)
     say = f'printf "\\036%s%s %s\\n" {one} {other} $$'
@@ -623,13 +625,13 @@ def _judge(session: _Session, noise: bytes, mark: bytes, argv: Argv, route: Rout
         raise Rejected(f"{argv[0]} ended with {session.code}" + (f": {said}" if said else ""))
 
 
-async def _begun(session: _Session, login: float) -> bytes:
+async def _await_beginning(session: _Session, login: float) -> bytes:
     """Some of what it printed.  Raises TimeoutError where the command has not begun by `login`, in the loop's time."""
     async with asyncio.timeout_at(None if session.pid else login):
         return await session.read()
 
 
-def _stuck(route: Route, words: bytes) -> str:
+def _explain_stuck(route: Route, words: bytes) -> str:
     told = _readable(words)
     return (
         f"{route} began no command within {LOGIN:g} s of the login: its start-up files (~/.bashrc, ~/.profile) wait, read or print"
@@ -662,7 +664,7 @@ class _Keys:
             self._look(Path(name).expanduser())
 
     @asynccontextmanager
-    async def offered(self) -> AsyncIterator[Any]:
+    async def offer(self) -> AsyncIterator[Any]:
         """What to offer, in its order, for as long as the block lasts; () are those in ~/.ssh."""
         route = self._route
         if route.login is not None:
@@ -729,7 +731,7 @@ def _known_as(route: Route) -> str:
     return route.host if route.port == PORT else f"[{route.host}]:{route.port}"
 
 
-def _understood(path: Path) -> tuple[list[str], list[int]]:
+def _read_known_hosts(path: Path) -> tuple[list[str], list[int]]:
     """The lines of a file of host keys that can be read, and the numbers of the others.  Raises OSError."""
     lines = path.read_text("utf-8", "replace").splitlines()
     try:
@@ -754,7 +756,7 @@ def odd_lines(routes: Iterable[Route]) -> list[str]:
     notices = []
     for name in files:
         with suppress(OSError):
-            if odd := _understood(Path(name).expanduser())[1]:
+            if odd := _read_known_hosts(Path(name).expanduser())[1]:
                 several = ", ".join(map(str, odd[:5])) + (", …" if len(odd) > 5 else "")
                 words = "line" if len(odd) == 1 else "lines"
                 notices.append(
@@ -770,7 +772,7 @@ def _files_on(route: Route | None) -> Iterator[str]:
         route = route.jump
 
 
-def _trusted(route: Route) -> _Trusted:
+def _trusted_keys(route: Route) -> _Trusted:
     """The host keys that are believed.  Raises Denied."""
     if route.host_key is not None:
         try:
@@ -782,7 +784,7 @@ def _trusted(route: Route) -> _Trusted:
     lines = []
     for name in route.known_hosts:
         try:
-            lines += _understood(Path(name).expanduser())[0]
+            lines += _read_known_hosts(Path(name).expanduser())[0]
         except FileNotFoundError:
             continue
         except OSError as error:
@@ -790,7 +792,9 @@ def _trusted(route: Route) -> _Trusted:
     return asyncssh.import_known_hosts("\n".join(lines))
 
 
-def _unverified(route: Route, shown: asyncssh.SSHKey | None, trusted: _Trusted, why: str) -> str:
+def _explain_unverified(
+    route: Route, shown: asyncssh.SSHKey | None, trusted: _Trusted, why: str
+) -> str:
     """What to tell a person whose machine has not proved that it is the one."""
     name = _known_as(route)
     known = (

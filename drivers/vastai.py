@@ -31,7 +31,7 @@ from .base import (
 )
 from .cloud import Filters, Value, harmless, markets
 from .ssh import SshHost
-from .vastai_wire import Ask, Instance, Wire, key_source, lacks_key
+from .vastai_wire import Ask, Instance, Wire, find_lack_of_key, key_source
 from .web import number
 
 API: Final = "https://console.vast.ai"
@@ -91,7 +91,7 @@ class Vastai(cloud.Deadman[Wire]):
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
         """The machines that do, the cheapest first."""
-        filters = self._filters.given(wish.filters)
+        filters = self._filters.with_more(wish.filters)
         disk = max(8, -(-max(wish.disk or 0, wish.need.disk or 0, cloud.DISK) // 10**9))
         judged: list[tuple[Offer, str]] = []
         for market in markets(wish.need.market):
@@ -101,12 +101,12 @@ class Vastai(cloud.Deadman[Wire]):
                     (
                         offer,
                         cloud.priceless(offer)
-                        or _unsuited(ask, market, disk, self._bid)
-                        or cloud.excluded(offer, ask.traits, wish, filters),
+                        or _why_unsuited(ask, market, disk, self._bid)
+                        or cloud.why_excluded(offer, ask.traits, wish, filters),
                     )
                 )
         return sorted(
-            self._fitting(judged),
+            self._choose_fitting(judged),
             key=lambda offer: (offer.hourly, -(offer.reliability or 0.0), offer.id),
         )
 
@@ -174,7 +174,7 @@ class Vastai(cloud.Deadman[Wire]):
             )
         raise Rejected(f"Vast.ai refuses the order of {offer.id}: {answer.words}", lease=lease)
 
-    async def _opened(self, lease: Lease) -> SshHost | None:
+    async def _open_machine(self, lease: Lease) -> SshHost | None:
         """The machine, once it lets us in and has shown the host key that we gave it."""
         found = await self._alive(lease)
         if found.states[:2] != ("running", "running") or found.address is None:
@@ -210,7 +210,7 @@ class Vastai(cloud.Deadman[Wire]):
     async def stands(self, lease: Lease) -> Literal["runs", "stopped", "gone"]:
         """What Vast.ai says of a machine."""
         found = await harmless(self._wire.show(lease.id))
-        return "gone" if found is None else "stopped" if found.stopped else "runs"
+        return "gone" if found is None else "stopped" if found.is_stopped else "runs"
 
     async def leases(self) -> Sequence[Lease]:
         found = await harmless(self._wire.listing())
@@ -229,8 +229,8 @@ class Vastai(cloud.Deadman[Wire]):
             if label == mark
         ]
 
-    def lacks(self) -> str:
-        return lacks_key()
+    def find_lack(self) -> str:
+        return find_lack_of_key()
 
     async def account(self) -> Sequence[tuple[str, str]]:
         """What there is to know of the account, as words: nothing is changed."""
@@ -256,11 +256,11 @@ class Vastai(cloud.Deadman[Wire]):
         found = await harmless(self._wire.show(lease.id))
         if found is None:
             raise HostLost(f"Vast.ai has no instance {lease.id} any more")
-        if found.stopped:
+        if found.is_stopped:
             raise HostLost(
                 f"the instance {lease.id} was stopped: outbid, or the account has no credit left"
             )
-        if found.broken:
+        if found.is_broken:
             raise HostLost(
                 f"the instance {lease.id} cannot run: {found.states[0]} {found.said[:200]}".strip()
             )
@@ -279,7 +279,7 @@ def _itself(api: str, keep: bool) -> str:
     return _ITSELF.format(api=api, method=method, body=body, quoted=body.replace('"', '\\"'))
 
 
-def _unsuited(ask: Ask, market: Market, disk: int, bid: float) -> str:
+def _why_unsuited(ask: Ask, market: Market, disk: int, bid: float) -> str:
     """Why a machine cannot be rented with so many GB of disk, or for such a bid; empty when it can."""
     if (ask.resources.disk or 0) < disk * 10**9:
         return "less disk"

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from . import web
 from .base import Charge, Denied, Rejected, Resources, Throttled, Unreachable, Unsure
 from .cloud import About
-from .web import Answer, Fields, Web, charged, following, inner, number, price, rows, wait
+from .web import Answer, Fields, Web, inner, next_page, number, parse_charge, price, rows, wait
 
 PAGE: Final = 25
 BROKEN: Final = ("error", "failed", "exception", "oci runtime", "permission denied")
@@ -45,16 +45,16 @@ class Instance(NamedTuple):
     price: float | None  # None: it cannot be read
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         return f"{self.states[0] or self.states[2]}: {self.said}".strip(": ")
 
     @property
-    def stopped(self) -> bool:
+    def is_stopped(self) -> bool:
         """Outbid, or the account is empty: it does not run, and its disk is billed."""
         return self.states[1:] == ("stopped", "stopped", "stopped")
 
     @property
-    def broken(self) -> bool:
+    def is_broken(self) -> bool:
         """Whether it is not there, or its container has ended, although it should run.
 
         One that is being started is `exited`, too, but not `running` in the other words.
@@ -161,12 +161,12 @@ class Wire:
                         Charge(
                             number(row, "start"),
                             number(row, "end"),
-                            charged(row, "amount", "Vast.ai"),
+                            parse_charge(row, "amount", "Vast.ai"),
                         ),
                     )
                 )
             if not (
-                token := following(fields.get("next_token"), seen, "the list of Vast.ai's charges")
+                token := next_page(fields.get("next_token"), seen, "the list of Vast.ai's charges")
             ):
                 return found
 
@@ -181,7 +181,7 @@ class Wire:
         query: Mapping[str, str] | None = None,
     ) -> Answer:
         """Send one request.  Raises Unreachable when it cannot have been read, Unsure when that is not known, Throttled, Denied."""
-        return _checked(await self.web.ask(method, path, api_key(), body, query))
+        return _check_answer(await self.web.ask(method, path, api_key(), body, query))
 
 
 def key_file() -> Path:
@@ -204,7 +204,7 @@ def api_key() -> str:
     )
 
 
-def lacks_key() -> str:
+def find_lack_of_key() -> str:
     """Why there is no key of the account; empty where there is one."""
     try:
         api_key()
@@ -218,7 +218,7 @@ def key_source() -> str:
     return "VAST_API_KEY" if os.environ.get("VAST_API_KEY") else str(key_file())
 
 
-def _checked(answer: Answer) -> Answer:
+def _check_answer(answer: Answer) -> Answer:
     """An answer that is about what was asked.  Raises Throttled, Denied, Unsure."""
     if answer.status == 429:
         if answer.code == "search_quota_exceeded":

@@ -129,7 +129,7 @@ class Web:
                 if "date" in reply.headers
                 else 0.0
             )
-        return answered(reply.status_code, bytes(text), reply.headers)
+        return read_answer(reply.status_code, bytes(text), reply.headers)
 
     async def aclose(self) -> None:
         client, self._client = self._client, None
@@ -177,7 +177,7 @@ def price(value: object, hours: float = 1.0) -> float | None:
     return value / hours
 
 
-def charged(row: Fields, name: str, whose: str) -> float:
+def parse_charge(row: Fields, name: str, whose: str) -> float:
     """US dollars of a bill.  Raises Unreachable when it cannot be read: what was accrued counts then."""
     usd = price(row.get(name))
     if usd is None:
@@ -209,7 +209,7 @@ def rows(fields: Fields, name: str, whose: str) -> list[Fields]:
     return [inner(row, name, whose) for row in found]
 
 
-def following(token: object, seen: set[str], what: str) -> str:
+def next_page(token: object, seen: set[str], what: str) -> str:
     """The token of the next page, empty at the end; `seen` are those before it.  Raises Unreachable for pages in a circle, or without end."""
     if not token:
         return ""
@@ -226,7 +226,7 @@ def inner(value: object, what: str, whose: str) -> Fields:
     return value
 
 
-def answered(status: int, body: bytes, headers: Mapping[str, str]) -> Answer:
+def read_answer(status: int, body: bytes, headers: Mapping[str, str]) -> Answer:
     """A reply, read."""
     try:
         read = json.loads(body)

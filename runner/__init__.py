@@ -23,6 +23,7 @@ from .errors import RecipeError
 from .paths import VERSION as __version__
 
 if TYPE_CHECKING:
+    from .api.values import Forecast, RecipeEntry
     from .execution.terms import Choice, Overview, Settings, Summary
     from .interface.handle.opening import How
     from .interface.handle.shells import AsyncRun, Run
@@ -36,8 +37,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "__version__",
+    "forecast",
+    "forecast_async",
     "load",
     "plan",
+    "recipes",
+    "recipes_async",
     "results",
     "run",
     "run_of",
@@ -85,6 +90,49 @@ def plan(
         found = plan_run(ws, request, choice or Choice())
         found.plan.specs()  # read while the workspace is open
         return found
+
+
+def recipes(*, to: str | None = None, workspace: str | Path | None = None) -> list[RecipeEntry]:
+    """The recipes that may be run by their names: `id`, `summary`, `package`, `file`, and when one was `used` last.  `to` as for `submit`.
+
+    Raises errors.RecipeError.
+    """
+    from .interface.handle.opening import recipes_of
+
+    return recipes_of(to, _standing(workspace, "").root)
+
+
+async def recipes_async(
+    *, to: str | None = None, workspace: str | Path | None = None
+) -> list[RecipeEntry]:
+    """`recipes`, by `await`."""
+    from .interface.handle.opening import recipes_of_async
+
+    return await recipes_of_async(to, _standing(workspace, "").root)
+
+
+def forecast(
+    recipe: str | Path, inputs: Mapping[str, Any] | None = None, **how: Unpack[How]
+) -> Forecast:
+    """What a run that `submit` would store would do, take and cost: the same value for a workspace, a database and a server.
+
+    `steps` have an answer with reasons, `seconds`, `usd` and the `memory` of GPUs, `machines` what the `driver` would rent.  Nothing is stored, run
+    or rented.  Takes what `submit` takes.  Raises errors.RecipeError, Invalid with every problem.
+    """
+    from .interface.handle import opening
+
+    root = _standing(how.get("workspace"), recipe).root
+    return opening.forecast(_new(recipe, inputs, how), how.get("to"), root)
+
+
+async def forecast_async(
+    recipe: str | Path, inputs: Mapping[str, Any] | None = None, **how: Unpack[How]
+) -> Forecast:
+    """`forecast`, by `await`."""
+    from .interface.handle import opening
+
+    root = _standing(how.get("workspace"), recipe).root
+    return await opening.forecast_async(_new(recipe, inputs, how), how.get("to"), root)
 
 
 def run(

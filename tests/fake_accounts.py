@@ -53,12 +53,12 @@ class Account:
         self.world.account.advance(self.now)
 
     def events(self) -> list[str]:
-        return [entry.event for entry in self.world.account.settled() if entry.event != "billed"]
+        return [entry.event for entry in self.world.account.settle() if entry.event != "billed"]
 
     def billed(self, machine: str = "") -> float:
         return sum(
             entry.usd
-            for entry in self.world.account.settled()
+            for entry in self.world.account.settle()
             if entry.machine == machine or not machine
         )
 

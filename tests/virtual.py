@@ -117,7 +117,7 @@ class ModelWeb(web.Web):
         await asyncio.sleep(self.luck.uniform(0.01, 2.0))
         if reply.lost:
             raise Unsure("no reply")
-        return self.read(web.answered(reply.status, reply.encoded(), reply.headers))
+        return self.read(web.read_answer(reply.status, reply.encode(), reply.headers))
 
     def read(self, answer: Answer) -> Answer:
         return answer

@@ -110,7 +110,7 @@ class Account(Generic[M]):
 
     # -- machines and money ------------------------------------------------------------------------------------------------------------------------
 
-    def made(self, machine: M, luck: Luck | None = None) -> M:
+    def enter(self, machine: M, luck: Luck | None = None) -> M:
         """Enter a new machine, which is made now, with what its luck has in store."""
         machine.created = machine.listed = machine.billed = self.now
         self.machines[machine.id] = machine
@@ -193,13 +193,13 @@ class Account(Generic[M]):
                 )
         machine.billed = self.now
 
-    def settled(self) -> list[Entry]:
+    def settle(self) -> list[Entry]:
         """The ledger, with all that is owed until now."""
         for machine in self.machines.values():
             self._settle(machine)
         return self.ledger
 
-    def living(self, name: str) -> M | None:
+    def find_living(self, name: str) -> M | None:
         """The machine of this id, unless it is gone."""
         found = self.machines.get(name)
         return None if found is None or found.gone is not None else found
@@ -208,15 +208,15 @@ class Account(Generic[M]):
         """The machines that are not gone."""
         return [machine for machine in self.machines.values() if machine.gone is None]
 
-    def seen(self) -> list[M]:
+    def list_machines(self) -> list[M]:
         """The machines that a listing shows now, in the order in which they were made."""
         return [machine for machine in self.alive() if machine.listed <= self.now]
 
-    def doomed(self, machine: M, luck: Luck) -> bool:
+    def is_doomed(self, machine: M, luck: Luck) -> bool:
         """Whether destroying a machine that the provider confirms has an effect."""
         return not luck.strikes("undead")
 
-    def held(self, machine: M) -> bool:
+    def is_held(self, machine: M) -> bool:
         """Whether a machine is in its least billing period and cannot be destroyed."""
         return self.now < machine.created + amount(self._faults, "reserved")
 

@@ -23,7 +23,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from . import faults as words
 from .account import EPOCH, lines
-from .world import MAX_BODY, Reply, Request, World, number, parsed
+from .world import MAX_BODY, Reply, Request, World, number, parse_body
 
 PATIENCE = 20.0
 """Seconds for which a caller is kept waiting at most, where the provider does."""
@@ -78,10 +78,10 @@ def application(world: World[Any], clock: Clock, real: bool = False) -> Starlett
 
     async def ledger(request: HttpRequest) -> Response:
         world.account.advance(clock.now())
-        return PlainTextResponse(lines(world.account.settled()), media_type="application/x-ndjson")
+        return PlainTextResponse(lines(world.account.settle()), media_type="application/x-ndjson")
 
     async def move(request: HttpRequest) -> Response:
-        seconds = number((parsed(await request.body()) or {}).get("advance"), -1.0)
+        seconds = number((parse_body(await request.body()) or {}).get("advance"), -1.0)
         if request.method == "POST" and seconds < 0:
             return JSONResponse({"error": 'send {"advance": SECONDS}, at least 0'}, 400)
         clock.advance(max(0.0, seconds) if request.method == "POST" else 0.0)
@@ -153,7 +153,7 @@ def _response(reply: Reply) -> Response:
     if reply.lost:
         return Cut()
     headers = {name: value for name, value in reply.headers.items() if name != "content-type"}
-    found = Response(reply.encoded(), reply.status, headers)
+    found = Response(reply.encode(), reply.status, headers)
     if reply.status != 204:
         found.headers["content-type"] = reply.kind
     return found

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Final, NamedTuple
 
-from ..base import meant
+from ..base import suggest
 
 CHANCES: Final = {
     "cut": "the connection is closed before the request has any effect",
@@ -70,7 +70,7 @@ def _one(word: str, operations: Sequence[str]) -> Fault:
     name, _, operation = left.partition("@")
     known = [*CHANCES, *AMOUNTS]
     if name not in known:
-        raise ValueError(f'there is no fault "{name}"{meant(name, known)}')
+        raise ValueError(f'there is no fault "{name}"{suggest(name, known)}')
     if operation and operations and operation not in operations:
         raise ValueError(
             f'there is no operation "{operation}" (known: {", ".join(sorted(operations))})'

@@ -23,13 +23,13 @@ from .gcp_instances import (
     UNLISTED,
     ZONES,
     Instance,
+    compile_filter,
     date,
-    filtered,
     fingerprint,
     holds,
-    listed,
-    ordered,
-    shown,
+    list_price,
+    parse_order,
+    show_instance,
     whole,
 )
 from .world import Boot, Call, Document, Part, Refused, Reply, Route, World, document
@@ -92,7 +92,7 @@ class Operations(Part["Gcp"]):
         self._made[name] = made
         return made
 
-    def _shown(self, made: Operation) -> Document:
+    def _show(self, made: Operation) -> Document:
         status = (
             "DONE"
             if self._world.account.now >= made.done
@@ -137,7 +137,7 @@ class Operations(Part["Gcp"]):
             return self._world.problem(
                 404, "notFound", f"The resource '{call.names['operation']}' was not found"
             )
-        return Reply(200, self._shown(made))
+        return Reply(200, self._show(made))
 
     def wait(self, call: Call) -> Reply:
         """Answers when the operation is done or after a while, whichever is first; it may still be running then."""
@@ -161,11 +161,11 @@ class Operations(Part["Gcp"]):
             {
                 "kind": "compute#operationList",
                 "id": "operations",
-                "items": [self._shown(made) for made in rows],
+                "items": [self._show(made) for made in rows],
             },
         )
 
-    def replayed(self, call: Call) -> Reply | None:
+    def replay(self, call: Call) -> Reply | None:
         """The operation that the same requestId has asked for before."""
         wanted = call.query.get("requestId")
         if wanted is None:
@@ -181,12 +181,12 @@ class Operations(Part["Gcp"]):
                 f"Invalid value for field 'requestId': '{wanted}'. Must be a valid UUID.",
             )
         known = self._requests.get(f"{call.operation}/{wanted}")
-        return None if known is None else Reply(200, self._shown(self._made[known]))
+        return None if known is None else Reply(200, self._show(self._made[known]))
 
-    def accepted(self, call: Call, made: Operation) -> Reply:
+    def accept(self, call: Call, made: Operation) -> Reply:
         if wanted := call.query.get("requestId"):
             self._requests[f"{call.operation}/{wanted}"] = made.name
-        return Reply(200, self._shown(made))
+        return Reply(200, self._show(made))
 
 
 class Market(Part["Gcp"]):
@@ -318,7 +318,7 @@ class Firewalls(Part["Gcp"]):
             "id": str(30_000 + len(self._rules)),
             **call.fields,
         }
-        return self._world.asked.accepted(
+        return self._world.asked.accept(
             call,
             self._world.asked.begin(
                 "", "insert", f"{ROOT}/projects/fake/global/firewalls/{name}", 2
@@ -337,7 +337,7 @@ class Firewalls(Part["Gcp"]):
         name = call.names["name"]
         if self._rules.pop(name, None) is None:
             return self._world.problem(404, "notFound", "The firewall was not found")
-        return self._world.asked.accepted(
+        return self._world.asked.accept(
             call,
             self._world.asked.begin(
                 "", "delete", f"{ROOT}/projects/fake/global/firewalls/{name}", 2
@@ -372,7 +372,7 @@ class Guests(Part["Gcp"]):
         return Reply(200, "")
 
     def serial(self, call: Call) -> Reply:
-        found = self._world.meant(call)
+        found = self._world.find_instance(call)
         text = "startup-script exit status 0\n" if found.up else ""
         return Reply(
             200,
@@ -386,7 +386,7 @@ class Guests(Part["Gcp"]):
 
     def guest_attributes(self, call: Call) -> Reply:
         """What an instance wrote below `queryPath`, which is `NAMESPACE/` or `NAMESPACE/KEY`."""
-        found = self._world.meant(call)
+        found = self._world.find_instance(call)
         where = call.query.get("queryPath", "")
         rows = [
             {"namespace": namespace, "key": key, "value": value}
@@ -409,7 +409,7 @@ class Lists(Part["Gcp"]):
     def _page(self, call: Call, rows: list[Instance]) -> tuple[list[Instance], str]:
         """The rows of one page, and the token of the next.  Raises Refused for a filter or token that cannot be read."""
         try:
-            test = filtered(call.query.get("filter", ""))
+            test = compile_filter(call.query.get("filter", ""))
             size = min(500, int(call.query.get("maxResults", "500")))
             after = base64.urlsafe_b64decode(call.query.get("pageToken", "")).decode()
             begin = int(after or 0) if self._world.amount("restless") else 0
@@ -433,11 +433,13 @@ class Lists(Part["Gcp"]):
     def listing(self, call: Call) -> Reply:
         unreached = ZONES[0] if self._world.amount("unreachable") else ""
         page, token = self._page(
-            call, [made for made in self._world.account.seen() if made.zone != unreached]
+            call, [made for made in self._world.account.list_machines() if made.zone != unreached]
         )
         items: dict[str, object] = {}
         for zone in ZONES:
-            here = [shown(made, self._world.address(made)) for made in page if made.zone == zone]
+            here = [
+                show_instance(made, self._world.address(made)) for made in page if made.zone == zone
+            ]
             empty = {
                 "code": "NO_RESULTS_ON_PAGE",
                 "message": f"There are no results for scope 'zones/{zone}' on this page.",
@@ -458,7 +460,12 @@ class Lists(Part["Gcp"]):
 
     def zone_listing(self, call: Call) -> Reply:
         page, token = self._page(
-            call, [made for made in self._world.account.seen() if made.zone == call.names["zone"]]
+            call,
+            [
+                made
+                for made in self._world.account.list_machines()
+                if made.zone == call.names["zone"]
+            ],
         )
         more = {"nextPageToken": base64.urlsafe_b64encode(token.encode()).decode()} if token else {}
         return Reply(
@@ -466,7 +473,7 @@ class Lists(Part["Gcp"]):
             {
                 "kind": "compute#instanceList",
                 "id": "instances",
-                "items": [shown(made, self._world.address(made)) for made in page],
+                "items": [show_instance(made, self._world.address(made)) for made in page],
                 **more,
             },
         )
@@ -477,30 +484,30 @@ class Changes(Part["Gcp"]):
 
     def set_scheduling(self, call: Call) -> Reply:
         """The limits of an instance that is stopped."""
-        found = self._world.meant(call)
+        found = self._world.find_instance(call)
         if found.status != "TERMINATED":
             return self._world.problem(
                 400, "resourceNotReady", f"The resource '{found.name}' is not stopped"
             )
         found.body = {**found.body, "scheduling": {**found.scheduling, **call.fields}}
-        return self._world.asked.accepted(
+        return self._world.asked.accept(
             call, self._world.asked.begin(found.zone, "setScheduling", found, 0.1)
         )
 
     def simulate(self, call: Call) -> Reply:
         """What a test of preemption asks for: an instance that is SPOT is preempted."""
-        found = self._world.meant(call)
+        found = self._world.find_instance(call)
         if found.spot:
             self._world.happen(found, "preempted")
-        return self._world.asked.accepted(
+        return self._world.asked.accept(
             call,
             self._world.asked.begin(
                 found.zone, "compute.instances.simulateMaintenanceEvent", found, 1
             ),
         )
 
-    def _changed(self, call: Call, key: str, kind: str, change: str) -> Reply:
-        found = self._world.meant(call)
+    def _change(self, call: Call, key: str, kind: str, change: str) -> Reply:
+        found = self._world.find_instance(call)
         if call.fields.get(key) != fingerprint(found):
             return self._world.problem(
                 412, "conditionNotMet", f"{change} fingerprint is stale: read the instance again."
@@ -511,13 +518,13 @@ class Changes(Part["Gcp"]):
         else:
             items = call.fields.get("items")
             found.items = [document(item) for item in items] if isinstance(items, list) else []
-        return self._world.asked.accepted(call, self._world.asked.begin(found.zone, kind, found, 1))
+        return self._world.asked.accept(call, self._world.asked.begin(found.zone, kind, found, 1))
 
     def set_metadata(self, call: Call) -> Reply:
-        return self._changed(call, "fingerprint", "setMetadata", "Metadata")
+        return self._change(call, "fingerprint", "setMetadata", "Metadata")
 
     def set_labels(self, call: Call) -> Reply:
-        return self._changed(call, "labelFingerprint", "setLabels", "Labels")
+        return self._change(call, "labelFingerprint", "setLabels", "Labels")
 
 
 class Gcp(World[Instance]):
@@ -581,7 +588,7 @@ class Gcp(World[Instance]):
             self.changes,
         ]
         for n in range(int(self.amount("foreign"))):
-            self._made(
+            self._make_instance(
                 f"theirs-{n}",
                 ZONES[0],
                 {"name": f"theirs-{n}"},
@@ -613,7 +620,7 @@ class Gcp(World[Instance]):
             },
         )
 
-    def refused(self, call: Call) -> Reply:
+    def refusal(self, call: Call) -> Reply:
         return self.problem(401, "authError", "Request had invalid authentication credentials.")
 
     def anonymous(self, operation: str) -> bool:
@@ -625,7 +632,7 @@ class Gcp(World[Instance]):
         """Seconds until an insertion has failed or is done; stopping and deleting take twice as long."""
         return self.amount("takes", INSERTING)
 
-    def throttled(self, route: Route) -> Reply:
+    def throttle_reply(self, route: Route) -> Reply:
         return self.problem(
             403 if self.calls % 2 else 429, "rateLimitExceeded", "Rate Limit Exceeded"
         )
@@ -636,7 +643,7 @@ class Gcp(World[Instance]):
             return
         if word == "up" and machine.status in ("PROVISIONING", "STAGING"):
             if machine.fails:
-                self._stopped(machine, "failed")
+                self._stop_machine(machine, "failed")
                 return
             machine.status, machine.up, machine.began, machine.noticed = (
                 "RUNNING",
@@ -646,11 +653,11 @@ class Gcp(World[Instance]):
             )
             self._rates(machine)
             self.account.note("started", machine)
-            self._limited(machine)
+            self._end_at_limit(machine)
         elif word == "staging" and machine.status == "PROVISIONING":
             machine.status = "STAGING"
         elif word == "stopped" and machine.status == "STOPPING":
-            self._stopped(machine, "stopped")
+            self._stop_machine(machine, "stopped")
         elif word == "gone":
             self.account.end(machine)
         elif word == "preempted" and machine.up and not machine.noticed:
@@ -659,30 +666,30 @@ class Gcp(World[Instance]):
         elif word == "taken" and machine.up:
             self.asked.begin(machine.zone, "compute.instances.preempted", machine, 0)
             self.account.note("preempted", machine)
-            self._ended(machine)
+            self._end(machine)
         elif word == "expired" and machine.up:
             self.asked.begin(machine.zone, "compute.instances.stop", machine, 0)
-            self._ended(machine)
+            self._end(machine)
 
-    def _limited(self, machine: Instance) -> None:
+    def _end_at_limit(self, machine: Instance) -> None:
         """The provider itself ends an instance that has run for long enough."""
         if longest := whole(document(machine.scheduling.get("maxRunDuration")).get("seconds")):
             self.account.later(machine, longest, f"expired {machine.life}")
 
-    def _ended(self, machine: Instance) -> None:
+    def _end(self, machine: Instance) -> None:
         """As its instanceTerminationAction says."""
         if machine.scheduling.get("instanceTerminationAction") == "DELETE":
             self.account.end(machine, "provider")
         else:
-            self._stopped(machine, "stopped")
+            self._stop_machine(machine, "stopped")
 
-    def _stopped(self, machine: Instance, event: str) -> None:
+    def _stop_machine(self, machine: Instance, event: str) -> None:
         machine.status, machine.up, machine.began = "TERMINATED", False, None
         self._rates(machine)
         self.account.note(event, machine)
 
     def halt(self, machine: Instance) -> None:
-        self._stopped(machine, "stopped")
+        self._stop_machine(machine, "stopped")
 
     def boot(self, machine: Instance) -> Boot | None:
         if machine.by == FOREIGN:
@@ -713,16 +720,16 @@ class Gcp(World[Instance]):
 
     def _rates(self, machine: Instance) -> None:
         self.account.bill(
-            machine, gpu=listed(machine) if machine.up else 0.0, disk=machine.disk * DISK
+            machine, gpu=list_price(machine) if machine.up else 0.0, disk=machine.disk * DISK
         )
 
     # -- instances ---------------------------------------------------------------------------------------------------------------------------------
 
     def create(self, call: Call) -> Reply:
-        if (before := self.asked.replayed(call)) is not None:
+        if (before := self.asked.replay(call)) is not None:
             return before
         zone, name = call.names["zone"], call.text("name")
-        kind, gpu, gpus, wrong = ordered(call.fields)
+        kind, gpu, gpus, wrong = parse_order(call.fields)
         if zone not in ZONES:
             return self.problem(
                 404, "notFound", f"The resource 'projects/fake/zones/{zone}' was not found"
@@ -761,18 +768,18 @@ class Gcp(World[Instance]):
             )
         link = f"{ROOT}/projects/fake/zones/{zone}/instances/{name}"
         if call.luck.strikes("taken") or (gpus and self.market.left(zone, gpu) < gpus):
-            return self.asked.accepted(
+            return self.asked.accept(
                 call,
                 self.asked.begin(
-                    zone, "insert", link, self.takes, self._exhausted(zone, gpu, gpus)
+                    zone, "insert", link, self.takes, self._exhausted_error(zone, gpu, gpus)
                 ),
             )
-        made = self._made(name, zone, call.fields, call.by, kind, gpu, gpus, call)
+        made = self._make_instance(name, zone, call.fields, call.by, kind, gpu, gpus, call)
         if call.luck.strikes("fewer") and made.gpus > 1:
             made.gpus -= 1
-        return self.asked.accepted(call, self.asked.begin(zone, "insert", made, self.takes))
+        return self.asked.accept(call, self.asked.begin(zone, "insert", made, self.takes))
 
-    def _exhausted(self, zone: str, gpu: str, gpus: int) -> Mapping[str, object]:
+    def _exhausted_error(self, zone: str, gpu: str, gpus: int) -> Mapping[str, object]:
         others = tuple(
             other
             for other in ZONES
@@ -789,7 +796,7 @@ class Gcp(World[Instance]):
             "zones": others,
         }
 
-    def _made(
+    def _make_instance(
         self,
         name: str,
         zone: str,
@@ -807,7 +814,7 @@ class Gcp(World[Instance]):
             items=[document(item) for item in items] if isinstance(items, list) else [],
             host=call.headers.get("host", "") if call else "",
         )  # fmt: skip
-        self.account.made(made, call.luck if call else None)
+        self.account.enter(made, call.luck if call else None)
         self._rates(made)
         self.account.later(made, self.takes / 2, "staging")
         self.account.boots(made)
@@ -820,7 +827,7 @@ class Gcp(World[Instance]):
             (made for made in self.account.alive() if made.zone == zone and made.name == name), None
         )
 
-    def meant(self, call: Call) -> Instance:
+    def find_instance(self, call: Call) -> Instance:
         """The instance that a call is about.  Raises Refused where there is none."""
         if (found := self.at(call.names["zone"], call.names["name"])) is None:
             where = f"projects/{call.names['project']}/zones/{call.names['zone']}/instances/{call.names['name']}"
@@ -828,39 +835,37 @@ class Gcp(World[Instance]):
         return found
 
     def show(self, call: Call) -> Reply:
-        found = self.meant(call)
-        return Reply(200, shown(found, self.address(found)))
+        found = self.find_instance(call)
+        return Reply(200, show_instance(found, self.address(found)))
 
     def destroy(self, call: Call) -> Reply:
-        if (before := self.asked.replayed(call)) is not None:
+        if (before := self.asked.replay(call)) is not None:
             return before
-        found = self.meant(call)
-        if self.account.held(found) or found.body.get("deletionProtection") is True:
+        found = self.find_instance(call)
+        if self.account.is_held(found) or found.body.get("deletionProtection") is True:
             return self.problem(
                 400,
                 "resourceInUseByAnotherResource",
                 "Resource cannot be deleted if it's protected against deletion.",
             )
-        if self.account.doomed(found, call.luck):
+        if self.account.is_doomed(found, call.luck):
             found.status = "STOPPING"
             found.life += 1
             self.account.later(found, 2 * self.takes, "gone")
-        return self.asked.accepted(
+        return self.asked.accept(
             call, self.asked.begin(found.zone, "delete", found, 2 * self.takes)
         )
 
     def stop(self, call: Call) -> Reply:
-        found = self.meant(call)
+        found = self.find_instance(call)
         if found.status in ("RUNNING", "STAGING", "PROVISIONING"):
             found.status = "STOPPING"
             found.life += 1
             self.account.later(found, 2 * self.takes, f"stopped {found.life}")
-        return self.asked.accepted(
-            call, self.asked.begin(found.zone, "stop", found, 2 * self.takes)
-        )
+        return self.asked.accept(call, self.asked.begin(found.zone, "stop", found, 2 * self.takes))
 
     def start(self, call: Call) -> Reply:
-        found = self.meant(call)
+        found = self.find_instance(call)
         if found.status not in ("TERMINATED", "RUNNING"):
             return self.problem(
                 400, "resourceNotReady", f"The resource '{found.name}' is not ready"
@@ -874,11 +879,11 @@ class Gcp(World[Instance]):
             if call.luck.strikes("taken") or (
                 found.gpus and self.market.left(found.zone, found.gpu) < found.gpus
             ):
-                failed = self._exhausted(found.zone, found.gpu, found.gpus)
+                failed = self._exhausted_error(found.zone, found.gpu, found.gpus)
             else:
                 found.status = "STAGING"
                 found.life += 1
                 self.account.boots(found, 0.6)
-        return self.asked.accepted(
+        return self.asked.accept(
             call, self.asked.begin(found.zone, "start", found, self.takes, failed)
         )

@@ -86,7 +86,7 @@ class Instance(Machine):
         return sum(sizes) or 10.0
 
 
-def listed(made: Instance) -> float:
+def list_price(made: Instance) -> float:
     """US dollars an hour for an instance that runs, without its disks."""
     kind = last(made.body.get("machineType"))
     rate = (
@@ -99,7 +99,7 @@ def listed(made: Instance) -> float:
     return made.type.cpus * BARE if rate is None else rate.spot if made.spot else rate.on_demand
 
 
-def shown(made: Instance, address: str) -> Document:
+def show_instance(made: Instance, address: str) -> Document:
     """An instance as the API shows it."""
     zone = f"{ROOT}/projects/fake/zones/{made.zone}"
     nic = {
@@ -160,7 +160,7 @@ def last(value: object) -> str:
     return value.rpartition("/")[2] if isinstance(value, str) else ""
 
 
-def ordered(body: Document) -> tuple[Shape | None, str, int, str]:
+def parse_order(body: Document) -> tuple[Shape | None, str, int, str]:
     """The machine type, GPU and number of GPUs that a new instance asks for, or the field that is wrong."""
     name = body.get("name")
     kind = TYPES.get(last(body.get("machineType")))
@@ -201,7 +201,7 @@ def ordered(body: Document) -> tuple[Shape | None, str, int, str]:
     return kind, gpu, gpus, ""
 
 
-def filtered(text: str) -> Callable[[Instance], bool]:
+def compile_filter(text: str) -> Callable[[Instance], bool]:
     """What a listing's filter lets through: `labels.KEY=VALUE`, `labels.KEY:*`, `name=VALUE` and `status=VALUE`, with AND.  Raises ValueError."""
     tests: list[tuple[str, str]] = []
     for part in re.split(r"\s+AND\s+|(?<=\))\s*(?=\()", text.strip()) if text.strip() else []:

@@ -68,7 +68,7 @@ class Machines:
             place = self._root / name
             if name not in self._running:
                 await self._begin(name, place, boot)
-            _written(place / "keys", "".join(f"{key}\n" for key in boot.keys))
+            _write(place / "keys", "".join(f"{key}\n" for key in boot.keys))
             if boot.swept:
                 (place / "home" / ".ssh" / "authorized_keys").unlink(missing_ok=True)
         for name, machine in self._world.account.machines.items():
@@ -87,22 +87,22 @@ class Machines:
             if self._world.account.machines[name].impostor
             else {}
         )
-        _written(
+        _write(
             place / "env",
             json.dumps({"USER": boot.user, "LOGNAME": boot.user, **dict(boot.env), **nowhere}),
         )
-        _written(place / "keys", "".join(f"{key}\n" for key in boot.keys))
+        _write(place / "keys", "".join(f"{key}\n" for key in boot.keys))
         (place / "bin").mkdir(exist_ok=True)
         digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-        _written(
+        _write(
             place / "bin" / "nvidia-smi",
             SMI.format(gpu=boot.gpu, gpus=boot.gpus, memory=boot.memory, digest=digest),
         )
         if Luck(self._world.faults, name, "boot").strikes("wedged"):
-            _written(place / "bin" / "nvidia-smi", "#!/bin/sh\nexec sleep 900\n")
+            _write(place / "bin" / "nvidia-smi", "#!/bin/sh\nexec sleep 900\n")
         (place / "bin" / "nvidia-smi").chmod(0o755)
         if boot.script:
-            _written(place / "boot", boot.script)
+            _write(place / "boot", boot.script)
         pipe = asyncio.subprocess.PIPE
         with (place / "sshd.log").open("ab") as log:
             words = (
@@ -133,6 +133,6 @@ class Machines:
             await self._end(name)
 
 
-def _written(path: Path, text: str) -> None:
+def _write(path: Path, text: str) -> None:
     if not path.exists() or path.read_text("utf-8") != text:
         path.write_text(text, "utf-8")

@@ -91,7 +91,7 @@ class Offers(Part["Prime"]):
             return self._world.unfit(["query", "page_size"], f"Input should be from 1 to {PAGE}")
         items = [
             {**each, "prices": self._prices(each, call)}
-            for each in map(self._offered, kept[(page - 1) * size : page * size])
+            for each in map(self._show_offer, kept[(page - 1) * size : page * size])
         ]
         return Reply(200, {"items": items, "totalCount": len(kept)})
 
@@ -101,7 +101,7 @@ class Offers(Part["Prime"]):
             for name, usd in document(shown["prices"]).items()
         }
 
-    def _offered(self, offer: Offer) -> Document:
+    def _show_offer(self, offer: Offer) -> Document:
         left = self.left(offer)
         units = {
             "pricePerUnit": 0.0,
@@ -127,7 +127,7 @@ class Offers(Part["Prime"]):
         return Reply(
             200,
             {
-                kind: [self._offered(offer) for offer in self.market if offer.gpu == kind]
+                kind: [self._show_offer(offer) for offer in self.market if offer.gpu == kind]
                 for kind in kinds
             },
         )
@@ -157,14 +157,14 @@ class Prime(World[Pod]):
         self.parts = [self.shop]
         self.public_keys: list[Document] = []
         for n in range(int(self.amount("foreign"))):
-            self._made(self.shop.market[0], {"name": f"theirs-{n}"}, FOREIGN, None)
+            self._make_pod(self.shop.market[0], {"name": f"theirs-{n}"}, FOREIGN, None)
 
     # -- its own words -----------------------------------------------------------------------------------------------------------------------------
 
     def problem(self, status: int, code: str, message: str) -> Reply:
         return Reply(status, {"detail": message})
 
-    def malformed(self) -> Reply:
+    def malformed_reply(self) -> Reply:
         return self.unfit(["body"], "Input should be a valid dictionary")
 
     def unfit(self, where: list[str], message: str) -> Reply:
@@ -232,15 +232,15 @@ class Prime(World[Pod]):
             )
         if 0 < number(body.get("maxPrice")) < offer.price:
             return self.problem(400, "max_price", f"The price is {offer.price}, above maxPrice.")
-        return Reply(200, self._shown(self._made(offer, body, call.by, call)))
+        return Reply(200, self._show_pod(self._make_pod(offer, body, call.by, call)))
 
-    def _made(self, offer: Offer, body: Document, by: str, call: Call | None) -> Pod:
+    def _make_pod(self, offer: Offer, body: Document, by: str, call: Call | None) -> Pod:
         name = hashlib.sha256(f"{self.seed}/{len(self.account.machines)}".encode()).hexdigest()[:32]
         made = Pod(
             id=name, mark=str(body.get("name") or ""), by=by,  offer=offer, body=body,
             count=offer.gpus, price=offer.price,
         )  # fmt: skip
-        self.account.made(made, call.luck if call else None)
+        self.account.enter(made, call.luck if call else None)
         if call is not None and made.count > 1 and call.luck.strikes("fewer"):
             made.count -= 1
         self.account.boots(made, 0.5, "active")
@@ -249,14 +249,14 @@ class Prime(World[Pod]):
             self.account.interruptible(made, call.luck)
         return made
 
-    def _meant(self, call: Call) -> Pod:
+    def _find_pod(self, call: Call) -> Pod:
         """The pod that a call is about.  Raises Refused where there is none."""
-        if (found := self.account.living(call.names["id"])) is None:
+        if (found := self.account.find_living(call.names["id"])) is None:
             raise Refused(self.problem(404, "not_found", "Pod not found"))
         return found
 
     def listing(self, call: Call) -> Reply:
-        return self._page(call, [self._shown(pod) for pod in self.account.seen()])
+        return self._page(call, [self._show_pod(pod) for pod in self.account.list_machines()])
 
     def _page(self, call: Call, rows: list[Document]) -> Reply:
         offset, limit = (
@@ -276,13 +276,15 @@ class Prime(World[Pod]):
         )
 
     def show(self, call: Call) -> Reply:
-        found = self._meant(call)
-        return Reply(200, {**self._shown(found), "priceHr": call.luck.price(found.price)})
+        found = self._find_pod(call)
+        return Reply(200, {**self._show_pod(found), "priceHr": call.luck.price(found.price)})
 
     def status(self, call: Call) -> Reply:
         """The status of pods by id; those that are gone are left out."""
         pods = [
-            pod for name in call.values("pod_ids") if (pod := self.account.living(name)) is not None
+            pod
+            for name in call.values("pod_ids")
+            if (pod := self.account.find_living(name)) is not None
         ]
         fields = (
             "providerType",
@@ -298,23 +300,23 @@ class Prime(World[Pod]):
             200,
             {
                 "data": [
-                    {"podId": pod.id, **{name: self._shown(pod)[name] for name in fields}}
+                    {"podId": pod.id, **{name: self._show_pod(pod)[name] for name in fields}}
                     for pod in pods
                 ]
             },
         )
 
     def destroy(self, call: Call) -> Reply:
-        pod = self._meant(call)
-        if self.account.held(pod):
+        pod = self._find_pod(call)
+        if self.account.is_held(pod):
             return self.problem(
                 400, "reserved", "The minimum rental period of this provider is not over."
             )
-        if self.account.doomed(pod, call.luck):
+        if self.account.is_doomed(pod, call.luck):
             self._end(pod, call.by)
         return Reply(200, {"success": True})
 
-    def _shown(self, pod: Pod) -> Document:
+    def _show_pod(self, pod: Pod) -> Document:
         offer = pod.offer
         addresses = (
             [f"203.0.113.{(int(pod.id[:6], 16) + node) % 250}" for node in range(offer.nodes)]
@@ -357,7 +359,7 @@ class Prime(World[Pod]):
                 "createdAt": date(pod.created),
                 "terminatedAt": date(pod.gone or self.account.now), "gpuName": pod.offer.gpu, "gpuCount": pod.count, "socket": pod.offer.socket,
                 "priceHr": pod.price, "userId": "user-1", "teamId": None,
-                "totalBilledPrice": sum(entry.usd for entry in self.account.settled() if entry.machine == pod.id),
+                "totalBilledPrice": sum(entry.usd for entry in self.account.settle() if entry.machine == pod.id),
             }
             for pod in ended
         ]  # fmt: skip
@@ -382,7 +384,7 @@ class Prime(World[Pod]):
 
     def wallet(self, call: Call) -> Reply:
         pods = [
-            (pod, sum(entry.usd for entry in self.account.settled() if entry.machine == pod.id))
+            (pod, sum(entry.usd for entry in self.account.settle() if entry.machine == pod.id))
             for pod in self.account.machines.values()
         ]
         rows: list[Document] = [

@@ -192,7 +192,7 @@ class Logs(Part["Runpod"]):
 
     def logs(self, call: Call) -> Reply:
         """A stream of events that ends; a reader resumes from the last id that it has seen."""
-        pod = self._world.meant(call)
+        pod = self._world.find_pod(call)
         source, after = (
             call.query.get("source"),
             call.headers.get("last-event-id") or call.query.get("since", ""),
@@ -222,7 +222,7 @@ class Bills(Part["Runpod"]):
         wanted = call.query.get("podId")
         billed = [
             entry
-            for entry in self._world.account.settled()
+            for entry in self._world.account.settle()
             if entry.event == "billed" and wanted in (None, entry.machine)
         ]
         records: list[dict[str, object]] = []
@@ -285,7 +285,7 @@ class Runpod(World[Pod]):
         self.bills = Bills(self)
         self.parts = [self.catalog, self.logins, self.said, self.bills]
         for n in range(int(self.amount("foreign"))):
-            self._made(
+            self._make_pod(
                 self.catalog.stock[0],
                 0,
                 {"name": f"theirs-{n}", "image": "somebody/else"},
@@ -302,14 +302,14 @@ class Runpod(World[Pod]):
             PROBLEM,
         )
 
-    def malformed(self) -> Reply:
+    def malformed_reply(self) -> Reply:
         return self.problem(422, "unprocessable_entity", "the body is no JSON object")
 
-    def throttled(self, route: Route) -> Reply:
+    def throttle_reply(self, route: Route) -> Reply:
         reply = self.problem(429, "too_many_requests", "rate limit exceeded")
         return reply._replace(headers={**reply.headers, "retry-after": "1"})
 
-    def decorated(self, reply: Reply) -> Reply:
+    def decorate(self, reply: Reply) -> Reply:
         if reply.status == 401:
             return reply
         left = 0 if reply.status == 429 else 59
@@ -421,16 +421,18 @@ class Runpod(World[Pod]):
             and not {name for name, _ in CENTERS} & {str(each) for each in wanted}
         ):
             return self.problem(400, "bad_request", "None of the data centers exists.")
-        made = self._made(gpu, count, call.fields, call.by, call)
+        made = self._make_pod(gpu, count, call.fields, call.by, call)
         made.price = price
         self._rates(made)
-        return Reply(201, self._shown(made))
+        return Reply(201, self._show_pod(made))
 
     def unfit(self, errors: list[str]) -> Reply:
         reply = self.problem(422, "unprocessable_entity", "The request body is invalid.")
         return reply._replace(body={**document(reply.body), "errors": errors})
 
-    def _made(self, gpu: Gpu | None, count: int, body: Document, by: str, call: Call | None) -> Pod:
+    def _make_pod(
+        self, gpu: Gpu | None, count: int, body: Document, by: str, call: Call | None
+    ) -> Pod:
         name = hashlib.sha256(f"{self.seed}/{len(self.account.machines)}".encode()).hexdigest()[:14]
         centers = body.get("dataCenterIds")
         center = (
@@ -442,7 +444,7 @@ class Runpod(World[Pod]):
             id=name, mark=str(body.get("name", "")), by=by,  gpu=gpu, count=count, price=0.0,
             body=body, center=center,
         )  # fmt: skip
-        self.account.made(made, call.luck if call else None)
+        self.account.enter(made, call.luck if call else None)
         made.has = count - (1 if call and count > 1 and call.luck.strikes("fewer") else 0)
         self.account.later(made, 2, "starting")
         self.account.boots(made)
@@ -455,20 +457,20 @@ class Runpod(World[Pod]):
         self.account.bill(pod, gpu=pod.price if pod.status == "RUNNING" else 0.0, disk=disk / MONTH)
 
     def listing(self, call: Call) -> Reply:
-        return Reply(200, {"pods": [self._shown(pod) for pod in self.account.seen()]})
+        return Reply(200, {"pods": [self._show_pod(pod) for pod in self.account.list_machines()]})
 
-    def meant(self, call: Call) -> Pod:
+    def find_pod(self, call: Call) -> Pod:
         """The pod that a call is about.  Raises Refused where there is none."""
-        if (found := self.account.living(call.names["id"])) is None:
+        if (found := self.account.find_living(call.names["id"])) is None:
             raise Refused(self.problem(404, "not_found", f"pod {call.names['id']} was not found"))
         return found
 
     def show(self, call: Call) -> Reply:
-        shown = self._shown(self.meant(call))
+        shown = self._show_pod(self.find_pod(call))
         return Reply(200, {**shown, "cost": call.luck.price(number(shown["cost"]))})
 
     def update(self, call: Call) -> Reply:
-        pod = self.meant(call)
+        pod = self.find_pod(call)
         if wrong := _bad_fields(
             call.fields,
             {*KNOWN, "locked"}
@@ -478,15 +480,15 @@ class Runpod(World[Pod]):
         pod.body = {**pod.body, **call.fields}
         pod.mark = str(pod.body.get("name", ""))
         self._rates(pod)
-        return Reply(200, self._shown(pod))
+        return Reply(200, self._show_pod(pod))
 
     def destroy(self, call: Call) -> Reply:
-        pod = self.meant(call)
+        pod = self.find_pod(call)
         if self.is_own(call.by, pod.id):
             return self.problem(403, "forbidden", "The key of a pod cannot delete it.")
-        if self.account.held(pod) or pod.body.get("locked") is True:
+        if self.account.is_held(pod) or pod.body.get("locked") is True:
             return self.problem(409, "conflict", "The pod cannot be deleted now.")
-        if self.account.doomed(pod, call.luck):
+        if self.account.is_doomed(pod, call.luck):
             self._end(pod, call.by)
         return Reply(204)
 
@@ -495,7 +497,7 @@ class Runpod(World[Pod]):
         self.account.end(pod, by)
 
     def action(self, call: Call) -> Reply:
-        pod = self.meant(call)
+        pod = self.find_pod(call)
         wanted = call.fields.get("action")
         if call.fields.keys() != {"action"} or wanted not in (
             "start",
@@ -525,7 +527,7 @@ class Runpod(World[Pod]):
             pod.status, pod.up, pod.port = "STARTING", False, None
             self._rates(pod)
             self.account.boots(pod, 0.2)
-        return Reply(200, self._shown(pod))
+        return Reply(200, self._show_pod(pod))
 
     def _stop(self, pod: Pod, event: str, by: str = "") -> None:
         pod.status, pod.up, pod.port, pod.started, pod.has = "EXITED", False, None, None, 0
@@ -533,7 +535,7 @@ class Runpod(World[Pod]):
         self.said.says(pod, "system", "stop container")
         self.account.note(event, pod, by)
 
-    def _shown(self, pod: Pod) -> Document:
+    def _show_pod(self, pod: Pod) -> Document:
         body, running = pod.body, pod.status == "RUNNING"
         host, port = "203.0.113.40", pod.port
         if self.ports is not None:

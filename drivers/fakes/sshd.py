@@ -81,10 +81,10 @@ async def serve(place: Path, address: str, port: int) -> None:
             start_new_session=True,
         )
         assert begun.stdin is not None and begun.stdout is not None and begun.stderr is not None
-        feeding = asyncio.create_task(_fed(process, begun.stdin))
+        feeding = asyncio.create_task(_feed(process, begun.stdin))
         with suppress(BrokenPipeError, ConnectionError):
             await asyncio.gather(
-                _poured(begun.stdout, process.stdout), _poured(begun.stderr, process.stderr)
+                _pour(begun.stdout, process.stdout), _pour(begun.stderr, process.stderr)
             )
         code = await begun.wait()
         feeding.cancel()
@@ -117,7 +117,7 @@ async def serve(place: Path, address: str, port: int) -> None:
     showing.cancel()
 
 
-async def _fed(process: asyncssh.SSHServerProcess[bytes], stdin: asyncio.StreamWriter) -> None:
+async def _feed(process: asyncssh.SSHServerProcess[bytes], stdin: asyncio.StreamWriter) -> None:
     """Hand on what the client sends; a command need not read it all."""
     with suppress(
         BrokenPipeError, ConnectionError, asyncssh.SignalReceived, asyncssh.BreakReceived
@@ -128,7 +128,7 @@ async def _fed(process: asyncssh.SSHServerProcess[bytes], stdin: asyncio.StreamW
     stdin.close()
 
 
-async def _poured(source: asyncio.StreamReader, target: asyncssh.SSHWriter[bytes]) -> None:
+async def _pour(source: asyncio.StreamReader, target: asyncssh.SSHWriter[bytes]) -> None:
     while data := await source.read(PIECE):
         target.write(data)
         await target.drain()

@@ -68,16 +68,16 @@ class Keys(Part["Vastai"]):
         return self._world.last_id
 
     def attach_key(self, call: Call) -> Reply:
-        self._key(call, self._world.named(call.names["id"]).keys)
+        self._key(call, self._world.find_instance(call.names["id"]).keys)
         return Reply(200, {"success": True, "msg": "SSH key added to instance."})
 
     def instance_keys(self, call: Call) -> Reply:
-        found = self._world.named(call.names["id"])
+        found = self._world.find_instance(call.names["id"])
         rows = [{"id": number_of, "public_key": text} for number_of, text in found.keys.items()]
         return Reply(200, {"success": True, "ssh_keys": json.dumps(rows)})
 
     def detach_key(self, call: Call) -> Reply:
-        found = self._world.named(call.names["id"])
+        found = self._world.find_instance(call.names["id"])
         if found.keys.pop(_id(call.names["key"]), None) is None:
             return self._world.problem(
                 404, "no_such_ssh_key", f"there is no key {call.names['key']}"
@@ -130,7 +130,7 @@ class Lists(Part["Vastai"]):
             return Reply(
                 400, {"error": "invalid_request", "msg": f"limit must be from 1 to {PAGE}"}
             )
-        rows = [self.shown(machine) for machine in self._world.account.seen()]
+        rows = [self.show_instance(machine) for machine in self._world.account.list_machines()]
         try:
             filters = document(json_value(call.query.get("select_filters", "")))
             kept = [
@@ -174,14 +174,14 @@ class Lists(Part["Vastai"]):
         return self._world.problem(410, "gone", "This endpoint is gone; use /api/v1/instances/")
 
     def show(self, call: Call) -> Reply:
-        found = self._world.account.living(call.names["id"])
+        found = self._world.account.find_living(call.names["id"])
         if found is None:
             return Reply(200, {"instances": None})
-        shown = self.shown(found)
+        shown = self.show_instance(found)
         named = {"dph_total": call.luck.price(number(shown["dph_total"]))}
         return Reply(200, {"instances": {**shown, **named}})
 
-    def shown(self, made: Instance) -> Document:
+    def show_instance(self, made: Instance) -> Document:
         ask, direct = made.ask, "direc" in made.runtype
         address, proxy = (
             f"203.0.113.{int(made.id) % 250}",
@@ -227,7 +227,7 @@ class Logs(Part["Vastai"]):
     """What instances printed, which is fetched from an address of its own."""
 
     def logs(self, call: Call) -> Reply:
-        found = self._world.named(call.names["id"])
+        found = self._world.find_instance(call.names["id"])
         address = f"http://{call.headers.get('host', 'localhost')}/_logs/{found.id}/{int(self._world.account.now * 1000)}"
         return Reply(
             200, {"success": True, "result_url": address, "msg": "The logs are on their way."}
@@ -257,7 +257,7 @@ class Money(Part["Vastai"]):
         since, till = number(day.get("gte"), 0.0), number(day.get("lte"), self._world.account.now)
         billed = [
             entry
-            for entry in self._world.account.settled()
+            for entry in self._world.account.settle()
             if entry.event == "billed" and since <= entry.at <= till and entry.by != FOREIGN
         ]
         rows: list[Document] = []
@@ -346,12 +346,12 @@ class Vastai(World[Instance]):
     def problem(self, status: int, code: str, message: str, **more: int) -> Reply:
         return Reply(status, {"success": False, "error": code, "msg": message, **more})
 
-    def refused(self, call: Call) -> Reply:
+    def refusal(self, call: Call) -> Reply:
         if not call.by:
             return self.problem(403, "auth_error", "This action requires login.")
         return self.problem(call.luck.random.choice((401, 404)), "auth_error", "Invalid user key")
 
-    def throttled(self, route: Route) -> Reply:
+    def throttle_reply(self, route: Route) -> Reply:
         if self.calls % 2:
             return Reply(429, f"API requests too frequent: endpoint threshold={route.gap:g}")
         return Reply(429, {"detail": f"API requests too frequent endpoint threshold={route.gap:g}"})
@@ -531,7 +531,7 @@ class Vastai(World[Instance]):
         idle: bool = False,
     ) -> Instance:
         self.last_id += 17
-        made = self.account.made(
+        made = self.account.enter(
             replace(ordered, id=str(self.last_id), by=call.by if call else by),
             call.luck if call else None,
         )
@@ -561,16 +561,16 @@ class Vastai(World[Instance]):
         if self.holders.get(machine.ask.id) == machine.id:
             del self.holders[machine.ask.id]
 
-    def named(self, name: str) -> Instance:
+    def find_instance(self, name: str) -> Instance:
         """The instance of this id.  Raises Refused where there is none."""
-        if (found := self.account.living(name)) is None:
+        if (found := self.account.find_living(name)) is None:
             raise Refused(self.problem(404, "no_such_instance", f"Instance {name} not found."))
         return found
 
     def manage(self, call: Call) -> Reply:
-        return self._managed(self.named(call.names["id"]), call)
+        return self._manage(self.find_instance(call.names["id"]), call)
 
-    def _managed(self, found: Instance, call: Call) -> Reply:
+    def _manage(self, found: Instance, call: Call) -> Reply:
         state, label = call.fields.get("state"), call.fields.get("label")
         if state not in (None, "running", "stopped") or (state is None and label is None):
             return self.problem(400, "invalid_args", "give a state, running or stopped, or a label")
@@ -593,35 +593,35 @@ class Vastai(World[Instance]):
         return Reply(200, {"success": True})
 
     def manage_many(self, call: Call) -> Reply:
-        return self._each(call, "ids", lambda found: self._managed(found, call))
+        return self._each(call, "ids", lambda found: self._manage(found, call))
 
     def destroy(self, call: Call) -> Reply:
-        return self._destroyed(self.named(call.names["id"]), call)
+        return self._destroy(self.find_instance(call.names["id"]), call)
 
-    def _destroyed(self, found: Instance, call: Call) -> Reply:
-        if self.account.held(found):
+    def _destroy(self, found: Instance, call: Call) -> Reply:
+        if self.account.is_held(found):
             return self.problem(
                 400, "invalid_request", "the minimum rental period of this instance is not over"
             )
-        if self.account.doomed(found, call.luck):
+        if self.account.is_doomed(found, call.luck):
             self._free(found)
             self.account.end(found, call.by)
         return Reply(200, {"success": True, "msg": f"Instance {found.id} destroyed."})
 
     def destroy_many(self, call: Call) -> Reply:
-        return self._each(call, "instance_ids", lambda found: self._destroyed(found, call))
+        return self._each(call, "instance_ids", lambda found: self._destroy(found, call))
 
     def _each(self, call: Call, field: str, do: Callable[[Instance], Reply]) -> Reply:
         names = call.fields.get(field)
         if not isinstance(names, list):
             return self.problem(400, "invalid_args", f"{field} must be a list")
         for name in names:
-            if (reply := do(self.named(str(name)))).status != 200:
+            if (reply := do(self.find_instance(str(name)))).status != 200:
                 return reply
         return Reply(200, {"success": True})
 
     def bid(self, call: Call) -> Reply:
-        found = self.named(call.names["id"])
+        found = self.find_instance(call.names["id"])
         price = call.number("price", found.ask.bid)
         if not found.interruptible or not 0.001 <= price <= 32 * found.gpus:
             return self.problem(

@@ -48,7 +48,7 @@ class Reply(NamedTuple):
     lost: bool = False
     hold: float = 0.0
 
-    def encoded(self) -> bytes:
+    def encode(self) -> bytes:
         """The body's bytes."""
         if self.status == 204:
             return b""
@@ -182,15 +182,15 @@ class World(ABC, Generic[M]):
     def problem(self, status: int, code: str, message: str) -> Reply:
         """An error, in the provider's form."""
 
-    def refused(self, call: Call) -> Reply:
+    def refusal(self, call: Call) -> Reply:
         """The reply to a missing or wrong key."""
         return self.problem(401, "unauthorized", "Invalid API key")
 
-    def throttled(self, route: Route) -> Reply:
+    def throttle_reply(self, route: Route) -> Reply:
         """The reply to requests that come too fast."""
         return self.problem(429, "rate_limited", "Too many requests")
 
-    def decorated(self, reply: Reply) -> Reply:
+    def decorate(self, reply: Reply) -> Reply:
         """Headers that every reply of the provider has."""
         return reply
 
@@ -201,14 +201,14 @@ class World(ABC, Generic[M]):
         self.account.advance(now)
         found = [
             (route, match)
-            for route, path in _compiled(self.routes)
+            for route, path in _compile_routes(self.routes)
             if (match := path.fullmatch(request.path))
         ]
         if not found:
-            return self.decorated(self.problem(404, "not_found", f"there is no {request.path}"))
+            return self.decorate(self.problem(404, "not_found", f"there is no {request.path}"))
         here = [(route, match) for route, match in found if route.method == request.method]
         if not here:
-            return self.decorated(
+            return self.decorate(
                 self.problem(405, "method_not_allowed", f"{request.path} takes no {request.method}")
             )
         route, match = here[0]
@@ -216,7 +216,7 @@ class World(ABC, Generic[M]):
         luck = Luck(self.faults, f"{self.seed}/{self.calls}", route.operation)
         if luck.strikes("cut"):
             return Reply(503, lost=True)
-        return self.decorated(self._answer(route, match.groupdict(), request, luck))
+        return self.decorate(self._answer(route, match.groupdict(), request, luck))
 
     def _answer(
         self, route: Route, names: Mapping[str, str], request: Request, luck: Luck
@@ -224,7 +224,7 @@ class World(ABC, Generic[M]):
         fields = (
             {"text": request.body.decode("utf-8", "replace")}
             if route.plain
-            else parsed(request.body)
+            else parse_body(request.body)
         )
         pairs = parse_qsl(request.query, keep_blank_values=True)
         query = dict(pairs)
@@ -236,16 +236,16 @@ class World(ABC, Generic[M]):
             or (by and not known)
             or luck.strikes("denied")
         ):
-            return self.refused(call)
+            return self.refusal(call)
         if luck.strikes("throttled") or self.account.now - self._last.get(
             route.operation, -math.inf
         ) < route.gap * self.amount("pace"):
-            return self.throttled(route)
+            return self.throttle_reply(route)
         self._last[route.operation] = self.account.now
         if luck.strikes("broken"):
             return self.problem(502, "bad_gateway", "Bad Gateway")
         if fields is None:
-            return self.malformed()
+            return self.malformed_reply()
         part = next(part for part in (self, *self.parts) if hasattr(part, route.operation))
         try:
             reply: Reply = getattr(part, route.operation)(call)
@@ -259,7 +259,7 @@ class World(ABC, Generic[M]):
         """Whether an operation needs no key."""
         return operation in self.open
 
-    def malformed(self) -> Reply:
+    def malformed_reply(self) -> Reply:
         """The reply to a body that is no JSON object."""
         return self.problem(400, "invalid_request", "Invalid JSON body")
 
@@ -279,7 +279,7 @@ class Part(Generic[W]):
 
 
 @cache
-def _compiled(routes: tuple[Route, ...]) -> list[tuple[Route, re.Pattern[str]]]:
+def _compile_routes(routes: tuple[Route, ...]) -> list[tuple[Route, re.Pattern[str]]]:
     return [
         (route, re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(route.path))))
         for route in routes
@@ -300,7 +300,7 @@ def number(value: object, default: float = 0.0) -> float:
     )
 
 
-def parsed(body: bytes) -> Document | None:
+def parse_body(body: bytes) -> Document | None:
     """A request's body; None when it is no JSON object."""
     try:
         found = json.loads(body or b"{}")

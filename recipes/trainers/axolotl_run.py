@@ -38,6 +38,9 @@ OURS = (
     "hub_model_id",
 )
 
+# Beside this program, where Python finds it.
+POINTS = "axolotl_points.PointsPlugin"
+
 
 def main() -> None:
     options = _options()
@@ -87,6 +90,8 @@ def complete(options: argparse.Namespace) -> dict[str, Any]:
     config["gradient_accumulation_steps"] = options.global_batch // at_once
     config["dataset_prepared_path"] = str(options.prepared)
     config["output_dir"] = str(options.checkpoints or "unused")
+    if options.stage == "train":
+        config["plugins"] = [*(config.get("plugins") or ()), POINTS]
     if options.resume:
         config["resume_from_checkpoint"] = str(options.resume)
     return config

@@ -7,9 +7,11 @@ import os
 import shutil
 from pathlib import Path
 
+from tool_points import Files, Points
 from tool_run import PRIME_RL, absent, found, start, write
 
 RUN = "run"
+METRICS = "**/metrics.jsonl"  # in which each of its programs writes a line for a step
 
 
 def main() -> None:
@@ -24,7 +26,8 @@ def main() -> None:
     argv += ["--ckpt.output-dir", str(options.checkpoints.parent)]
     if options.resume:
         argv += ["--resume.dir", str(options.resume)]
-    start(argv)
+    with Files(Points(options.max_steps), folder, METRICS):
+        start(argv)
 
     last = _newest(options.checkpoints)
     if last:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tool_points import Points, Printed
 from tool_run import UNSLOTH, absent, found, start, undone, version, write
 
 FORMATS = {"prompt-completion": "alpaca", "messages": "chatml"}
@@ -34,7 +35,10 @@ def main() -> None:
     # It writes only below a home of its own, which is otherwise in the user's.
     home = Path("unsloth-home").absolute()
     os.environ["UNSLOTH_STUDIO_HOME"] = str(home)
-    start([UNSLOTH.command, "train", "--config", str(options.config_out)])
+    max_steps = int(config["training"]["max_steps"])
+    printed = Printed(Points(max_steps), max_steps)
+    start([UNSLOTH.command, "train", "--config", str(options.config_out)], printed.on_line)
+    printed.end()
     made = home / "outputs" / "model"
     history = _gather(made, options)
     write(options.report, {"trained": True, "unsloth": there, "steps": history[-1]["step"] if history else 0})

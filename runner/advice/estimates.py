@@ -553,7 +553,7 @@ def _past(ws: Workspace, recipe: str, step: str, gpu: Gpu | None) -> list[_Past]
             numbers = traces[each.key].numbers if each.key in traces else {}
             kind = numbers.get("gpu")
             if isinstance(kind, str) and (gpu is None or _same(kind, gpu)):
-                kept = ws.kept(row.id, each.step, each.n, ".metrics")
+                kept = ws.kept_path(row.id, each.step, each.n, ".metrics")
                 found[each.key] = _Past(row.inputs, numbers, kind, kept)
     return list(found.values())
 

@@ -384,7 +384,7 @@ class _Looks:
         )
         row = self._ws.store.runs.latest_attempts(plan.recipe, [node.id]).get(node.id)
         if row is not None and row.outcome not in ("done", ""):
-            kept["said"] = _tail(self._ws.kept(row.run, node.id, row.n, ".log"))
+            kept["said"] = _tail(self._ws.kept_path(row.run, node.id, row.n, ".log"))
         if not spec.state or (image := preimage_of(self._found, n)) is None:
             return kept
         found = checkpoints.made_under(
@@ -402,7 +402,7 @@ class _Looks:
             "max_steps": made["continues"].get("max_steps"),
             "torch": _torch(generation / name),
         }
-        for each, verdict in checkpoints.judged(generation / name, pattern):
+        for each, verdict in checkpoints.judge_checkpoints(generation / name, pattern):
             if verdict.ok:
                 return kept | {"checkpoint": each, "processes": verdict.world or made["world"]}
         return kept

@@ -10,9 +10,9 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, overload
 
 from ..agent.regular import descriptor_of
 from ..secrets import Masker, Secret, Stream, passwords, tokenlike
@@ -75,21 +75,32 @@ def hear(event: Event, found: list[Part], going: dict[str, Part], node: int = 0)
         part = Part(
             event.id,
             number if isinstance(number, int) else 1,
-            f"{raw[:-4]}.{node}.log" if node else raw,
+            raw,
             names,
             paths,
-            node=node,
             pattern=str(event.data.get("pattern", "")),
         )
+        part = on_node(part, node)
         found.append(part)
         going[event.id] = part
     elif event.before == "RUNNING" and event.id in going:
         going.pop(event.id).ended = True
 
 
+@overload
+def on_node(part: Part, node: int) -> Part: ...
+@overload
+def on_node(part: Part | None, node: int) -> Part | None: ...
+def on_node(part: Part | None, node: int) -> Part | None:
+    """Return what an attempt printed on one of its nodes, if it printed on the first."""
+    if part is None or not node:
+        return part
+    return replace(part, raw=f"{part.raw[:-4]}.{node}.log", node=node)
+
+
 def kept(ws: Workspace, run: str, part: Part) -> Path:
     """Where the log of an attempt is when it is over."""
-    return ws.kept(run, part.step, part.number, f".{part.node}.log" if part.node else ".log")
+    return ws.kept_path(run, part.step, part.number, f".{part.node}.log" if part.node else ".log")
 
 
 class LogTail(Protocol):

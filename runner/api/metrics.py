@@ -14,7 +14,7 @@ from ..errors import CannotRun, Invalid
 from ..planning.ids import names
 from ..secrets import Masker
 from ..storage import metrics, run_graph
-from ..storage.records.links import Link, printed, recorded
+from ..storage.records.links import Link, find_links, stored_links
 from ..storage.records.runs import FINAL, AttemptRow, RunRow
 from ..storage.workspace import Workspace
 from ..survey import binned, rows, samples, summaries
@@ -211,14 +211,14 @@ def _so_far(ws: Workspace, run: str, part: Part) -> summaries.Summaries:
 
 def links(ws: Workspace, row: RunRow, attempts: Sequence[AttemptRow] | None = None) -> list[Link]:
     """Where else the numbers of a run can be looked at: as stored with its attempts, and of those that run by the beginning of what they printed."""
-    found = recorded(ws.store.runs.attempts(row.id) if attempts is None else attempts)
+    found = stored_links(ws.store.runs.attempts(row.id) if attempts is None else attempts)
     for part in (
         parts(ws.store.runs.events(row.id, max(0, row.next_event - RECENT)))
         if row.state not in FINAL
         else ()
     ):
         if not part.ended:
-            found += printed(part.step, _begun(ws, row.id, part), {})
+            found += find_links(part.step, _begun(ws, row.id, part), {})
     return list(dict.fromkeys(found))
 
 
@@ -236,7 +236,7 @@ def _live(ws: Workspace, run: str, part: Part) -> Sequence[Point]:
     elsewhere = rows.is_elsewhere(ws, run)
     if part.pattern and elsewhere:
         printed_lines = rows.read_log(ws, run, part.step, part.number).splitlines()
-        return _known(metrics.matched(printed_lines, part.pattern))
+        return _known(metrics.match_lines(printed_lines, part.pattern))
     if elsewhere:
         return rows.read_points(ws, run, part.step, part.number, Path(f"{part.raw[:-4]}.metrics"))
     if unmaskable(ws, part):
@@ -267,7 +267,7 @@ def _printed(part: Part, masker: Masker) -> Iterator[Point]:
         data = file.read().replace(b"\r", b"\n")
     whole, newline, _ = data.rpartition(b"\n")
     lines = map(masker.mask, whole.split(b"\n")) if newline else ()
-    found = [*found, *metrics.matched(lines, part.pattern)]
+    found = [*found, *metrics.match_lines(lines, part.pattern)]
     _logs[part.raw] = offset + len(whole) + len(newline), found
     while len(_logs) > LOGS:
         _logs.pop(next(iter(_logs)), None)

@@ -41,7 +41,7 @@ def step_plans(ws: Workspace, found: Survey) -> list[StepForecast]:
     from ..advice import estimates
 
     plan = found.plan
-    expected = ws.store.index.expected(plan.recipe, [node.id for node in plan.nodes])
+    expected = ws.store.index.expected_seconds(plan.recipe, [node.id for node in plan.nodes])
     estimated = estimates.of_plan(ws, plan, found.todo)
     steps = []
     for n, (node, verdict) in enumerate(zip(plan.nodes, found.verdicts, strict=True)):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ..execution.terms import settings_of_run
-from ..planning.waiting import Taker, Wait, Waiting, explained
+from ..planning.waiting import Taker, Wait, Waiting, explain_waits
 from ..storage.records.runs import RunRow, Wanted
 from ..storage.records.workers import WorkerRow
 from ..storage.workspace import Workspace
@@ -93,7 +93,7 @@ def _waits(ws: Workspace, rows: Sequence[RunRow]) -> list[Wait]:
         if worker.alive
     ]
     worked_on = [_waiting(row) for row in rows if row.id in live]
-    return explained([_waiting(row) for row in waiting], takers, worked_on, time.time())
+    return explain_waits([_waiting(row) for row in waiting], takers, worked_on, time.time())
 
 
 def _waiting(row: RunRow) -> Waiting:

@@ -13,9 +13,11 @@ from ..errors import Invalid, NotFound, Problem, did_you_mean
 from ..language import library
 from ..language.library import Entry
 from ..language.recipe import Input, Recipe
+from ..paths import is_path
 from ..settings import load
 from ..storage.records.runs import Wanted
 from ..storage.workspace import Workspace
+from .values import Facts, moment
 
 _NAMED: Final = re.compile(r"[a-z][a-z0-9_-]{0,63}(?:@[1-9][0-9]{0,8})?")
 LATEST: Final = 500
@@ -102,6 +104,18 @@ def last_used(ws: Workspace) -> dict[str, float]:
     for row in ws.store.runs.page(Wanted(), LATEST):
         used.setdefault(row.recipe.replace("-sweep@", "@"), row.created)
     return used
+
+
+def summary_facts(each: Offered, used: float | None = None) -> Facts:
+    """A recipe as lists show it; `used`: when a run of it was stored last, in seconds since the epoch."""
+    entry = each.entry
+    return {
+        "id": entry.id,
+        "summary": entry.summary,
+        "package": entry.origin,
+        "file": each.word if is_path(each.word) else "",
+        "used": moment(used),
+    }
 
 
 def input_schema(recipe: Recipe) -> dict[str, Any]:

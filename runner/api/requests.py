@@ -14,7 +14,7 @@ from ..errors import NOT_NOTED, Busy, CannotAsk
 from ..execution.signals import apart
 from ..execution.terms import Choice, choice_of_run, request_of_run, settings_of_run
 from ..execution.unattended import end_unattended
-from ..planning.ids import stored
+from ..planning.ids import stored_form
 from ..storage.records.runs import FINAL, NO_DATA, RunRow, settle
 from .outcomes import Outcome
 from .submitting import Ticket, check_priority, receivers_of, submit, submit_again
@@ -150,7 +150,7 @@ def retry(
 
 def retried_choice(row: RunRow, begin: str | None) -> Choice:
     """Which steps the retry of a run has: from `begin` on, or those that the run was asked for."""
-    return Choice(begin=stored(begin)) if begin else choice_of_run(row)
+    return Choice(begin=stored_form(begin)) if begin else choice_of_run(row)
 
 
 def is_left(row: RunRow, *, live: bool) -> bool:

@@ -9,43 +9,75 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from ..errors import CannotAsk
+from ..errors import CannotAsk, Invalid, NotFound, Problem
 from ..execution.terms import settings_of_run
 from ..planning.ids import bare
 from ..planning.run_view import Failure, RunView, StepView, Training
 from ..storage.records.ledger import LeaseRow, Ledger, of_user
-from ..storage.records.runs import AttemptRow, RunRow, Wanted
+from ..storage.records.runs import AttemptRow, RunPlace, RunRow, Wanted
 from ..storage.run_graph import RunGraph
 from ..storage.workspace import Workspace
 from ..survey import summaries
+from ..survey.comparison import matrix_values
+from . import costs
 from .artifacts import outputs_of
-from .metrics import latest, links
+from .metrics import last_samples, latest, links
 from .queue import wait_of
 from .starting import read_start
 from .values import Facts, moment
 
 NO_TRAINING: Final = Training()
+ENDS: Final[Mapping[str, str]] = {"ran": "DONE", "fresh": "FRESH", "failed": "FAILED"}
+"""The states of steps by what is counted."""
+PACE: Final = ("step", "total", "percent", "eta")
+"""How a sample of a machine calls how far the step is: that is the view's to say."""
+TRIED: Final = 6
+"""Values of an input of a sweep that are shown."""
 
 
 class Page(NamedTuple):
-    """Runs of a list, the newest first; `next`: the id behind which the next page begins, None at the end."""
+    """Runs of a list, the newest first; `next`: the place behind which the next page begins, None at the end."""
 
     runs: list[Facts]
     next: str | None
 
 
-def list_runs(ws: Workspace, wanted: Wanted, limit: int, *, numbers: bool = True) -> Page:
-    """Return the first `limit` runs that are wanted; without `numbers` what they reported is left out."""
+def list_runs(
+    ws: Workspace, wanted: Wanted, limit: int, after: str = "", *, numbers: bool = True
+) -> Page:
+    """Return the first `limit` runs that are wanted; without `numbers` what they reported is left out.
+
+    `after` is the `next` of the page before, or the id of a run.  Raises Invalid if it is neither.
+    """
+    if after:
+        wanted = wanted._replace(before=_place(ws, after))
     rows = ws.store.runs.page(wanted, limit + 1)
-    next_ = rows[limit - 1].id if len(rows) > limit else None
+    next_ = f"{rows[limit - 1].created!r}~{rows[limit - 1].id}" if len(rows) > limit else None
     return Page(list_facts(ws, rows[:limit], numbers=numbers), next_)
+
+
+def _place(ws: Workspace, after: str) -> RunPlace:
+    """Where a page ends.  The time is in it, so that the run itself may be deleted meanwhile."""
+    created, tilde, run = after.partition("~")
+    try:
+        if tilde:
+            return RunPlace(float(created), run)
+        return RunPlace(ws.store.runs.get(after).created, after)
+    except (ValueError, NotFound):
+        fix = "give the `next` of the page before, or the id of a run"
+        problem = Problem("bad-value", f'"{after}" is not the end of a page', None, fix)
+        raise Invalid([problem]) from None
 
 
 def list_facts(ws: Workspace, rows: Sequence[RunRow], *, numbers: bool = True) -> list[Facts]:
     """Runs as a list of them shows them; without `numbers` what they reported is left out."""
     views = ws.run_views.summaries(rows)
     found = summaries.summarize_runs(ws, rows, latest(ws, rows)) if numbers else {}
-    return [_listed(row, view, found.get(row.id)) for row, view in zip(rows, views, strict=True)]
+    usd = costs.of_runs(ws.environ, [row.id for row in rows])
+    return [
+        {**_listed(ws, row, view, found.get(row.id)), "cost": usd[row.id]}
+        for row, view in zip(rows, views, strict=True)
+    ]
 
 
 def _described(row: RunRow) -> Facts:
@@ -84,9 +116,10 @@ def _metrics(found: summaries.Summaries, least: Mapping[str, bool]) -> Facts:
     }
 
 
-def _listed(row: RunRow, view: RunView, found: summaries.RunNumbers | None) -> Facts:
+def _listed(ws: Workspace, row: RunRow, view: RunView, found: summaries.RunNumbers | None) -> Facts:
     asked, labels = row.data.get("asked"), row.data.get("labels")
-    preset = asked.get("preset") if isinstance(asked, dict) else None
+    asked = asked if isinstance(asked, dict) else {}
+    preset, given = asked.get("preset"), asked.get("inputs")
     return {
         "id": row.id,
         "recipe": row.recipe,
@@ -103,6 +136,9 @@ def _listed(row: RunRow, view: RunView, found: summaries.RunNumbers | None) -> F
         "driver": settings_of_run(row).driver,
         "preset": preset if isinstance(preset, str) else None,
         "inputs": dict(row.inputs),
+        "given": _given(row, given),
+        "tried": _tried(ws, row) if "-sweep@" in row.recipe else {},
+        "counts": _counts(view.counts),
         "created": moment(row.created),
         "not_before": moment(row.due)
         if row.due is not None and row.due > row.created + 1
@@ -114,19 +150,41 @@ def _listed(row: RunRow, view: RunView, found: summaries.RunNumbers | None) -> F
     }
 
 
+def _given(row: RunRow, given: object) -> Facts:
+    """The inputs that were given, but secrets, which a run does not hold."""
+    if not isinstance(given, dict):
+        return {}
+    return {name: value for name, value in given.items() if name.partition(".")[0] in row.inputs}
+
+
+def _counts(counts: Mapping[str, int]) -> Facts:
+    """How many steps came to which end."""
+    ends = {name: counts.get(state, 0) for name, state in ENDS.items()}
+    return {**ends, "other": sum(counts.values()) - sum(ends.values())}
+
+
+def _tried(ws: Workspace, row: RunRow) -> Facts:
+    """The first values of each input that a sweep tries, one more than is shown."""
+    found: dict[str, dict[str, None]] = {}
+    for id in ws.store.runs.steps(row.id):
+        for name, value in matrix_values(id.partition("/")[0]).items():
+            found.setdefault(name, {})[value] = None
+    return {name: list(values)[: TRIED + 1] for name, values in found.items()}
+
+
 def read_run(ws: Workspace, row: RunRow, *, numbers: bool = True) -> Facts:
     """A run with all that is known of it; without `numbers` what it reported is left out."""
     graph = ws.run_views.graph(row)
     view = ws.run_views.view(row, graph)
     attempts = ws.store.runs.attempts(row.id)
     leases = _leases(ws, row.id)
-    with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
-        cost = sum(spent.usd for spent in ledger.costs([lease.key for lease in leases]).values())
+    cost = costs.of_runs(ws.environ, [row.id])[row.id]
+    machines = last_samples(ws, row) if view.counts.get("RUNNING") else {}
     reported = summaries.summarize_runs(ws, [row], latest(ws, [row])) if numbers else {}
     eta = view.progress.eta
     price = sum(lease.price for lease in leases if lease.state in ("COMING", "UP"))
     return {
-        **_listed(row, view, reported.get(row.id)),
+        **_listed(ws, row, view, reported.get(row.id)),
         "sweep": _sweep(ws, row),
         "seq": row.next_event - 1,
         "provider": settings_of_run(row).driver,
@@ -145,7 +203,7 @@ def read_run(ws: Workspace, row: RunRow, *, numbers: bool = True) -> Facts:
         "warnings": view.warnings,
         **(wait_of(ws, row) or {"position": None, "waits": None}),
         "training": _training(view),
-        "steps": _steps(view.steps, _keys(graph, attempts), cost),
+        "steps": _steps(view.steps, _keys(graph, attempts), cost, machines),
         "graph": _graph(graph),
         "outputs": outputs_of(ws, row, graph, attempts),
         "links": [each._asdict() for each in links(ws, row, attempts)],
@@ -173,12 +231,12 @@ def _training(view: RunView) -> Facts | None:
         return None
     return {
         "of": view.trains,
-        "step": training.step,
-        "total": training.total,
+        "step": _float(training.step),
+        "total": _float(training.total),
         "percent": training.percent,
         "eta": step.eta if step is not None else None,
         "at": moment(training.at),
-        "values": dict(training.values),
+        "values": {name: float(value) for name, value in training.values.items()},
     }
 
 
@@ -188,7 +246,12 @@ def _keys(graph: RunGraph | None, attempts: Sequence[AttemptRow]) -> dict[str, s
     return fresh | {each.step: each.key for each in attempts if each.key}
 
 
-def _steps(steps: Mapping[str, StepView], keys: Mapping[str, str], cost: float) -> list[Facts]:
+def _steps(
+    steps: Mapping[str, StepView],
+    keys: Mapping[str, str],
+    cost: float,
+    machines: Mapping[str, Mapping[str, object]],
+) -> list[Facts]:
     """The steps, each with its key and its share of what was rented, by the seconds that it ran there."""
     away = {
         id: sum(seconds for host, seconds in step.spent.items() if host)
@@ -200,6 +263,11 @@ def _steps(steps: Mapping[str, StepView], keys: Mapping[str, str], cost: float) 
             **_step(step),
             "key": keys.get(id, ""),
             "cost": round(cost * away[id] / whole, 6) if whole else 0.0,
+            "machine": {
+                name: float(value)
+                for name, value in machines.get(id, {}).items()
+                if isinstance(value, (int, float)) and name not in PACE
+            },
         }
         for id, step in steps.items()
     ]
@@ -219,18 +287,23 @@ def _step(step: StepView) -> Facts:
         "seconds": step.seconds,
         "expected": step.expected,
         "progress": {
-            "step": training.step,
-            "total": training.total,
+            "step": _float(training.step),
+            "total": _float(training.total),
             "percent": step.percent,
             "eta": step.eta,
         },
-        "values": dict(training.values),
+        "values": {name: float(value) for name, value in training.values.items()},
         "exit": failure.exit if failure is not None else None,
         "signal": failure.signal if failure is not None else None,
         "lines": list(failure.lines) if failure is not None else [],
         "fix": failure.fix if failure is not None else "",
         "warnings": list(step.warnings),
     }
+
+
+def _float(value: float | None) -> float | None:
+    """A number that a step reported, which may be an integer, as all of them are answered."""
+    return None if value is None else float(value)
 
 
 def _graph(graph: RunGraph | None) -> list[Facts]:

@@ -74,7 +74,7 @@ def submit(
     source = find(request.recipe, ws.root)
     plan = compile_request(ws, source, request, {})
     check_ids(plan, choice, bare)  # which instances there are may be known only when it runs
-    refuse_nodes(ws, source, request, plan, plan.chosen(choice.only, choice.until), {})
+    refuse_nodes(ws, source, request, plan, plan.select_nodes(choice.only, choice.until), {})
     limits = lower(plan.settings.limits, limits_asked(ws, settings))
     data = {
         "source": str(source),

@@ -1,4 +1,4 @@
-"""What a caller in Python gets of a run: how it stands, what it made, reported and printed."""
+"""What a caller in Python gets of a run: how it stands, what it made, reported and printed, and what it would do."""
 
 from __future__ import annotations
 
@@ -42,6 +42,15 @@ class Progress(NamedTuple):
     eta: float | None = None
 
 
+class StepCounts(NamedTuple):
+    """How many steps of a run came to which end."""
+
+    ran: int = 0
+    fresh: int = 0
+    failed: int = 0
+    other: int = 0
+
+
 class StepProgress(NamedTuple):
     """How far a step is, by what it reported last: its own step, of how many; `eta` in seconds.  None: not known."""
 
@@ -82,6 +91,8 @@ class StepStatus(NamedTuple):
     """The fingerprint of its last attempt, or of its result."""
     cost: float = 0.0
     """US dollars: its share of the run's cost, by the seconds that it ran on rented machines."""
+    machine: Mapping[str, float] = {}
+    """Of a step that is RUNNING what its machine had to do last, such as gpu_percent."""
 
 
 class Failed(NamedTuple):
@@ -168,6 +179,14 @@ class Status(NamedTuple):
     position: int | None = None
     """Its place among the runs of its workspace that wait; None where it does not."""
     waits: Reason | None = None
+    name: str = ""
+    tags: Sequence[str] = ()
+    note: str = ""
+    given: Mapping[str, object] = {}
+    """The inputs that were given; `inputs` has all."""
+    tried: Mapping[str, Sequence[str]] = {}
+    """Of a sweep the first values of each input that differs."""
+    counts: StepCounts = StepCounts()
 
     @property
     def over(self) -> bool:
@@ -259,3 +278,77 @@ class QueuedRun(NamedTuple):
     due: str | None = None
     """From when on workers take it; None: they do not."""
     waits: Reason = Reason("")
+
+
+class RecipeEntry(NamedTuple):
+    """A recipe that may be run by its name, NAME@VERSION."""
+
+    id: str
+    summary: str = ""
+    package: str = ""
+    """Which brings it; empty for the library and for recipes of the workspace."""
+    file: str = ""
+    """Of a recipe of the workspace its file."""
+    used: str | None = None
+    """When a run of it, or a sweep, was stored last, RFC 3339; of the latest 500 runs."""
+
+
+class GpuMemory(NamedTuple):
+    """What a step that trains takes of each GPU, as estimated, and what such a GPU has for it, in bytes."""
+
+    bytes: int | None = None
+    """None where it is not known: `words` say why."""
+    usable: int | None = None
+    gpu: str = ""
+    fits: str | None = None
+    """FITS, TIGHT or NO."""
+    words: str = ""
+
+
+class ExpectedStep(NamedTuple):
+    """What would become of a step: run, maybe, restore, fresh or skip; `seconds` and `usd` at most, None where that is not known."""
+
+    id: str
+    answer: str = ""
+    reasons: Sequence[str] = ()
+    needs: Sequence[str] = ()
+    seconds: float | None = None
+    usd: float | None = None
+    memory: GpuMemory | None = None
+    """None for a step that does not train on a GPU."""
+
+
+class Machine(NamedTuple):
+    """The machine that a driver would rent for a step: the cheapest that does, as offered now."""
+
+    step: str
+    driver: str = ""
+    offer: str | None = None
+    """None where nothing is offered: `failed` says why."""
+    gpu: str | None = None
+    gpus: int | None = None
+    region: str | None = None
+    market: str | None = None
+    usd_an_hour: float | None = None
+    hours: float | None = None
+    usd: float | None = None
+    failed: str = ""
+
+
+class Forecast(NamedTuple):
+    """What a run would do, take and cost.  `seconds`, `usd` and `usd_of_machines` are None where they are not known of each part."""
+
+    recipe: str
+    instances: int = 1
+    """Of a sweep the combinations."""
+    command: str | None = None
+    """What does the same in a terminal; None where no command line says it."""
+    driver: str = "local"
+    machines: Sequence[Machine] = ()
+    usd_of_machines: float | None = None
+    inputs: Mapping[str, object] = {}
+    steps: Sequence[ExpectedStep] = ()
+    seconds: float | None = None
+    usd: float | None = None
+    bytes: int = 0
+    """The size of what would be restored."""

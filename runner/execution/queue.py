@@ -20,7 +20,7 @@ from ..reports import sealing
 from ..storage.content.files import Content
 from ..storage.reach import Reach
 from ..storage.records.runs import ALONE, Offer, RunRow, RunState, Stale, settle
-from ..storage.records.store import held
+from ..storage.records.store import hold_inode
 from ..storage.workspace import Workspace
 from ..survey import run_graph
 from ..survey.skipped_steps import skipped_steps, with_skipped
@@ -94,7 +94,7 @@ def serve(
             with (
                 suppress(StoreBusy),
                 Workspace.open(root, environ=environ) as opened,
-                held(opened.home) as there,
+                hold_inode(opened.home) as there,
             ):
                 while not handover.asked and there():
                     ws = opened.within(

@@ -190,7 +190,7 @@ def takes(ws: Workspace, found: Survey, by_need: Mapping[Need, Sequence[int]]) -
     ids = [nodes[n].id for steps in by_need.values() for n in steps]
     estimated = estimates.of_plan(ws, found.plan, found.todo)
     earlier, made = (
-        ws.store.index.expected(found.plan.recipe, ids),
+        ws.store.index.expected_seconds(found.plan.recipe, ids),
         ws.store.index.last(found.plan.recipe, ids),
     )
     answer = {}
@@ -433,7 +433,7 @@ def fits(
             wrong += _few(node.id, specs[n], host_pool)
         if host_pool.priced and not near:
             if host_pool.need(specs[n]) not in offered:
-                asked_for = ", ".join(f"{name} {value}" for name, value in wants.asked.items())
+                asked_for = ", ".join(f"{name} {value}" for name, value in wants.as_key.items())
                 left = host_pool.unmet.get(host_pool.need(specs[n]), "")
                 unmet.append(
                     f"{node.id} needs {asked_for or 'a machine'}; {host_pool.name} offers no such machine now{left and f' ({left})'}"

@@ -83,7 +83,7 @@ def no_points(ws: Workspace, run: str, fence: int = 0) -> str:
             move = Move("run", run, row.state, failed.state, words, data)
             runs.group(run, fence, [move], run_state=failed, answers=row.request)
         if (letter := runs.outbox.of(run, points.RESERVE)) is not None:
-            runs.outbox.delivered(letter)
+            runs.outbox.mark_delivered(letter)
     return words
 
 

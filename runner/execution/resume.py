@@ -10,7 +10,7 @@ from typing import Final
 from ..digest import of_value
 from ..errors import Busy
 from ..failures import RunFailure
-from ..planning.schedule import FINAL, Spent, State, spent
+from ..planning.schedule import FINAL, Spent, State, budget_used
 from ..storage.records.runs import RunRow, RunState, settle
 from ..storage.workspace import Workspace
 from ..survey.facts import collect_facts
@@ -148,7 +148,7 @@ def as_it_stood(ws: Workspace, found: Survey, row: RunRow, fence: int) -> Claime
     made = frozenset(
         attempt.key for attempt in attempts if attempt.outcome == "done" and attempt.key
     )
-    budgets = {id: spent(reasons) for id, reasons in failed.items()}
+    budgets = {id: budget_used(reasons) for id, reasons in failed.items()}
     if row.request:  # a pause that its worker never read, or that is over now; what was asked since is there to be read
         state = "QUEUED" if row.state == "PAUSED" else row.state
         ws.store.runs.group(

@@ -60,7 +60,7 @@ def look(ws: Workspace, request: Request, choice: Choice = EVERYTHING) -> Survey
     )
     check_ids(found.plan, choice)
     if choice.begin:
-        later = found.plan.after(found.plan.named(choice.begin))
+        later = found.plan.after(found.plan.nodes_named(choice.begin))
         found = survey(
             ws,
             request,
@@ -74,7 +74,9 @@ def look(ws: Workspace, request: Request, choice: Choice = EVERYTHING) -> Survey
     if choice.leave:
         from ..planning.schedule import EARLY
 
-        for n in found.plan.after(set().union(*(found.plan.named(id) for id in choice.leave))):
+        for n in found.plan.after(
+            set().union(*(found.plan.nodes_named(id) for id in choice.leave))
+        ):
             found.verdicts[n] = Verdict(SKIPPED, found.verdicts[n].key, (EARLY,), None)
     demand(ws, found)
     if ws.remote_cache is not None:
@@ -363,7 +365,7 @@ def _restrict(found: Survey) -> None:
     """Leave alone what was not asked for."""
     plan, only, wanted = found.plan, found.only, found.wanted(found.plan)
     needs = {need for n in wanted for need in plan.needs(n)} | (
-        plan.leading(only)[0] if only and plan.leading(only)[1] else set()
+        plan.closure_of(only)[0] if only and plan.closure_of(only)[1] else set()
     )
     for n, verdict in enumerate(found.verdicts):
         if only and n not in wanted and n in needs and verdict.answer in (RUN, MAYBE):

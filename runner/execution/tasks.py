@@ -76,7 +76,7 @@ def given(found: Survey) -> list[str]:
         for path in facts.matches.get(dep, (dep,))
     ]
     contents += [
-        facts.takes.get(taken.asked)
+        facts.takes.get(taken.lookup_key)
         for node in nodes
         for taken in node.takes
         if taken.kind == "path" and not taken.only

@@ -104,7 +104,7 @@ def upload(
         files = [
             file
             for _, path, content in found
-            for file in results_folder.lying(path, *_lying(ws, path, Content(content)))
+            for file in results_folder.files_at(path, *_lying(ws, path, Content(content)))
         ]
         if run:
             files += _story(ws, run, beside, listener)

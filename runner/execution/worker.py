@@ -306,7 +306,7 @@ def _over(ws: Workspace, commits: GroupCommit, report: Report, why: str) -> str:
     """
     if report.left:
         commits.flush()
-        ws.store.runs.requested(commits.run, commits.fence)
+        ws.store.runs.take_request(commits.run, commits.fence)
         ws.store.runs.release(commits.run, commits.fence)
         return "ACTIVE"
     failed = [each for each in report.failures if not each.allowed] or report.failures
@@ -378,7 +378,7 @@ def _begun(ours: Assignment, begins: Claimed, jobs: int) -> GroupCommit:
         graph = recall(ws.home, begins.id)
     else:
         graph = run_graph.store_graph(ws, begins.id, found)
-    expected = ws.store.index.expected(recipe, ids)
+    expected = ws.store.index.expected_seconds(recipe, ids)
     _log.info(
         "run %s %s: %d steps, %d at once",
         begins.id,

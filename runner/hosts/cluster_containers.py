@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from drivers.base import Command
-from drivers.devices import assigned
+from drivers.devices import device_variables
 
 from ..digest import of_value
 from ..errors import CannotRun
@@ -86,7 +86,7 @@ def wrap(
         env, secrets = _renamed(env, _HIDDEN), _renamed(command.secrets, _HIDDEN)
     else:
         if gpus:
-            env |= assigned(gpus, env)
+            env |= device_variables(gpus, env)
         apart = "SINGULARITYENV_" if here == "singularity" else "APPTAINERENV_"
         words = ["exec", "--home", box, "--pwd", command.cwd]
         words += ["--nv"] if engine.gpus and (gpus is None or gpus) else []

@@ -154,7 +154,7 @@ class Connector:
 
         The caller takes out those that are places now; the others are let go of.
         """
-        hosts = driver.connected()
+        hosts = driver.connected_hosts()
         some = hosts if len(hosts) <= want else {}  # of more than that, some may not be needed
         found = {
             name: self.reach(f"{self._name} {name}", host, host.python, driver.traits)
@@ -200,7 +200,7 @@ class Connector:
         if "hung=nvidia-smi" in words.split("\n"):
             self._say(_unused(name))
             cards = ()
-        cards = devices.listed(words) or cards
+        cards = devices.parse_cards(words) or cards
         facts = dict(line.split("=", 1) for line in words.split("\n") if line.startswith(_FACTS))
         python, path = facts.get("PYTHON") or python, facts.get("PATH", "/usr/bin:/bin")
         for folder in filter(None, (os.path.dirname(python), facts.get("CALLED"))):

@@ -1,134 +1,25 @@
-"""Say in words what differs between two pre-images, two runs, two trees.  Pure: what was stored is handed in, lines come out."""
+"""Say in words what differs between two pre-images, two runs, two trees."""
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
 
-from ..planning import fingerprint
-from ..planning.fingerprint import Change
+from ..api.differences import Difference, is_tree, plain, values
 from .tail import named, shown, span
-
-Manifest = Callable[[str], Mapping[str, str] | None]
-"""What a tree's content id stands for: path -> content."""
 
 _LISTED = 10  # files of a tree, lines of a script
 _WIDEST = 200
 
-ASPECTS: Final = ("inputs", "data", "code", "command", "env", "outputs", "metrics", "time")
 
-
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """What one run remembers of one step."""
-
-    state: str
-    preimage: Mapping[str, Any] | None = None
-    outputs: Mapping[str, str] | None = None  # path -> content, where that is known
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-    seconds: float | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class StepDifference:
-    """How one step differed; `only` says which run has it, when one has not."""
-
-    id: str
-    states: tuple[str, str]
-    changes: Mapping[str, Sequence[Change]]  # aspect -> differences; aspects without any are absent
-    only: str = ""
-
-
-def aspect(part: str) -> str:
-    """The word under which people look for a part of a pre-image."""
-    head = part.partition(" ")[0].partition(".")[0]
-    if part.startswith(("code ", "git")):
-        return "code"
-    if part.startswith(("file ", "model ", "absent ")):
-        return "data"
-    if head in ("inputs", "matrix", "steps"):
-        return "inputs"
-    if head in ("lock", "tool", "image", "env", "pass_env", "python", "setup", "secrets", "host"):
-        return "env"
-    return "outputs" if head in ("output", "outputs") else "command"
-
-
-def compare(a: Mapping[str, Ran], b: Mapping[str, Ran]) -> list[StepDifference]:
-    """The steps of two runs, those of either, in the order of the second and then the first; equal ones have no changes."""
-    answer = []
-    for id in [*b, *(id for id in a if id not in b)]:
-        left, right = a.get(id), b.get(id)
-        if left is None or right is None:
-            answer.append(
-                StepDifference(
-                    id,
-                    (left.state if left else "", right.state if right else ""),
-                    {},
-                    "A" if right is None else "B",
-                )
-            )
-        else:
-            answer.append(StepDifference(id, (left.state, right.state), _aspects(left, right)))
-    return answer
-
-
-def _aspects(left: Ran, right: Ran) -> dict[str, list[Change]]:
-    found: dict[str, list[Change]] = {}
-    if left.preimage is not None and right.preimage is not None:
-        for change in fingerprint.explain(left.preimage, right.preimage):
-            found.setdefault(aspect(change.part), []).append(change)
-    if "python" in left.facts and "python" in right.facts:
-        found.setdefault("env", []).extend(
-            values({"python": left.facts["python"]}, {"python": right.facts["python"]})
-        )
-    if left.state == right.state:  # what a step that failed did not make tells nothing
-        if left.outputs is not None and right.outputs is not None:
-            found.setdefault("outputs", []).extend(values(left.outputs, right.outputs))
-        found.setdefault("metrics", []).extend(values(left.metrics, right.metrics))
-        found["time"] = [
-            change for change in values(_timing(left), _timing(right)) if _differs(change)
-        ]
-    return {name: found[name] for name in ASPECTS if found.get(name)}
-
-
-def values(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
-    """What differs between two mappings."""
-    return [
-        Change(name, before.get(name), after.get(name))
-        for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name)
-    ]
-
-
-def _timing(ran: Ran) -> dict[str, float]:
-    found = {"seconds": ran.seconds} if ran.seconds is not None else {}
-    return found | {
-        name: ran.facts[name]
-        for name in ("cpu", "peak_memory")
-        if isinstance(ran.facts.get(name), (int, float))
-    }
-
-
-def _differs(change: Change) -> bool:
-    """Whether a measured number is another, and not the same one measured twice."""
-    before, after = change.before, change.after
-    if not isinstance(before, (int, float)) or not isinstance(after, (int, float)):
-        return False
-    floor = 16e6 if change.part == "peak_memory" else 0.5
-    return abs(after - before) > max(floor, 0.1 * max(abs(before), abs(after)))
-
-
-def lines(change: Change, manifest: Manifest) -> list[str]:
+def lines(change: Difference) -> list[str]:
     """One difference for people: the part with both values, and of what is large only what differs in it."""
     part, before, after = change.part, change.before, change.after
-    if _is_tree(before) and _is_tree(after):
+    if is_tree(before) and is_tree(after):
         return [
             f"{named(part)}: {brief(before)} -> {brief(after)}",
-            *(f"  {line}" for line in tree_lines(str(before), str(after), manifest)),
+            *(f"  {line}" for line in _file_lines(change.files)),
         ]
     if before is not None and after is not None:
         inner = _inside(before, after)
@@ -171,23 +62,11 @@ def brief(value: object) -> str:
     return str(value)
 
 
-def tree_lines(before: str, after: str, manifest: Manifest) -> list[str]:
+def _file_lines(files: Mapping[str, str] | None) -> list[str]:
     """Which files of a tree differ: `+` new, `-` gone, `~` changed."""
-    old, new = manifest(before), manifest(after)
-    if old is None or new is None:
+    if files is None:
         return ["which files changed is not known: what the earlier one held is not stored"]
-    lines = [
-        f"{sign} {shown(path)}"
-        for path in sorted(old.keys() | new.keys())
-        if (sign := _sign(old.get(path), new.get(path)))
-    ]
-    return _cut(lines, "files")
-
-
-def _sign(before: str | None, after: str | None) -> str:
-    if before == after:
-        return ""
-    return "+" if before is None else "-" if after is None else "~"
+    return _cut([f"{sign} {shown(path)}" for path, sign in files.items()], "files")
 
 
 def _inside(before: object, after: object) -> list[str]:
@@ -205,11 +84,7 @@ def _inside(before: object, after: object) -> list[str]:
     ):
         return _unified([_word(item) for item in before], [_word(item) for item in after])
     if isinstance(before, dict) and isinstance(after, dict):
-        return [
-            line
-            for change in values(before, after)
-            for line in lines(change, lambda _content: None)
-        ]
+        return [line for change in values(before, after) for line in lines(plain(change))]
     return []
 
 
@@ -237,10 +112,6 @@ def _cut(lines: list[str], what: str) -> list[str]:
     )
 
 
-def _is_tree(value: object) -> bool:
-    return isinstance(value, str) and len(value) == 66 and value.startswith("t:")
-
-
 def _ratio(part: str, before: object, after: object) -> str:
     """By how much a number moved."""
     number = (int, float)
@@ -261,19 +132,12 @@ def _ratio(part: str, before: object, after: object) -> str:
     return f" ({(after - before) / abs(before):+.1%})"
 
 
-def as_json(change: Change, manifest: Manifest) -> Mapping[str, object]:
+def as_json(change: Difference) -> Mapping[str, object]:
     """One difference for programs."""
-    found: dict[str, object] = {"part": change.part, "before": change.before, "after": change.after}
-    if _is_tree(change.before) and _is_tree(change.after):
-        old, new = manifest(str(change.before)), manifest(str(change.after))
-        if old is not None and new is not None:
-            found["files"] = {
-                path: _sign(old.get(path), new.get(path))
-                for path in sorted(old.keys() | new.keys())
-                if old.get(path) != new.get(path)
-            }
-    return found
+    found = {"part": change.part, "before": change.before, "after": change.after}
+    return found if change.files is None else {**found, "files": change.files}
 
 
-def all_of(changes: Iterable[Change], manifest: Manifest, indent: str) -> list[str]:
-    return [indent + line for change in changes for line in lines(change, manifest)]
+def all_of(changes: Iterable[Difference], indent: str) -> list[str]:
+    """Differences for people, a line or more each."""
+    return [indent + line for change in changes for line in lines(change)]

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import queue
 import re
 import shutil
 import sys
+import threading
 import time
-from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, TextIO
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple, Protocol, TextIO
 
-from ..api.logs import POLL, Part, Tail, hear, missing, tail_of
+from ..api.logs import POLL
+from ..errors import CannotRun, RecipeError
 from ..planning.ids import readable
-from ..storage.records.runs import FINAL
-from ..survey.rows import StoredStream, is_elsewhere
+from ..planning.waiting import WaitKind
+from .handle import core
+from .handle.core import Attempt
+from .handle.shells import given
+from .handle.transport import LogPart
 from .tail import canvas, fit, shown
 
 if TYPE_CHECKING:
-    from ..storage.workspace import Workspace
+    from ..api.values import Status
+    from .handle.transport import Transport
 
-POLL_ELSEWHERE: Final = 0.5
-"""Seconds between two looks into a database."""
+LOOK: Final = 0.5
+"""Seconds between two looks at how a run stands."""
+READERS: Final = 12
+"""Attempts that are read at once: a server lets a token follow 20 things."""
 PATIENCE: Final = 5.0  # seconds for a run that was stored to be claimed by its worker
 STEP_FINAL: Final = frozenset({"FRESH", "DONE", "FAILED", "SKIPPED", "BLOCKED", "CANCELLED"})
 _CHUNK: Final = 1 << 18
@@ -97,9 +106,9 @@ def for_stdout() -> Writer:
 
 
 def show(
-    ws: Workspace,
+    place: Transport,
     run: str,
-    chosen: Collection[Part],
+    chosen: Iterable[LogPart],
     writer: Writer,
     say: Callable[[str], None],
     *,
@@ -108,26 +117,35 @@ def show(
     """Write what these attempts have printed so far; False when that is nothing."""
     any_shown = False
     for part in chosen:
-        if unset := missing(ws, run, part):
-            say(_hidden(part, unset))
-            continue
-        tail = tail_of(ws, run, part)
-        if tail is None:
-            continue
-        any_shown = True
-        if heads:
-            writer.head(head(part.step, part.number))
-        tail.rest(writer.write)
+        is_new = True
+        try:
+            for data in given(place, core.log(run, part)):
+                if heads and is_new:
+                    writer.head(head(part.step, part.attempt))
+                is_new = False
+                writer.write(data)
+        except CannotRun as error:
+            say(_hidden(part.step, error))
+        any_shown |= not is_new
         writer.end()
     return any_shown
 
 
+class Printed(NamedTuple):
+    """What a followed attempt printed next, or what is to be said of it; `is_last`: nothing more comes."""
+
+    attempt: Attempt
+    data: bytes = b""
+    said: str = ""
+    is_last: bool = False
+
+
 class Follower:
-    """Follows the attempts of a run until it is over, or one step of it."""
+    """Follows the attempts of a run until it is over, or one step of it.  Each attempt is read by a thread; lines of several come whole."""
 
     def __init__(
         self,
-        ws: Workspace,
+        place: Transport,
         run: str,
         wanted: Callable[[str], bool],
         writer: Writer,
@@ -136,116 +154,124 @@ class Follower:
         heads: bool,
         node: int = 0,
     ) -> None:
-        self._node = node
-        self._ws, self._run, self._wanted, self._writer, self._say, self._heads = (
-            ws,
-            run,
-            wanted,
-            writer,
-            say,
-            heads,
-        )
-        self._found: list[Part] = []
-        self._running: dict[str, Part] = {}
+        self._place, self._run, self._wanted, self._node = place, run, wanted, node
+        self._writer, self._say, self._heads = writer, say, heads
+        self._found: list[Attempt] = []
+        self._going: dict[str, Attempt] = {}
         self._states: dict[str, str] = {}
-        self._waiting: list[Part] = []  # begun, and their logs not opened yet
-        self._tails: list[tuple[Part, Tail | StoredStream]] = []
-        self._elsewhere = is_elsewhere(ws, run)
         self._seen = 0
-        self._hidden: set[str] = set()
-        self._rests: dict[str, bytes] = {}  # of each log: a line that has not ended
-        self._current: Part | None = None
+        self._is_over = False
+        self._waiting: list[Attempt] = []  # to be read
+        self._reading: list[Attempt] = []
+        self._printed: queue.SimpleQueue[Printed] = queue.SimpleQueue()
+        self._rests: dict[tuple[str, int], bytes] = {}  # of each log: a line that has not ended
+        self._current: Attempt | None = None
 
-    def follow(self, step: str | None) -> bool:
-        """Write what comes until the run is final, or `step` is (True); False when its worker died before that."""
+    def follow(self, step: str) -> Status:
+        """Write what comes until the run is over, or `step` is; answers how the run stands then: it may have lost its worker, or be paused."""
         give_up_at = time.monotonic() + PATIENCE
         while True:
-            # In this order: who is final or dead has stored all events before.
-            live, row = self._ws.store.runs.live(self._run), self._ws.store.runs.get(self._run)
-            state, queued = (
-                row.state,
-                row.due is not None and row.state in ("QUEUED", "ACTIVE"),
-            )  # a worker will take it
+            # In this order: what is over, or is left, has stored all events before.
+            now: Status = next(given(self._place, core.ask(lambda there: there.run(self._run))))
             self._hear()
-            moved = self._turn()
-            dead = (
-                not live
-                and not queued
-                and state not in FINAL
-                and (state != "QUEUED" or time.monotonic() > give_up_at)
-            )
-            if (
-                state in FINAL
-                or dead
-                or (step is not None and not self._tails and self._states.get(step) in STEP_FINAL)
-            ):
-                for part, tail in self._tails:
-                    self._finish(part, tail)
+            waits_for_nobody = now.waits is not None and now.waits.kind == WaitKind.SUBMITTER
+            is_left = waits_for_nobody and (now.state != "QUEUED" or time.monotonic() > give_up_at)
+            step_is_over = step != "" and self._states.get(step) in STEP_FINAL
+            if now.over or is_left or now.state == "PAUSED" or step_is_over:
+                self._is_over = True
+                while self._begin_reading():
+                    self._write_next(POLL)
                 self._writer.end()
-                return not dead
-            if not moved:
-                time.sleep(POLL_ELSEWHERE if self._elsewhere else POLL)
+                return now
+            end = time.monotonic() + LOOK
+            while (left := end - time.monotonic()) > 0:
+                self._write_next(left)
 
     def _hear(self) -> None:
+        """Take note of what happened.  What has ended is written to its end before what began after it."""
         before = len(self._found)
-        for event in self._ws.store.runs.events(self._run, self._seen):
+        for event in given(self._place, core.events(self._run, self._seen, False)):
             self._seen = event.seq
-            hear(event, self._found, self._running, self._node)
+            core.hear(event, self._found, self._going, lambda id, _number: self._wanted(id))
             if event.subject == "step":
                 self._states[event.id] = event.after
-        self._waiting += [part for part in self._found[before:] if self._wanted(part.step)]
+        self._write_ended()
+        for each in self._found[before:]:
+            self._waiting.append(each)
+            self._begin_reading()
+            self._write_ended()
 
-    def _turn(self) -> bool:
-        """One look at every log; True when something was new."""
-        self._waiting = [part for part in self._waiting if not self._opened(part)]
-        moved = False
-        open_still = []
-        for part, tail in self._tails:
-            if part.ended:
-                self._finish(part, tail)
-                moved = True
-                continue
-            open_still.append((part, tail))
-            if data := tail.read():
-                self._write(part, data)
-                moved = True
-        self._tails = open_still
-        return moved
+    def _begin_reading(self) -> bool:
+        """Read the next attempts, each in a thread; whether any is read."""
+        while self._waiting and len(self._reading) < READERS:
+            self._reading.append(self._waiting.pop(0))
+            args = (self._reading[-1],)
+            threading.Thread(target=self._read, args=args, daemon=True).start()
+        return bool(self._reading)
 
-    def _opened(self, part: Part) -> bool:
-        """Whether there is no need to try again."""
-        if unset := missing(self._ws, self._run, part):
-            if part.raw not in self._hidden:
-                self._hidden.add(part.raw)
-                self._say(_hidden(part, unset))
-            return False
-        tail = tail_of(self._ws, self._run, part)
-        if tail is not None:
-            self._tails.append((part, tail))
-        return tail is not None or part.ended
+    def _write_ended(self) -> None:
+        """Write what the attempts printed that are read, and have ended."""
+        while any(each.ended for each in self._reading):
+            self._write_next(POLL)
 
-    def _finish(self, part: Part, tail: Tail | StoredStream) -> None:
-        tail.rest(lambda data: self._write(part, data))
-        self._put(part, self._rests.pop(part.raw, b""))
+    def _read(self, attempt: Attempt) -> None:
+        """Hand on what an attempt prints, to its end.  A stream may end before, because its server does."""
+        part = LogPart(attempt.step, attempt.number, 0, False, self._node)
+        try:
+            self._tell_hidden(part, attempt)
+            while True:
+                was_over = attempt.ended or self._is_over
+                part = part._replace(follow=not was_over)
+                for data in given(self._place, core.log(self._run, part)):
+                    self._printed.put(Printed(attempt, data))
+                    part = part._replace(offset=part.offset + len(data))
+                if was_over:
+                    break
+                time.sleep(POLL)
+        except RecipeError as error:
+            self._printed.put(Printed(attempt, said=f"{readable(attempt.step)}: {error}"))
+        finally:
+            self._printed.put(Printed(attempt, is_last=True))
 
-    def _write(self, part: Part, data: bytes) -> None:
-        """Of several logs whole lines, so that no other cuts in."""
-        data = self._rests.pop(part.raw, b"") + data
-        if self._heads and len(data) < _CHUNK:
+    def _tell_hidden(self, part: LogPart, attempt: Attempt) -> None:
+        """Say it where the log is not shown before it is over."""
+        try:
+            next(given(self._place, core.log(self._run, part)), None)
+        except CannotRun as error:
+            self._printed.put(Printed(attempt, said=_hidden(part.step, error)))
+
+    def _write_next(self, patience: float) -> None:
+        """Write the next that an attempt prints, within so many seconds.  Of several logs whole lines, so that no other cuts in."""
+        try:
+            attempt, data, said, is_last = self._printed.get(timeout=patience)
+        except queue.Empty:
+            return
+        if said:
+            self._say(said)
+        if is_last:
+            self._reading.remove(attempt)
+        key = attempt.step, attempt.number
+        data = self._rests.pop(key, b"") + data
+        if self._has_heads and len(data) < _CHUNK and not is_last:
             whole, end, rest = data.rpartition(b"\n")
-            self._rests[part.raw] = rest
+            self._rests[key] = rest
             data = whole + end
-        self._put(part, data)
+        self._put(attempt, data)
 
-    def _put(self, part: Part, data: bytes) -> None:
+    @property
+    def _has_heads(self) -> bool:
+        """Whether each attempt gets a head, as where there are several."""
+        return self._heads or len(self._found) > 1
+
+    def _put(self, attempt: Attempt, data: bytes) -> None:
         if not data:
             return
-        if part is not self._current:
+        if attempt is not self._current:
             if self._current is not None:
                 self._writer.end()
-            if self._heads:
-                self._writer.head(head(part.step, part.number))
-            self._current = part
+            if self._has_heads:
+                self._writer.head(head(attempt.step, attempt.number))
+            self._current = attempt
         self._writer.write(data)
 
 
@@ -254,5 +280,5 @@ def head(step: str, attempt: int) -> str:
     return f"==> {readable(step)}" + (f", attempt {attempt}" if attempt > 1 else "") + " <=="
 
 
-def _hidden(part: Part, unset: Sequence[str]) -> str:
-    return f"{readable(part.step)}: its log is shown when it is over; {', '.join(unset)} is not set here, so it could not be masked"
+def _hidden(step: str, error: CannotRun) -> str:
+    return f"{readable(step)}: {error}"

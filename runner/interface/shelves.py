@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from drivers.base import Need, Offer, Wish
 
+from ..execution.signals import apart
 from ..hosts.renting import offering
 from ..hosts.renting.needs import market_of, need_for
 from ..hosts.renting.offering import Shelf
@@ -93,6 +95,22 @@ def on_market_of(ws: Workspace, driver: str, wish: Wish) -> Wish:
     if wish.need == Need():  # of a cluster, which has none
         return wish
     return wish._replace(need=replace(wish.need, market=market_of(ws.config.driver(driver))))
+
+
+def of_driver(ws: Workspace, found: Survey, name: str) -> dict[str, Shelf]:
+    """What a driver offers for the steps that are to run; nothing of one that rents nothing.
+
+    Raises Infrastructure where it cannot be asked, Invalid.
+    """
+    driver = offering.renting(ws, name)
+    if driver is None:
+        return {}
+    asked = wishes(ws, found, name, cluster=driver.traits.allocates)
+    wanted = [on_market_of(ws, name, each.wish) for each in asked.values()]
+    asking = {name: (driver, wanted)}
+    costing = pricing(ws, asked.values())
+    shelves = apart(lambda: asyncio.run(offering.shelves(asking, costing)), lambda: None)
+    return dict(zip(asked, shelves, strict=True))
 
 
 def pricing(ws: Workspace, asked: Iterable[Asked]) -> dict[Need, Pricing]:

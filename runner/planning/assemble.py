@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..digest import Digest
-from ..errors import Invalid, Problem
+from ..errors import Invalid, Location, Problem
 from ..paths import heads
-from .choices import chosen
+from .choices import choose_branches
 from .drafts import UNKNOWN_PATH, Draft, PathValue, Results, Sketch, plain_value, producers
 from .fingerprint import author_digest
 from .plan import SELECT, SKIP, Ahead, Node, Plan
@@ -41,8 +41,8 @@ def assemble(
     _collisions(sketch)
     publish = _publish(sketch, recipe)
     if sketch.problems:
-        raise Invalid(once(sketch.problems))
-    drafts = _sorted(sketch)
+        raise Invalid(drop_echoes(sketch.problems))
+    drafts = _sort_drafts(sketch)
     _skip(drafts)
     publish = [item for item in publish if not item[0].flags & SKIP]
     nodes = []
@@ -142,7 +142,7 @@ def _publish(sketch: Sketch, recipe: Recipe) -> list[tuple[Draft, str, str, str]
         if sketch.top.awaits(refs) or not all(known):
             continue
         names = {"inputs": sketch.top.inputs, "steps": Results(sketch.top)}
-        choice = chosen(sketch, sketch.top, leaf, names)
+        choice = choose_branches(sketch, sketch.top, leaf, names)
         if choice.late:
             message = f'which step gives the output "{name}" is known only in a run'
             fix = "let a step choose it, and name the output of that step"
@@ -249,26 +249,29 @@ def _two_makers(
         )
 
 
-def once(problems: Sequence[Problem]) -> Iterator[Problem]:
+def drop_echoes(problems: Sequence[Problem]) -> Iterator[Problem]:
     """Without what the rendering of a text found in a mention that is a problem by itself: one mistake, one error."""
     mentions = [found.where for found in problems if found.code != "template" and found.where]
     for found in problems:
-        at = found.where
-        if (
-            found.code != "template"
-            or at is None
-            or not any(m[:2] == at[:2] and 0 <= at.column - m.column < m.length for m in mentions)
-        ):
+        is_echo = found.code == "template" and found.where is not None
+        if not is_echo or not any(_covers(mention, found.where) for mention in mentions):
             yield found
 
 
-def _sorted(sketch: Sketch) -> list[Draft]:
+def _covers(mention: Location, place: Location | None) -> bool:
+    """Whether a place lies within a mention."""
+    if place is None or mention[:2] != place[:2]:
+        return False
+    return 0 <= place.column - mention.column < mention.length
+
+
+def _sort_drafts(sketch: Sketch) -> list[Draft]:
     """Topological order, otherwise as written.  Raises Invalid where steps need each other."""
     needs = {
         draft.order: [producer.order for producer in producers(draft)] for draft in sketch.drafts
     }
     if is_in_order(needs):
-        return _numbered(sketch.drafts)
+        return _number_drafts(sketch.drafts)
     from .graph import as_written, circle, dag
 
     graph = dag(needs)
@@ -282,10 +285,10 @@ def _sorted(sketch: Sketch) -> list[Draft]:
             key=True,
         )
         raise Invalid(sketch.problems)
-    return _numbered([sketch.drafts[place] for place in as_written(graph)])
+    return _number_drafts([sketch.drafts[place] for place in as_written(graph)])
 
 
-def _numbered(drafts: list[Draft]) -> list[Draft]:
+def _number_drafts(drafts: list[Draft]) -> list[Draft]:
     for number, draft in enumerate(drafts):
         draft.number = number
     return drafts

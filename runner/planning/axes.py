@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..language.unknowns import A_TEXT, ANYTHING, LIST, Unknown, one_of
 from ..paths import escapes, heads
-from .choices import chosen
+from .choices import choose_branches
 from .drafts import Draft, PathValue, Results, Scope, Sketch, plain_value
-from .ids import encoded
+from .ids import encode_value
 from .path_rules import WORKSPACE
 from .patterns import is_excluded
 from .plan import SKIP, Pending
@@ -74,7 +74,7 @@ class Axes:
                     samples[name] = A_TEXT
                     continue
             else:
-                choice = chosen(
+                choice = choose_branches(
                     self.sketch, scope, axis, {"inputs": scope.inputs, "steps": Results(scope)}
                 )
                 names = choice.names
@@ -83,7 +83,7 @@ class Axes:
                     fix = "let a step choose, and go over what it makes"
                     self.sketch.problem(scope.recipe, "late-name", message, where, fix=fix)
                 value, sound = (
-                    self.sketch.rendered(scope, axis, names, where)
+                    self.sketch.try_render(scope, axis, names, where)
                     if isinstance(axis, str)
                     else (self.sketch.evaluate(scope, axis, names, where), True)
                 )
@@ -102,7 +102,7 @@ class Axes:
                     )
                     return {name: []}
                 values = value
-            if len({encoded(v) for v in values}) < len(values):
+            if len({encode_value(v) for v in values}) < len(values):
                 self.sketch.problem(
                     scope.recipe,
                     "matrix-axis",
@@ -217,5 +217,7 @@ class Axes:
 def instance_id(scope: Scope, id: str, combination: Mapping[str, Any]) -> str:
     """The id of a step's instance, without brackets where it has no matrix."""
     return f"{scope.prefix}{id}" + (
-        f"[{','.join(f'{k}={encoded(v)}' for k, v in combination.items())}]" if combination else ""
+        f"[{','.join(f'{k}={encode_value(v)}' for k, v in combination.items())}]"
+        if combination
+        else ""
     )

@@ -121,30 +121,31 @@ class _UnknownInputs:
     def of(self, scope: Scope) -> dict[str, Unknown]:
         """The unknown inputs of one recipe, and what is known of each."""
         if scope.prefix not in self._known:
-            self._known[scope.prefix] = dict(self._found(scope))
+            self._known[scope.prefix] = dict(self._find(scope))
         return self._known[scope.prefix]
 
-    def _found(self, scope: Scope) -> Iterator[tuple[str, Unknown]]:
+    def _find(self, scope: Scope) -> Iterator[tuple[str, Unknown]]:
         inputs = {n: spec for n, spec in scope.recipe.inputs.items() if spec.type != "secret"}
+        for name in self._names(scope, inputs) & set(inputs):
+            made_up = scope.used_by is None and name in self._trial.made_up
+            yield name, _unknown_of(inputs[name], given=made_up)
+
+    def _names(self, scope: Scope, inputs: Collection[str]) -> set[str]:
+        """The inputs of a recipe whose values are not known, or are derived from such."""
+        trial = self._trial
         if scope.used_by is None:
             if self._open:
-                names = set(inputs) - set(self._trial.given)
-            else:
-                names = derived(scope.recipe, self._trial.given, scope.preset, self._trial.made_up)
-        else:
-            outer, step, combination = scope.used_by
-            given = step.uses.given if step.uses is not None else {}
-            above = {("inputs", name) for name in self.of(outer)}
-            above |= {("matrix", axis) for axis in combination if _open_axis(step, axis, above)}
-            direct = {name for name, leaf in given.items() if _mentions(leaf, above)}
-            names = derived(scope.recipe, given, scope.preset, direct)
-        for name in names & set(inputs):
-            spec = inputs[name]
-            made_up = scope.used_by is None and name in self._trial.made_up
-            yield name, _typed(spec, given=made_up)
+                return set(inputs) - set(trial.given)
+            return derived(scope.recipe, trial.given, scope.preset, trial.made_up)
+        outer, step, combination = scope.used_by
+        given = step.uses.given if step.uses is not None else {}
+        above = {("inputs", name) for name in self.of(outer)}
+        above |= {("matrix", axis) for axis in combination if _open_axis(step, axis, above)}
+        direct = {name for name, leaf in given.items() if _mentions(leaf, above)}
+        return derived(scope.recipe, given, scope.preset, direct)
 
 
-def _typed(spec: Input, *, given: bool) -> Unknown:
+def _unknown_of(spec: Input, *, given: bool) -> Unknown:
     found = of_input(spec.type, spec.items, required=spec.required)
     return found.given if given else found
 

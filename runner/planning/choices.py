@@ -100,7 +100,7 @@ class Chosen(NamedTuple):
     late: bool
 
 
-def chosen(sketch: Sketch, scope: Scope, tree: Any, names: Mapping[str, Any]) -> Chosen:
+def choose_branches(sketch: Sketch, scope: Scope, tree: Any, names: Mapping[str, Any]) -> Chosen:
     """The names for a value that may choose among steps: what a skipped one would have made is null, unless it is needed."""
     leaves = [leaf for _, leaf in walk(tree, ()) if is_template(leaf)]
     try:
@@ -110,7 +110,7 @@ def chosen(sketch: Sketch, scope: Scope, tree: Any, names: Mapping[str, Any]) ->
         return Chosen(names, False)  # reported where it is evaluated
     known = {**names, "steps": KnownResults(sketch, scope, names.get("matrix"))}
     _, possible = needed_steps(leaves, known)
-    skipped = {id for id in possible if sketch.standing(scope.group(id)).skipped}
+    skipped = {id for id in possible if sketch.skip_state(scope.group(id)).skipped}
     results = names["steps"]
     steps = {id: _Any(None) if id in skipped else results[id] for id in results}
     return Chosen({**names, "steps": steps}, _is_late(leaves, known))
@@ -139,7 +139,7 @@ class KnownResults(Mapping[str, Mapping[str, Any]]):
         scope = self._scope
         if id in scope.pending:
             return _Any(_PERHAPS_PATHS if id in scope.many else _PERHAPS_A_PATH)
-        standing = self._sketch.standing(scope.group(id))
+        standing = self._sketch.skip_state(scope.group(id))
         if standing.skipped:
             return _Any(None)
         same = SameResults(scope, id, self._matrix)
@@ -163,7 +163,7 @@ class _Outputs(Mapping[str, Any]):
             return _Any(ANYTHING)
         if name == SAME and SAME not in self._made:
             return self._same if not self._doubtful else _Any(_PERHAPS_A_PATH)
-        return _known(self._made[name], self._doubtful)
+        return _known_part(self._made[name], self._doubtful)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._made)
@@ -172,7 +172,7 @@ class _Outputs(Mapping[str, Any]):
         return len(self._made)
 
 
-def _known(value: Any, doubtful: bool) -> Any:
+def _known_part(value: Any, doubtful: bool) -> Any:
     """An output as far as it is known: of a recipe that is used, each may come from another step."""
     if isinstance(value, PathValue) and value.kind in ("step", "below"):
         maker: Draft = value.address[0]

@@ -26,7 +26,7 @@ from .axes import Axes, Found, instance_id
 from .choices import (
     KnownResults,
     axis_leaves,
-    chosen,
+    choose_branches,
     known_names,
     needed_steps,
     results_of,
@@ -49,7 +49,7 @@ from .drafts import (
 )
 from .leaves import LeafReader, take
 from .mentions import mentions_step, templates
-from .path_rules import BELOW, WORKSPACE, misplaced, unfit
+from .path_rules import BELOW, WORKSPACE, find_misplaced_paths, why_unfit
 from .patterns import (
     MadePaths,
     as_pattern,
@@ -194,7 +194,7 @@ class _Compiler:
         chosen = presets.chosen(recipe, preset)
         self.depth.append(recipe.id)
         self.sketch.problems += [
-            found for found in misplaced(recipe) if found not in self.sketch.problems
+            found for found in find_misplaced_paths(recipe) if found not in self.sketch.problems
         ]
         order, loops = order_steps(recipe)
         for loop in loops:
@@ -235,14 +235,14 @@ class _Compiler:
             if isinstance(value, list):
                 kind = spec.items or ""
                 seen[name] = [
-                    self._named(item, f"inputs/{name}/{n}", spec, kind)
+                    self._name_path(item, f"inputs/{name}/{n}", spec, kind)
                     for n, item in enumerate(value)
                 ]
             else:
-                seen[name] = self._named(value, f"inputs/{name}", spec, spec.type)
+                seen[name] = self._name_path(value, f"inputs/{name}", spec, spec.type)
         return seen
 
-    def _named(self, value: Tree, folder: str, spec: Input, type: str) -> Tree:
+    def _name_path(self, value: Tree, folder: str, spec: Input, type: str) -> Tree:
         """One value; a path gets the name under which an attempt finds it, which keeps its last part: programs go by suffixes."""
         if isinstance(value, PathValue):
             base = _last(value.name) or spec.name
@@ -354,7 +354,7 @@ class _Compiler:
         names = {"inputs": scope.inputs, "steps": KnownResults(self.sketch, scope)}
         certain, _ = needed_steps(axis_leaves(step), names)
         groups = map(scope.group, sorted(certain))
-        return [d for group in groups if self.sketch.standing(group).skipped for d in group]
+        return [d for group in groups if self.sketch.skip_state(group).skipped for d in group]
 
     def _absent(
         self, scope: Scope, step: Step, chosen: Preset | None, makers: list[Draft], *, known: bool
@@ -394,14 +394,14 @@ class _Compiler:
                 )
             value, sound = raw, not late
             if sound:
-                value, sound = self.sketch.rendered(scope, raw, names, where)
+                value, sound = self.sketch.try_render(scope, raw, names, where)
             if isinstance(value, Unknown):
                 draft.outputs[output.name] = (UNKNOWN_PATH, output_flags(output))
                 continue
             path = posixpath.normpath(str(value)) if value else ""
             wrong = ""
             if sound:
-                wrong = "is null" if value is None else unfit(str(value))
+                wrong = "is null" if value is None else why_unfit(str(value))
             if wrong and value != raw:  # as it is written it was looked at already
                 self.sketch.problem(
                     scope.recipe,
@@ -422,7 +422,7 @@ class _Compiler:
         value = self.sketch.evaluate(scope, state.path, places, where)
         if isinstance(value, Unknown):
             return state.path
-        if value not in (None, state.path) and (wrong := unfit(str(value))):
+        if value not in (None, state.path) and (wrong := why_unfit(str(value))):
             self.sketch.problem(
                 scope.recipe,
                 "path-escape",
@@ -434,7 +434,7 @@ class _Compiler:
 
     def _fill(self, scope: Scope, draft: Draft, chosen: Preset | None, *, known: bool) -> None:
         step, recipe = draft.step, scope.recipe
-        own = _settled(scope, step, chosen)
+        own = _settle_step(scope, step, chosen)
         author = _author(step, recipe, own)
         if not step.outputs:
             # A step without outputs is there for its effect: two steps that say the same are two effects.
@@ -460,7 +460,7 @@ class _Compiler:
         author["reads"] = {
             name: plain_value(value)
             for name, value in reader.reads.items()
-            if not self._unkeyed(recipe, name)
+            if not self._is_unkeyed(recipe, name)
         }
         draft.author = author
 
@@ -477,7 +477,7 @@ class _Compiler:
             | (ALLOW_FAILURE if step.allow_failure else 0)
             | (LOCAL if step.local else 0)
         )
-        if any(self.sketch.standing(group).skipped for group in draft.wants):
+        if any(self.sketch.skip_state(group).skipped for group in draft.wants):
             draft.flags |= SKIP
         elif known:
             self._when(scope, draft, names)
@@ -577,7 +577,7 @@ class _Compiler:
         return (
             bool(draft.flags & WHEN_LATE)
             or (self.sketch.skips and bool(draft.step.deps))
-            or any(self.sketch.standing(group).doubtful for group in draft.wants)
+            or any(self.sketch.skip_state(group).doubtful for group in draft.wants)
             or any(p.flags & SKIP or p.doubtful for p, _, _ in draft.upstream.values())
         )
 
@@ -694,7 +694,7 @@ class _Compiler:
         text = dep if isinstance(dep, str) else dep.pattern
         if mentions_step(text):
             steps = results_of(scope, draft.matrix)
-            choice = chosen(self.sketch, scope, text, {**names, "steps": steps})
+            choice = choose_branches(self.sketch, scope, text, {**names, "steps": steps})
             if choice.late:
                 return None, []  # each of the steps that it may name is an edge
             names = choice.names
@@ -753,7 +753,7 @@ class _Compiler:
             )
         return value
 
-    def _unkeyed(self, recipe: Recipe, name: str) -> bool:
+    def _is_unkeyed(self, recipe: Recipe, name: str) -> bool:
         root, _, rest = name.partition(".")
         spec = recipe.inputs.get(rest) if root == "inputs" else None
         return spec is not None and not spec.key
@@ -772,32 +772,44 @@ class _Settled(NamedTuple):
     metrics: MetricsSpec | None
 
 
-def _settled(scope: Scope, step: Step, chosen: Preset | None) -> _Settled:
+def _settle_step(scope: Scope, step: Step, chosen: Preset | None) -> _Settled:
     recipe = scope.recipe
-    preset = chosen.resources if chosen is not None and chosen.resources else _UNSAID
-    gpus = recipe.resources.gpus
-    resources = step.resources.over(recipe.resources.of_step(step.resources, gpus))
-    for layer in (preset, scope.asked) if scope.named else (scope.asked, preset):
-        gpus = gpus if layer.gpus is None else layer.gpus
-        resources = layer.of_step(step.resources, gpus).over(resources)
     env = {**recipe.env, **step.env}
     image, python = step.image or recipe.image, step.python or recipe.python
     if chosen is not None:
-        env = {**env, **(chosen.env or {})}
+        env.update(chosen.env or {})
         image, python = chosen.image or image, chosen.python or python
-    secrets = step.secrets if step.secrets is not None else recipe.secrets
-    code = step.code if step.code is not None else recipe.code
-    git = [GitSpec(each.url, each.commit, each.at) for each in code if isinstance(each, GitCode)]
+    code = recipe.code if step.code is None else step.code
+    metrics = None
+    if step.metrics:
+        metrics = MetricsSpec(step.metrics.file, step.metrics.pattern)
     return _Settled(
-        resources,
+        _settle_resources(scope, step, chosen),
         env,
         image,
         python,
-        secrets,
+        recipe.secrets if step.secrets is None else step.secrets,
         code,
-        git,
-        MetricsSpec(step.metrics.file, step.metrics.pattern) if step.metrics else None,
+        [GitSpec(each.url, each.commit, each.at) for each in code if isinstance(each, GitCode)],
+        metrics,
     )
+
+
+def _settle_resources(scope: Scope, step: Step, chosen: Preset | None) -> Resources:
+    """Return the resources of a step: its own over its recipe's, and over these what its user and a preset ask."""
+    recipe = scope.recipe
+    preset = _UNSAID
+    if chosen is not None and chosen.resources:
+        preset = chosen.resources
+    # A preset that is named beside `uses` stands nearer than what is asked there.
+    layers = (preset, scope.asked) if scope.named else (scope.asked, preset)
+    gpus = recipe.resources.gpus
+    resources = step.resources.over(recipe.resources.of_step(step.resources, gpus))
+    for layer in layers:
+        if layer.gpus is not None:
+            gpus = layer.gpus
+        resources = layer.of_step(step.resources, gpus).over(resources)
+    return resources
 
 
 def _author(step: Step, recipe: Recipe, own: _Settled) -> Author:
@@ -826,7 +838,7 @@ def _author(step: Step, recipe: Recipe, own: _Settled) -> Author:
     if own.metrics is not None and own.metrics.in_environment:
         author["metrics"] = list(own.metrics)
     if own.resources.key:
-        author["resources"] = resource_spec(own.resources).asked
+        author["resources"] = resource_spec(own.resources).as_key
     if own.git:
         author["git"] = [list(each) for each in own.git]
     return author

@@ -12,7 +12,7 @@ from ..language.unknowns import BOOLEAN, Unknown, holds_unknown
 from .ids import bare
 from .mentions import templates
 from .plan import SKIP
-from .roots import moved
+from .roots import shift_at
 from .step import (
     DIRECTORY,
     NONEMPTY,
@@ -216,7 +216,7 @@ class Sketch:
         self.skips = False  # whether a step is, or may be, skipped
         self._standings: dict[int, Standing] = {}  # by a list of drafts, which steps share
 
-    def standing(self, group: list[Draft]) -> Standing:
+    def skip_state(self, group: list[Draft]) -> Standing:
         """Whether a step is skipped, as far as that is known.  Its instances are complete."""
         if not group:
             return Standing(False, False)
@@ -249,8 +249,8 @@ class Sketch:
         length: int | None = None,
     ) -> None:
         self.wrong.add((recipe.id, where))
-        where = _written(recipe, where)
-        at = None if offset is None else offset + moved(recipe, where)
+        where = _where_written(recipe, where)
+        at = None if offset is None else offset + shift_at(recipe, where)
         problem = recipe.document.problem(
             code, message, where, fix=fix, key=key, offset=at, length=length
         )
@@ -307,9 +307,9 @@ class Sketch:
             return [self.evaluate(scope, item, names, (*where, n)) for n, item in enumerate(leaf)]
         if isinstance(leaf, dict):
             return {k: self.evaluate(scope, item, names, (*where, k)) for k, item in leaf.items()}
-        return self.rendered(scope, leaf, names, where)[0]
+        return self.try_render(scope, leaf, names, where)[0]
 
-    def rendered(
+    def try_render(
         self, scope: Scope, leaf: Tree, names: Namespaces, where: Where
     ) -> tuple[Any, bool]:
         """The value of a leaf, and whether it has one: else None, and a problem."""
@@ -326,7 +326,7 @@ class Sketch:
     def condition(self, scope: Scope, step: Step, names: Mapping[str, Any]) -> bool | None:
         """The value of a `when`; None where it is not known, or with a problem."""
         where = (*step.origin, "when")
-        value, sound = self.rendered(scope, step.when, names, where)
+        value, sound = self.try_render(scope, step.when, names, where)
         if isinstance(value, bool):
             return value
         if isinstance(value, Unknown) and BOOLEAN in value.kinds:
@@ -335,7 +335,7 @@ class Sketch:
             self.problem(
                 scope.recipe,
                 "when",
-                f'`when` of "{step.id}" is {_shown(value)}, not true or false',
+                f'`when` of "{step.id}" is {_show_value(value)}, not true or false',
                 where,
                 fix='write an expression that is a boolean, such as "{{ inputs.steps > 10 }}"',
             )
@@ -413,19 +413,25 @@ class Sketch:
     ) -> bool:
         """Whether the same instance of a step can be meant here, and makes this."""
         step = scope.recipe.steps.get(str(where[1])) if where[0] == "steps" else None
-        axes = list(target.matrix or {})
-        if step is None or not set(axes) & set(step.matrix or {}):
-            message = f'"steps.{target.id}.same" is the instance with the same axes, and there is none in common'
-            fix = f"give this step the axis {axes[0]} too" if axes else "leave out `.same`"
-            self.problem(
-                scope.recipe, "same-instance", message, where, fix=fix, offset=ref.offset, length=ref.length
-            )  # fmt: skip
+        if step is None or (target.matrix or {}).keys().isdisjoint(step.matrix or {}):
+            self._report_no_common_axis(scope, target, ref, where)
             return False
-        if ref.path[3] in known or (ref.path[3] == "metrics" and not target.uses):
+        name = ref.path[3]
+        if name in known or (name == "metrics" and not target.uses):
             return True
-        names = [f"steps.{target.id}.same.{name}" for name in known]
+        names = [f"steps.{target.id}.same.{each}" for each in known]
         self.unknown(scope, ".".join(ref.path[:4]), names, where, ref)
         return False
+
+    def _report_no_common_axis(
+        self, scope: Scope, target: Step, ref: Reference, where: Where
+    ) -> None:
+        axes = list(target.matrix or {})
+        message = f'"steps.{target.id}.same" is the instance with the same axes, and there is none in common'
+        fix = f"give this step the axis {axes[0]} too" if axes else "leave out `.same`"
+        self.problem(
+            scope.recipe, "same-instance", message, where, fix=fix, offset=ref.offset, length=ref.length
+        )  # fmt: skip
 
 
 def _left_out(recipe: Recipe, path: tuple[str, ...], where: Where) -> bool:
@@ -442,15 +448,17 @@ def _left_out(recipe: Recipe, path: tuple[str, ...], where: Where) -> bool:
         written = written[name]
     if root != "steps" or len(names) < 2:
         return True
-    outputs = written.get("outputs") if isinstance(written, Mapping) else None
+    if not isinstance(written, Mapping):
+        return True
+    outputs = written.get("outputs")
     return not isinstance(outputs, Mapping) or names[1] in outputs
 
 
-def _shown(value: Any) -> str:
+def _show_value(value: Any) -> str:
     return value.word if isinstance(value, Unknown) else json.dumps(plain_value(value))
 
 
-def _written(recipe: Recipe, where: Where) -> Where:
+def _where_written(recipe: Recipe, where: Where) -> Where:
     """Where the recipe says what is in a step's `env`: there, or for all steps."""
     if where[2:3] != ("env",) or where[3:4] == () or where[3] not in recipe.env:
         return where

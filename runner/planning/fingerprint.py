@@ -79,18 +79,26 @@ def _parts(image: Mapping[str, object]) -> Iterable[tuple[_Part, object]]:
     for name, value in author.items():
         if name == "metrics" and any(value):
             continue  # of an attempt that was stored while such a rule was part of the key
-        if name == "reads":
-            yield from (((read, name), v) for read, v in value.items())
-        elif isinstance(value, dict) and value:
-            # Templates read `outputs.x` too: what is declared about it goes by another name.
-            head = "output " if name == "outputs" else f"{name}."
-            yield from (((f"{head}{inner}", name), v) for inner, v in value.items())
-        else:
+        if not isinstance(value, dict) or (name != "reads" and not value):
             yield (name, name), value
+            continue
+        for inner, each in value.items():
+            yield (_shown_name(name, inner), name), each
     world = image["world"]
     assert isinstance(world, Sequence)
     for kind, name, value in world:
-        yield (str(name) if kind == "value" else f"{kind} {name}", f"world {kind}"), value
+        shown = str(name) if kind == "value" else f"{kind} {name}"
+        yield (shown, f"world {kind}"), value
+
+
+def _shown_name(section: str, name: str) -> str:
+    """What a value of a section of the author's half is called."""
+    if section == "reads":
+        return name
+    if section == "outputs":
+        # Templates read `outputs.x` too: what is declared about it goes by another name.
+        return f"output {name}"
+    return f"{section}.{name}"
 
 
 def _short(value: object) -> str:

@@ -32,7 +32,7 @@ def readable(text: str) -> str:
 def _read_instance(instance: str) -> str:
     """The brackets of an id as people read them."""
     whole = _CUT_TREE.sub(r"=\1", _MAPPING.sub(_by_name, instance))
-    return _ESCAPES.sub(_unescaped, whole)
+    return _ESCAPES.sub(_unescape, whole)
 
 
 def _by_name(axis: re.Match[str]) -> str:
@@ -84,7 +84,7 @@ def _tree(parts: str) -> dict[str, Any]:
     return found
 
 
-def encoded(value: object) -> str:
+def encode_value(value: object) -> str:
     """One axis value in an id: percent-encoded, long ones cut with a hash of the whole."""
     if type(value) is int:
         return str(value)
@@ -130,7 +130,7 @@ def inner_names(id: str) -> set[str]:
     return {name for n in range(1, len(parts)) for name in names("/".join(parts[n:]))}
 
 
-def stored(word: str) -> str:
+def stored_form(word: str) -> str:
     """The stored form of an id, given in either form."""
     from urllib.parse import quote
 
@@ -158,7 +158,8 @@ def _typed_axes(word: str, at: int) -> tuple[str, int] | None:
         if word[at : at + 1] == "]":
             trees = _tree(",".join(dotted)) if dotted else {}
             parts = (
-                f"{axis}={encoded(trees[axis]) if axis in trees else v}" for axis, v in axes.items()
+                f"{axis}={encode_value(trees[axis]) if axis in trees else v}"
+                for axis, v in axes.items()
             )
             return ",".join(parts), at + 1
         if word[at : at + 1] != ",":
@@ -175,14 +176,14 @@ def _typed_value(word: str, at: int) -> tuple[str, int]:
         except ValueError:
             tree, end = None, at
         if end > at and word[end : end + 1] in (",", "]"):
-            return encoded(tree), end
+            return encode_value(tree), end
     end = at
     while end < len(word) and word[end] not in ",]":
         end += 1
     return word[at:end], end
 
 
-def _unescaped(found: re.Match[str]) -> str:
+def _unescape(found: re.Match[str]) -> str:
     from urllib.parse import quote, unquote
 
     try:

@@ -135,14 +135,14 @@ def judge(
         or not all([a in made for a in node.after])
     ):
         unknown = [plan.nodes[u].id for u in sorted(plan.needs(n)) if u not in made]
-        return Verdict(MAYBE, None, (f"depends on what {_listed(unknown)} will make",), None)
+        return Verdict(MAYBE, None, (f"depends on what {_list_ids(unknown)} will make",), None)
     if (
         not all([made[u.producer].ok for u in node.upstream])
         or not all([made[m.producer].ok for m in node.late])
         or not all([made[a].ok for a in node.after])
     ):
-        skipped = _skipped(plan, node, made) or (
-            _taken_is_skipped(plan, n, made) if node.choices else ""
+        skipped = _find_skipped_need(plan, node, made) or (
+            _find_skipped_choice(plan, n, made) if node.choices else ""
         )
         if skipped:
             return Verdict(SKIPPED, None, (f"{skipped}, which it needs, is skipped",), NOTHING)
@@ -162,7 +162,7 @@ def judge(
         if not answer:
             return Verdict(SKIPPED, key, ("its `when` is false",), NOTHING)
     trace, former = (
-        (None, None) if node.flags & UNCACHED else _remembered(plan, n, key, world, facts)
+        (None, None) if node.flags & UNCACHED else _find_trace(plan, n, key, world, facts)
     )
     own = targets.get(n, ()) if targets else ()
     if force:
@@ -179,7 +179,7 @@ def judge(
             words = f"{reader} reads its metric {metric}, by a rule that is new, and what it is read from is not kept"
             return Verdict(RUN, key, (words,), None, _conflicts(own, facts))
         metrics = {}
-    return _left(
+    return _judge_targets(
         Made(True, {name: content for name, _, content in trace.outputs}, metrics),
         key,
         (),
@@ -206,7 +206,7 @@ def rule_of(plan: Plan, n: int) -> MetricsSpec:
     return rule
 
 
-def _remembered(
+def _find_trace(
     plan: Plan, n: int, key: Digest, world: fingerprint.World, facts: Facts
 ) -> tuple[Remembered | None, Digest | None]:
     """The trace of a key; where there is none, that of the key which the step had while its metrics rule was part of it, and that key."""
@@ -219,7 +219,7 @@ def _remembered(
     return facts.traces.get(former), former
 
 
-def _left(
+def _judge_targets(
     left: Made, key: Digest | None, why: tuple[str, ...], facts: Facts, targets: Sequence[Target]
 ) -> Verdict:
     """Fresh if what was left is where it must, for the reason `why`; else to be put there, or made again if it is not stored."""
@@ -249,24 +249,26 @@ def _left(
     return Verdict(RESTORE, key, words, left, clashes)
 
 
-def _skipped(plan: Plan, node: Node, made: Mapping[int, Made]) -> str:
+def _find_skipped_need(plan: Plan, node: Node, made: Mapping[int, Made]) -> str:
     """A step that this one needs and of which nothing ran.  What failed is none: it would hold this one up, or is allowed to fail."""
-    groups: dict[str, bool] = {}
     needed = {*(u.producer for u in node.upstream), *(m.producer for m in node.late), *node.after}
+    some_ran: dict[str, bool] = {}
     for n in needed.difference(node.choices):
-        other = plan.nodes[n]
-        id = (
-            other.id
-            if n not in node.after
-            else node.prefix + other.id.removeprefix(node.prefix).partition("/")[0]
-        )
-        group = bare(id)
-        may_fail = bool(other.flags & ALLOW_FAILURE) and not node.flags & PAIRED
-        groups[group] = groups.get(group, False) or made[n].ok or may_fail
-    return next((group for group, some in groups.items() if not some), "")
+        step = _needed_step(plan, node, n)
+        may_fail = bool(plan.nodes[n].flags & ALLOW_FAILURE) and not node.flags & PAIRED
+        some_ran[step] = some_ran.get(step, False) or made[n].ok or may_fail
+    return next((step for step, ran in some_ran.items() if not ran), "")
 
 
-def _taken_is_skipped(plan: Plan, n: int, made: Mapping[int, Made]) -> str:
+def _needed_step(plan: Plan, node: Node, n: int) -> str:
+    """The step by which `node` needs node `n`: what it only waits for is named as its recipe does."""
+    id = plan.nodes[n].id
+    if n in node.after:
+        id = node.prefix + id.removeprefix(node.prefix).partition("/")[0]
+    return bare(id)
+
+
+def _find_skipped_choice(plan: Plan, n: int, made: Mapping[int, Made]) -> str:
     """A step that this one chose, and of which nothing ran."""
     from .choices import ANY_STATE, LATE, leaves_of, needed_steps
 
@@ -310,7 +312,7 @@ def world_of(
         world.extend(["code", name, content] for name, content in found)
     for source in node.takes:
         name, kind, address = source.name, source.kind, source.address
-        identity = facts.takes.get(source.asked)
+        identity = facts.takes.get(source.lookup_key)
         if identity is None:
             missing.append(
                 f"{address} does not exist" if kind == "path" else f"{address} is not resolved yet"
@@ -364,36 +366,53 @@ def when(spec: StepSpec, made: Mapping[int, Made], plan: Plan, n: int) -> bool:
 def scope_of(spec: StepSpec, plan: Plan, n: int, made: Mapping[int, Made]) -> dict[str, object]:
     """The namespace of a step's templates, without what only an attempt knows: metrics filled in, outputs of failed instances left out."""
     node = plan.nodes[n]
-    lost = {
-        each.name for each in node.upstream if each.producer in made and not made[each.producer].ok
-    }
-    gone = _skipped_names(plan, node, made) if node.choices else set()
-    skipped = _lost_choices(plan, node, made) if node.choices else []
-    steps: dict[str, dict[str, object]] = {}
-    for id, names in spec.names.steps.items():
-        if id in skipped:
-            steps[id] = _nulls(names)
-            continue
-        kept = {name: _kept(value, lost, gone) for name, value in names.items()}
-        same = names.get("same")
-        if isinstance(same, Mapping):
-            kept["same"] = {name: _kept(value, lost, gone) for name, value in same.items()}
-        steps[id] = kept
+    steps = _known_outputs(spec, plan, node, made)
     for id, wanted in spec.asks.items():
         of = steps.setdefault(id, {})
         of["metrics"] = _metrics(wanted, node, plan, made, id)
-        if paired := [each for each in wanted if each.same]:
+        paired = [each for each in wanted if each.same]
+        if paired:
             outputs = cast("dict[str, object]", of.get("same") or {})
             of["same"] = {**outputs, "metrics": _same_metrics(paired, node, plan, made)}
     return {**spec.names._asdict(), "steps": steps}
 
 
-def _kept(value: object, lost: Collection[str], gone: Collection[object]) -> object:
+def _known_outputs(
+    spec: StepSpec, plan: Plan, node: Node, made: Mapping[int, Made]
+) -> dict[str, dict[str, object]]:
+    """Outputs by step, as the templates of a node find them."""
+    lost: set[str] = set()
+    for each in node.upstream:
+        if each.producer in made and not made[each.producer].ok:
+            lost.add(each.name)
+    gone: set[str] = set()
+    skipped: list[str] = []
+    if node.choices:
+        gone = _skipped_names(plan, node, made)
+        skipped = _lost_choices(plan, node, made)
+    steps: dict[str, dict[str, object]] = {}
+    for id, names in spec.names.steps.items():
+        if id in skipped:
+            steps[id] = _nulls(names)
+            continue
+        steps[id] = {name: _without_lost(value, lost, gone) for name, value in names.items()}
+        same = names.get("same")
+        if isinstance(same, Mapping):
+            left = {name: _without_lost(value, lost, gone) for name, value in same.items()}
+            steps[id]["same"] = left
+    return steps
+
+
+def _without_lost(value: object, lost: Collection[str], gone: Collection[object]) -> object:
     """An output without what failed instances would have made; null where the step was skipped."""
-    if isinstance(value, list):
-        left = [item for item in value if item not in lost]
-        return None if value and not left and all(item in gone for item in value) else left
-    return None if isinstance(value, str) and value in gone else value
+    if isinstance(value, str):
+        return None if value in gone else value
+    if not isinstance(value, list):
+        return value
+    left = [item for item in value if item not in lost]
+    if value and not left and all(item in gone for item in value):
+        return None
+    return left
 
 
 def _nulls(names: Mapping[str, object]) -> dict[str, object]:
@@ -477,7 +496,7 @@ def _select(
     why = (
         f"{plan.nodes[winner].id} has the {'least' if best == 'min' else 'greatest'} {metric}, {value:g}",
     )
-    return _left(Made(True, left.outputs, left.metrics), None, why, facts, targets)
+    return _judge_targets(Made(True, left.outputs, left.metrics), None, why, facts, targets)
 
 
 def _conflicts(targets: Sequence[Target], facts: Facts) -> tuple[str, ...]:
@@ -489,5 +508,5 @@ def _state(path: str, facts: Facts) -> str:
     return "is missing" if facts.there.get(path) is None else "is an earlier version"
 
 
-def _listed(ids: Sequence[str]) -> str:
+def _list_ids(ids: Sequence[str]) -> str:
     return ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")

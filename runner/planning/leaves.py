@@ -20,7 +20,7 @@ from .drafts import (
     is_path_value,
     plain_value,
 )
-from .ids import encoded
+from .ids import encode_value
 from .pairs import SAME, Pair, is_same, pair, shared_axes
 from .patterns import as_pattern
 from .plan import PAIRED
@@ -41,7 +41,7 @@ class _Mention(NamedTuple):
     asks: bool
 
     @property
-    def keyed(self) -> bool:
+    def in_key(self) -> bool:
         """Whether the value is part of the key."""
         return self.part not in ("when", "nodes", "deps")
 
@@ -134,14 +134,16 @@ class LeafReader:
     def _value(self, mention: _Mention, root: str, rest: tuple[str, ...]) -> None:
         """Note a value of an input, an output or an axis; a root alone means all of them."""
         known = self._names[root]
-        spec = self._scope.recipe.inputs.get(rest[0]) if root == "inputs" and rest else None
-        if spec is not None and spec.type == "secret":
-            message = f'"{rest[0]}" is a secret and may not be mentioned'
-            fix = f"list it: `secrets: [{rest[0]}]`; the command finds it as ${spec.env}"
-            self._problem(mention, "secret", message, fix)
-        elif rest and rest[0] not in known:
+        if root == "inputs" and rest:
+            spec = self._scope.recipe.inputs.get(rest[0])
+            if spec is not None and spec.type == "secret":
+                message = f'"{rest[0]}" is a secret and may not be mentioned'
+                fix = f"list it: `secrets: [{rest[0]}]`; the command finds it as ${spec.env}"
+                self._problem(mention, "secret", message, fix)
+                return
+        if rest and rest[0] not in known:
             self._unknown(mention, mention.name, [f"{root}.{name}" for name in known])
-        elif mention.keyed:
+        elif mention.in_key:
             for name in rest[:1] or known:
                 self.reads.setdefault(f"{root}.{name}", known[name])
                 take(self._draft, known[name])
@@ -155,7 +157,7 @@ class LeafReader:
             return
         draft, group = self._draft, self._scope.group(id)
         (draft.asked_for if mention.asks else draft.needed).add(id)
-        skipped = self._sketch.standing(group).skipped
+        skipped = self._sketch.skip_state(group).skipped
         if skipped and not mention.asks:
             draft.after.extend(group)
         if name != "metrics":
@@ -170,12 +172,12 @@ class LeafReader:
         id, metric = mention.ref.path[1], ".".join(mention.ref.path[3:])
         many = id in self._scope.many
         self._edges(mention, metric, producers)
-        if mention.keyed and many:
+        if mention.in_key and many:
             self.reads[f"steps.{id}.metrics.{metric}"] = self._short(producers)
         self.metrics.setdefault(id, []).append(MetricAsked(metric, many))
 
     def _edges(self, mention: _Mention, metric: str, producers: list[Draft]) -> None:
-        late = self._draft.late if mention.keyed else self._draft.asked
+        late = self._draft.late if mention.in_key else self._draft.asked
         for producer in producers:
             late[producer.id, metric] = producer
 
@@ -190,7 +192,7 @@ class LeafReader:
         if skipped and mention.asks:
             value = None
         self.outputs.setdefault(id, {})[name] = plain_value(value)
-        if mention.keyed:
+        if mention.in_key:
             # Which of the files an attempt holds this name stands for, and in which order: contents alone do not say.
             self.reads[f"steps.{id}.{name}"] = value
             take(self._draft, value)
@@ -216,16 +218,16 @@ class LeafReader:
             return
         metric = ".".join(rest)
         self._edges(mention, metric, found.drafts)
-        if mention.keyed and not found.one:
+        if mention.in_key and not found.one:
             self.reads[f"steps.{id}.same.metrics.{metric}"] = self._short(found.drafts)
         ids = [producer.id for producer in found.drafts]
         self.metrics.setdefault(id, []).append(MetricAsked(metric, not found.one, ids))
 
     def _same_output(self, mention: _Mention, id: str, name: str, found: Pair) -> None:
-        skipped = mention.asks and self._sketch.standing(found.drafts).skipped
+        skipped = mention.asks and self._sketch.skip_state(found.drafts).skipped
         value = None if skipped else found.output(name)
         self.outputs.setdefault(id, {}).setdefault(SAME, {})[name] = plain_value(value)
-        if mention.keyed:
+        if mention.in_key:
             self.reads[f"steps.{id}.same.{name}"] = value
             take(self._draft, value)
         else:
@@ -234,7 +236,7 @@ class LeafReader:
     def _no_pair(self, mention: _Mention, id: str) -> None:
         draft = self._draft
         axes = ", ".join(
-            f"{axis}={encoded(draft.matrix[axis])}"
+            f"{axis}={encode_value(draft.matrix[axis])}"
             for axis in shared_axes(draft.step, self._scope.recipe.steps[id])
         )
         message = f'no instance of "{id}" has {axes}, as {draft.id} has'

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..language.unknowns import ANYTHING, holds_unknown, unknown
 from .drafts import Draft, Instance, Scope
-from .ids import encoded
+from .ids import encode_value
 from .plan import SKIP
 
 if TYPE_CHECKING:
@@ -49,16 +49,16 @@ def pair(scope: Scope, id: str, matrix: Mapping[str, Any]) -> Pair | None:
     axes = [axis for axis in scope.recipe.steps[id].matrix or {} if axis in matrix]
     by_values = scope.pairs.get((id, tuple(axes)))
     if by_values is None:
-        by_values = scope.pairs[id, tuple(axes)] = _grouped(scope, id, axes)
-    return by_values.get(tuple(encoded(matrix[axis]) for axis in axes))
+        by_values = scope.pairs[id, tuple(axes)] = _group_instances(scope, id, axes)
+    return by_values.get(tuple(encode_value(matrix[axis]) for axis in axes))
 
 
-def _grouped(scope: Scope, id: str, axes: list[str]) -> dict[tuple[str, ...], Pair]:
+def _group_instances(scope: Scope, id: str, axes: list[str]) -> dict[tuple[str, ...], Pair]:
     """The instances of a step, by their values of some of its axes."""
     one = len(axes) == len(scope.recipe.steps[id].matrix or {})
     found: dict[tuple[str, ...], Pair] = {}
     for instance in scope.made.get(id, ()):
-        values = tuple(encoded(instance.matrix[axis]) for axis in axes)
+        values = tuple(encode_value(instance.matrix[axis]) for axis in axes)
         same = found.setdefault(values, Pair([], [], one))
         same.instances.append(instance)
         same.drafts.extend(instance.drafts)

@@ -19,7 +19,7 @@ WORKSPACE: Final = "use a path below the workspace, or an input of type file or 
 _CODE: Final = "keep the code below it, or name it as {git: …}"
 
 
-def unfit(path: str, *, folder: bool = True) -> str:
+def why_unfit(path: str, *, folder: bool = True) -> str:
     """What keeps a path from being written in an attempt, to follow its name in a sentence; empty if nothing does.  `folder`: it may be one."""
     plain = posixpath.normpath(path) if path else ""
     if "://" in path:
@@ -33,12 +33,12 @@ def unfit(path: str, *, folder: bool = True) -> str:
     return ""
 
 
-def misplaced(recipe: Recipe) -> Iterator[Problem]:
+def find_misplaced_paths(recipe: Recipe) -> Iterator[Problem]:
     """Every path of a recipe, as it is written, that leads out of where it belongs.  Templates are looked at when they are rendered."""
     yield from _code(recipe, recipe.code, ())
     yield from _env_files(recipe, recipe.env_files, ())
     for step in recipe.steps.values():
-        yield from _written(recipe, step)
+        yield from _paths_of_step(recipe, step)
         yield from _code(recipe, step.code or (), step.origin)
         yield from _env_files(recipe, step.env_files, step.origin)
         for n, dep in enumerate(step.deps):
@@ -54,7 +54,7 @@ def misplaced(recipe: Recipe) -> Iterator[Problem]:
                 )
 
 
-def _written(recipe: Recipe, step: Step) -> Iterator[Problem]:
+def _paths_of_step(recipe: Recipe, step: Step) -> Iterator[Problem]:
     named: list[tuple[str, str, Where]] = []
     named += [
         (f'output "{output.name}" of "{step.id}"', output.path, ("outputs", output.name))
@@ -67,15 +67,15 @@ def _written(recipe: Recipe, step: Step) -> Iterator[Problem]:
     if step.metrics and step.metrics.file:
         named.append((f'the metrics file of "{step.id}"', step.metrics.file, ("metrics", "file")))
     for what, path, below in named:
-        if "{{" not in path and (wrong := unfit(path)):
+        if "{{" not in path and (wrong := why_unfit(path)):
             yield recipe.document.problem(
                 "path-escape",
                 f"{what} {wrong}",
-                (*step.origin, *_spelled(recipe, step, below)),
+                (*step.origin, *_where_in_step(recipe, step, below)),
                 fix=BELOW,
             )
     for path in step.files:
-        if wrong := unfit(path, folder=False):
+        if wrong := why_unfit(path, folder=False):
             yield recipe.document.problem(
                 "path-escape",
                 f'a file of "{step.id}" {wrong}',
@@ -85,7 +85,7 @@ def _written(recipe: Recipe, step: Step) -> Iterator[Problem]:
             )
 
 
-def _spelled(recipe: Recipe, step: Step, below: Where) -> Where:
+def _where_in_step(recipe: Recipe, step: Step, below: Where) -> Where:
     """The place of a part of a step, whose outputs may be a list."""
     names = [output.name for output in step.outputs]
     listed = below[0] == "outputs" and all(
@@ -110,7 +110,7 @@ def _code(
                 where,
             )
         elif posixpath.normpath(item.at) != "." and (
-            wrong := unfit(item.at)
+            wrong := why_unfit(item.at)
         ):  # all of the attempt may be a checkout
             yield recipe.document.problem(
                 "path-escape", f"a git checkout {wrong}", (*where, "at"), fix=BELOW

@@ -183,12 +183,12 @@ class Plan:
                 found |= self.needs(n)
         return found
 
-    def named(self, word: str) -> set[int]:
+    def nodes_named(self, word: str) -> set[int]:
         """The nodes that a word means: a step, all instances of one, or all steps of a recipe that is used; else those it means inside of that."""
         named = {n for n, node in enumerate(self.nodes) if word in names(node.id)}
         return named or {n for n, node in enumerate(self.nodes) if word in inner_names(node.id)}
 
-    def meant(self, words: Iterable[str]) -> set[str]:
+    def resolve_words(self, words: Iterable[str]) -> set[str]:
         """These words, and the ids of the steps that each means only inside of a recipe that is used."""
         known = {name for id in [*self.index, *self.waiting] for name in names(id)}
         inner = [word for word in words if word not in known]
@@ -197,23 +197,23 @@ class Plan:
         )
         return {*words, *found}
 
-    def leading(self, word: str) -> tuple[set[int], set[str]]:
+    def closure_of(self, word: str) -> tuple[set[int], set[str]]:
         """What a word means, and all that it needs, directly or not: nodes, and steps that are waiting."""
         found, words, waits = set[int](), [word], set[str]()
         while words:
             here = words.pop()
-            found |= self.named(here)
+            found |= self.nodes_named(here)
             for id in self.waiting.keys() - waits:
                 if here in names(id):
                     waits.add(id)
                     words += self.waiting[id]
         return self.before(found), waits
 
-    def chosen(self, only: str | None, until: str | None) -> set[int]:
+    def select_nodes(self, only: str | None, until: str | None) -> set[int]:
         """The nodes of a request: all, one step's, or those that lead to one."""
         if only:
-            return self.named(only)
-        return self.leading(until)[0] if until else set(range(len(self.nodes)))
+            return self.nodes_named(only)
+        return self.closure_of(until)[0] if until else set(range(len(self.nodes)))
 
     def after(self, chosen: Iterable[int]) -> set[int]:
         """These nodes and all that need them, directly or not."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _Code = TypeVar("_Code", str, "str | Glob", "str | Glob | GitCode | AutoCode")
 
 
-def rooted(recipe: Recipe, source: str, root: str) -> Recipe:
+def move_root(recipe: Recipe, source: str, root: str) -> Recipe:
     """The recipe in the file `source`, its paths from the folder `root`; one that is not below the root is as it was.  Both paths are absolute."""
     above, at = root.rstrip("/") + "/", posixpath.normpath(source)
     if not at.startswith(above):
@@ -57,7 +57,7 @@ def from_root(path: str, folder: str) -> str:
     return "/".join([*left, rest]) if rest != path else path
 
 
-def moved(recipe: Recipe, where: Where) -> int:
+def shift_at(recipe: Recipe, where: Where) -> int:
     """By how many characters the path at a place of the file is longer there than from the root."""
     if not recipe.folder or where[2:3] not in (("deps",), ("matrix",)):
         return 0

@@ -282,7 +282,7 @@ def fold(
     """
     heard: dict[str, StepView] = {}
     for move in moves:
-        heard[move.id] = moved(heard.get(move.id, StepView(move.id)), move)
+        heard[move.id] = apply_move(heard.get(move.id, StepView(move.id)), move)
     steps = {
         id: _now(heard.get(id, StepView(id)), row, now, live=live)._replace(
             expected=expected.get(id)
@@ -292,7 +292,7 @@ def fold(
     # A worker that has claimed it may have died before it stored a move.
     begun = "ACTIVE" if run.state == "QUEUED" and run.fence and run.claim else run.state
     trains = _trains(steps, planned)
-    standing = _standing(run, steps, planned, expected, others, trains, now)
+    standing = _standing_of(run, steps, planned, expected, others, trains, now)
     word_ = _word(run, begun, standing, steps, others, leases, live=live)
     progress = progress_of(standing)
     if word_ == "NEEDS_RECOVERY":
@@ -306,13 +306,13 @@ def fold(
         steps,
         _counts(standing, steps),
         progress,
-        _failed(run, steps.values()),
+        _find_failure(run, steps.values()),
         trains,
         _training(steps.get(trains), planned),
     )
 
 
-def moved(step: StepView, move: Moved) -> StepView:
+def apply_move(step: StepView, move: Moved) -> StepView:
     """Return what a step is after a move."""
     data, after = move.data, move.after
     if after == State.RUNNING:
@@ -341,7 +341,7 @@ def moved(step: StepView, move: Moved) -> StepView:
         ended=move.at if after in FINAL else None,
     )
     if move.before == State.RUNNING:
-        step = _ended(step, move)
+        step = _end_attempt(step, move)
     if after == State.FAILED:
         failure = _failure(step.id, move)
         step = step._replace(failure=failure, detail=failure.words)
@@ -350,7 +350,7 @@ def moved(step: StepView, move: Moved) -> StepView:
     return step
 
 
-def _ended(step: StepView, move: Moved) -> StepView:
+def _end_attempt(step: StepView, move: Moved) -> StepView:
     """What a step is whose attempt is over."""
     if move.reason == BUSY:  # it never began
         return step._replace(attempts=max(0, step.attempts - 1), began=None)
@@ -418,19 +418,29 @@ def stored_training(
         found = None
     if not isinstance(found, dict):
         return None, ()
-    numbers = {
-        name: found[name] for name in ("step", "total", "eta", "at") if is_number(found.get(name))
-    }
-    values, said = found.get("values"), found.get("warnings")
-    others = values if isinstance(values, dict) else {}
+    said = found.get("warnings")
+    warnings = [str(each) for each in said] if isinstance(said, list) else []
     training = Training(
-        **numbers, values={str(name): each for name, each in others.items() if is_number(each)}
+        **_numbers_of(found, ("step", "total", "eta", "at")),
+        values=_numbers_of(found.get("values")),
     )
+    if training.step is None and not training.values:
+        return None, warnings
     if now is not None and training.eta is not None and training.at is not None:
         left = max(0.0, training.eta - max(0.0, now - training.at))
         training = training._replace(eta=round(left, 1))
-    warnings = [str(each) for each in said] if isinstance(said, list) else []
-    return (training if training.step is not None or training.values else None), warnings
+    return training, warnings
+
+
+def _numbers_of(stored: object, names: Collection[str] | None = None) -> dict[str, float]:
+    """The numbers of a stored mapping, those of these `names` only."""
+    if not isinstance(stored, dict):
+        return {}
+    return {
+        str(name): value
+        for name, value in stored.items()
+        if is_number(value) and (names is None or name in names)
+    }
 
 
 def _now(step: StepView, row: Row, now: float, *, live: bool) -> StepView:
@@ -479,13 +489,13 @@ def _word(
 ) -> str:
     """The word that people see for a run."""
     phases = {(step.state, step.phase) for step in steps.values()} | set(others)
-    happened = len(steps) + sum(standing.others.values()) + _restored(standing)
+    happened = len(steps) + sum(standing.others.values()) + _count_restored(standing)
     if standing.total is None or standing.total > happened:
         phases.add((State.WAITING, ""))  # one to which nothing has happened
     return word(begun, failure=run.failure, steps=phases, leases=leases, claimed=live)
 
 
-def _standing(
+def _standing_of(
     run: Run,
     steps: Mapping[str, StepView],
     planned: Planned,
@@ -534,27 +544,25 @@ def _counts(standing: Standing, steps: Mapping[str, StepView]) -> dict[str, int]
     counts = dict(standing.others)
     for step in steps.values():
         counts[step.state] = counts.get(step.state, 0) + 1
-    if restored := _restored(standing):
+    if restored := _count_restored(standing):
         counts[State.FRESH] = counts.get(State.FRESH, 0) + restored
     return {str(state): number for state, number in counts.items()}
 
 
-def _failed(run: Run, steps: Iterable[StepView]) -> Failure | None:
+def _find_failure(run: Run, steps: Iterable[StepView]) -> Failure | None:
     """The failure that ended a run; of one that goes on, the first."""
     if run.state == "COMPLETED":
         return None
-    failures = [
-        step.failure
-        for step in sorted(steps, key=lambda step: step.ended or 0.0)
-        if step.failure is not None
-    ]
+    in_order = sorted(steps, key=lambda step: step.ended or 0.0)
+    failures = [step.failure for step in in_order if step.failure is not None]
     if run.state != "FAILED":
         return failures[0] if failures else None
-    ended = (run.failure, run.reason)
-    alike = [each for each in failures if (of_step(each.kind), each.words) == ended]
-    if alike or failures:
-        return (alike or failures)[0]._replace(kind=run.failure)
-    return Failure(run.failure, run.reason, fix=REMEDIES.get(run.failure, ""))
+    if not failures:
+        return Failure(run.failure, run.reason, fix=REMEDIES.get(run.failure, ""))
+    for failure in failures:
+        if (of_step(failure.kind), failure.words) == (run.failure, run.reason):
+            return failure._replace(kind=run.failure)
+    return failures[0]._replace(kind=run.failure)
 
 
 def _training(step: StepView | None, planned: Planned) -> Training | None:
@@ -596,18 +604,20 @@ def _trains(steps: Mapping[str, StepView], planned: Planned) -> str:
 def progress_of(run: Standing) -> Progress:
     """Return how far a run is: by the training's own numbers, else by the time that its steps took before."""
     over = run.state in _OVER
-    stored, restored = len(run.states) + sum(run.others.values()), _restored(run)
-    total = max(run.total or 0, stored + restored) if run.total is not None or over else None
-    ended = sum(state in FINAL for state in run.states.values()) + restored
-    ended += sum(number for state, number in run.others.items() if state in FINAL)
+    restored = _count_restored(run)
+    total = None
+    if run.total is not None or over:
+        stored = len(run.states) + sum(run.others.values())
+        total = max(run.total or 0, stored + restored)
     if run.state == "COMPLETED":
         return Progress(total or 0, total, 100.0, 0.0)
-    left = _seconds_left(run)
-    eta = 0.0 if over else _eta(run, left, total, ended)
+    ended = restored + sum(state in FINAL for state in run.states.values())
+    ended += sum(number for state, number in run.others.items() if state in FINAL)
+    eta = 0.0 if over else _eta(run, _seconds_left(run), total, ended)
     return Progress(ended, total, _percent(run, total), eta)
 
 
-def _restored(run: Standing) -> int:
+def _count_restored(run: Standing) -> int:
     """Steps whose results were there before and that have no row; one that has is counted by its row."""
     restored = len(set(run.fresh) - run.states.keys())
     if run.others and run.total is not None:  # whose ids are not known
@@ -620,19 +630,27 @@ def _percent(run: Standing, total: int | None) -> float | None:
     """How much is done of what the run has to do: what was there before, and what is skipped, takes no time."""
     if not total:
         return None
-    parts = {id: _part(run, id, state) for id, state in run.states.items() if state not in FREE}
-    others = {state: number for state, number in run.others.items() if state not in FREE}
-    free = len(run.states) - len(parts) + sum(run.others.values()) - sum(others.values())
-    more = total - free - _restored(run) - len(parts)  # steps of which no more is known
-    weights = {id: _weight(run, id) if total <= WEIGHED else 1.0 for id in parts}
+    parts: dict[str, float] = {}
+    free = 0
+    for id, state in run.states.items():
+        if state in FREE:
+            free += 1
+        else:
+            parts[id] = _part(run, id, state)
+    free += sum(number for state, number in run.others.items() if state in FREE)
+    # With each step weighed, those of which only the number is known count as usual ones.
+    is_weighed = total <= WEIGHED
+    weights = {id: _weight(run, id) if is_weighed else 1.0 for id in parts}
     usual = _usual(run, weights)
-    whole = usual * more
-    done = usual * others.get(State.DONE, 0)
+    whole = usual * (total - free - _count_restored(run) - len(parts))
+    done = usual * run.others.get(State.DONE, 0)
     for id, part in parts.items():
         weight = weights[id] or usual * (TENFOLD if bare(id) == run.trains else 1.0)
         whole += weight
         done += weight * part
-    return min(ALMOST, round(100 * done / whole, 1)) if whole > 0 else 0.0
+    if whole <= 0:
+        return 0.0
+    return min(ALMOST, round(100 * done / whole, 1))
 
 
 def _usual(run: Standing, weights: Mapping[str, float]) -> float:

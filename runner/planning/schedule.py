@@ -128,7 +128,7 @@ class Spent(NamedTuple):
     preemptions: int = 0
 
 
-def spent(reasons: Iterable[str]) -> Spent:
+def budget_used(reasons: Iterable[str]) -> Spent:
     """The budget used by attempts that ended badly for these reasons.  Being stopped on request, or not begun, costs nothing."""
     failures = preemptions = 0
     for reason in reasons:
@@ -230,14 +230,14 @@ class Scheduler:
 
     def ready(self, limit: int | None = None) -> list[str]:
         """Steps to judge now, most urgent first."""
-        if not len(self._board.ready) or self.held:
+        if not len(self._board.ready) or self.is_held:
             return []
         return self._board.ready.first(len(self._board.ready) if limit is None else limit)
 
     def startable(self, resting: Collection[str] = ()) -> list[str]:
         """Steps that may all be started now, most urgent first; not those `resting` before another try."""
         room = self.room
-        if room <= 0 or not self._board.counts[_S.QUEUED] or self.held:
+        if room <= 0 or not self._board.counts[_S.QUEUED] or self.is_held:
             return []
         return self._board.room.choose(room, resting)
 
@@ -250,7 +250,7 @@ class Scheduler:
     def start(self, id: str, data: Mapping[str, object] | None = None) -> Move:
         """A QUEUED step for which there is room begins to run."""
         node = self._board.nodes[id]
-        if self.held or self.room <= 0 or not self._board.room.fits(node):
+        if self.is_held or self.room <= 0 or not self._board.room.fits(node):
             raise AssertionError(f"BUG: no room to start {id}")
         (move,) = self._apply(node, _S.RUNNING, data=data)
         self._board.room.let_past(node)
@@ -289,7 +289,7 @@ class Scheduler:
                 data["wait"] = backoff(node.failures + node.preemptions)
         return self._apply(node, after, "" if outcome.ok else outcome.reason, data)
 
-    def gone(self, id: str, reason: str) -> list[Move]:
+    def lose(self, id: str, reason: str) -> list[Move]:
         """The bytes of a FRESH or DONE step are gone: it runs again, and what has not started waits for it; what is running or final stays so."""
         return self._apply(self._board.nodes[id], _S.QUEUED, reason)
 
@@ -339,7 +339,7 @@ class Scheduler:
         return self._jobs - self._board.counts[_S.RUNNING]
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         """Nothing new starts."""
         return self._pausing or self._giving_up
 
@@ -348,7 +348,7 @@ class Scheduler:
         return dict(self._board.counts)
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Every step is final."""
         counts = self._board.counts
         return not (
@@ -358,7 +358,7 @@ class Scheduler:
     @property
     def result(self) -> RunState:
         """The state the run has, as it is stored.  A cancel asked for before the last step ended wins; a drain that came too late does not."""
-        if not self.finished:
+        if not self.is_finished:
             return "PAUSED" if self._pausing and not self._board.counts[_S.RUNNING] else "ACTIVE"
         if self._cancelling:
             return "CANCELLED"
@@ -418,13 +418,15 @@ class Scheduler:
 
     def _sweep(self, moves: list[Move]) -> None:
         """When the run is being given up, cancel what will not start: at once when cancelled, else when nothing runs any more."""
-        if not self._giving_up or (self._board.counts[_S.RUNNING] and not self._cancelling):
+        counts = self._board.counts
+        if not self._giving_up or (counts[_S.RUNNING] and not self._cancelling):
             return
-        if any(self._board.counts[state] for state in _NOT_STARTED):
-            reason = self._cancelling or self._draining or "a step failed"
-            for node in self._board.nodes.values():
-                if node.state in _NOT_STARTED:
-                    self._board.move(node, _S.CANCELLED, moves, reason)
+        if not any(counts[state] for state in _NOT_STARTED):
+            return  # without a walk over all steps
+        reason = self._cancelling or self._draining or "a step failed"
+        for node in self._board.nodes.values():
+            if node.state in _NOT_STARTED:
+                self._board.move(node, _S.CANCELLED, moves, reason)
 
     @property
     def _giving_up(self) -> bool:
@@ -513,7 +515,7 @@ class _Board:
                 for below in node.below:
                     below.unmet += 1
                     self.go_back(below, moves)
-            elif node.broken:
+            elif node.is_broken:
                 for below in node.below:
                     if below.state is _S.WAITING:
                         self.move(below, _S.BLOCKED, moves, f"needs {node.task.id}")
@@ -538,7 +540,7 @@ class _Board:
                 self.follow([node], moves)
             return
         for need in node.above:
-            if need.broken:
+            if need.is_broken:
                 self.move(node, _S.BLOCKED, moves, f"needs {need.task.id}")
                 self.follow([node], moves)
                 return
@@ -604,15 +606,14 @@ class _Room:
         """Count this start against every waiting step from which it took; the first that was passed too often gets the reservation."""
         started = self._shape(begun)
         started.passed = 0
-        if self._reserved is started or (
-            self._reserved is not None and not len(self._reserved.queue)
-        ):
+        if self._reserved is not None and (self._reserved is started or not self._reserved.queue):
             self._reserved = None
         for shape in self._shapes.values():
-            if shape is not started and len(shape.queue) and shape.is_short_of(started, self._free):
-                shape.passed += 1
-                if shape.passed >= _PATIENCE and self._reserved is None:
-                    self._reserved = shape
+            if shape is started or not shape.queue or not shape.is_short_of(started, self._free):
+                continue
+            shape.passed += 1
+            if shape.passed >= _PATIENCE and self._reserved is None:
+                self._reserved = shape
 
     def _shape(self, node: _Node) -> _Shape:
         """What a step needs, together with all that need the same."""
@@ -676,7 +677,7 @@ class _Node:
         )
 
     @property
-    def broken(self) -> bool:
+    def is_broken(self) -> bool:
         """The steps below never can."""
         return self.state is _S.BLOCKED or (self.state is _S.FAILED and not self.task.allow_failure)
 

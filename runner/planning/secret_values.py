@@ -11,7 +11,7 @@ from .plan import Plan
 from .step import StepSpec
 
 
-def given(spec: StepSpec, environ: Mapping[str, str]) -> list[Secret]:
+def secrets_set(spec: StepSpec, environ: Mapping[str, str]) -> list[Secret]:
     """The secrets of a step that are set, under the names that it finds them by."""
     return [
         Secret(each.variable, environ[each.source])
@@ -33,7 +33,9 @@ class Passed(NamedTuple):
     secrets: Sequence[Secret]
 
 
-def passed(spec: StepSpec, files: Mapping[str, str], environ: Mapping[str, str]) -> Passed:
+def variables_passed(
+    spec: StepSpec, files: Mapping[str, str], environ: Mapping[str, str]
+) -> Passed:
     """`files` is what its `env_file` holds.  A variable of the caller's that `pass_env` names comes before one of a file."""
     found = {**files, **{name: environ[name] for name in spec.pass_env if name in environ}}
     hidden = {name for name, value in found.items() if tokenlike(name, value)}

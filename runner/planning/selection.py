@@ -72,7 +72,7 @@ def add_select(sketch: Sketch, used: Mapping[str, Recipe], scope: Scope, step: S
         is False
     ):
         draft.flags |= SKIP
-    standings = [sketch.standing(group) for group in draft.wants]
+    standings = [sketch.skip_state(group) for group in draft.wants]
     if any(standing.skipped for standing in standings):
         draft.flags |= SKIP
     draft.doubtful = any(standing.doubtful for standing in standings)

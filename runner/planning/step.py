@@ -57,7 +57,7 @@ class Source(NamedTuple):
         return self.kind in ("s3", "gs")
 
     @property
-    def asked(self) -> tuple[str, ...]:
+    def lookup_key(self) -> tuple[str, ...]:
         """What its identity is looked up by."""
         return (self.kind, self.address, *self.only)
 
@@ -168,7 +168,7 @@ class ResourceSpec(NamedTuple):
     pools: Mapping[str, float] = NOTHING
 
     @property
-    def asked(self) -> dict[str, object]:
+    def as_key(self) -> dict[str, object]:
         """What it says, by name: the form that stands in a key."""
         return {
             name: value

@@ -75,19 +75,21 @@ class _StepEdges:
         """Return the steps that make what a dep names, and those that may make it."""
         path = posixpath.normpath(dep)
         above = heads(path)
-        perhaps = [id for made, id in self._templates if id != reader and may_make(made, path)]
         certain: list[str] = []
+        perhaps = [id for made, id in self._templates if id != reader and may_make(made, path)]
         if is_glob(path) or "{{" in path:
-            for made in self._near.to(path):
-                if self._literal[made] != reader and may_make(made, path):
-                    perhaps.append(self._literal[made])
+            perhaps += self._makers_near(path, reader)
         else:
-            certain = [self._literal[head] for head in above if head in self._literal]
-        if len(above) > 1:
-            top = self._steps.get(above[-1])
-            if top is not None and top.uses:
-                perhaps.append(top.id)
+            certain += [self._literal[head] for head in above if head in self._literal]
+        top = self._steps.get(above[-1]) if len(above) > 1 else None
+        if top is not None and top.uses:
+            perhaps.append(top.id)
         return certain, perhaps
+
+    def _makers_near(self, pattern: str, reader: str) -> list[str]:
+        """Return the steps whose outputs a pattern may match."""
+        near = ((made, self._literal[made]) for made in self._near.to(pattern))
+        return [id for made, id in near if id != reader and may_make(made, pattern)]
 
     def _makers_of_axis(self, pattern: str) -> list[str]:
         """Return the steps in whose outputs the glob of an axis looks."""

@@ -84,7 +84,7 @@ def faults(spec: StepSpec, scene: Scene) -> Iterator[tuple[Where, TemplateError]
     if isinstance(run, str):
         if _suspect(run):
             bash = spec.shell == "bash"
-            yield from _tried(("run",), [run], partial(_script, run, bash), scene)
+            yield from _try_part(("run",), [run], partial(_script, run, bash), scene)
     elif run is not None:
         yield from _argv_faults(run, scene)
     if spec.accelerate is not None:
@@ -93,10 +93,10 @@ def faults(spec: StepSpec, scene: Scene) -> Iterator[tuple[Where, TemplateError]
         yield from _file_faults(path, tree, scene)
     for where, leaf in walk(dict(spec.env), ("env",)):
         if _suspect(leaf):
-            yield from _tried(where, [leaf], partial(_variable, leaf), scene)
+            yield from _try_part(where, [leaf], partial(_variable, leaf), scene)
     if isinstance(spec.when, str):
         when = spec.when
-        yield from _tried(("when",), [when], partial(_condition, when), scene)
+        yield from _try_part(("when",), [when], partial(_condition, when), scene)
 
 
 def hook_faults(
@@ -129,11 +129,11 @@ def _argv_faults(items: Sequence[Any], scene: Scene) -> Iterator[tuple[Where, Te
     wrong = False
     for where, leaf in walk(items, ("run",)):
         if _suspect(leaf):
-            found = list(_tried(where, [leaf], partial(argv, [leaf]), scene))
+            found = list(_try_part(where, [leaf], partial(argv, [leaf]), scene))
             wrong |= bool(found)
             yield from found
     if not wrong and not any(isinstance(item, str) and "{{" not in item for item in items):
-        yield from _tried(("run",), _leaves(items), partial(_words, items), scene)
+        yield from _try_part(("run",), _leaves(items), partial(_words, items), scene)
 
 
 def _accelerate_faults(
@@ -145,12 +145,12 @@ def _accelerate_faults(
         if name == "args":
             continue
         if name == "processes" and value is not None:
-            yield from _tried(where, [value], partial(_count, value), scene)
+            yield from _try_part(where, [value], partial(_count, value), scene)
         elif _suspect(value):
-            yield from _tried(where, [value], partial(evaluate, value), scene)
+            yield from _try_part(where, [value], partial(evaluate, value), scene)
     if isinstance(given, Mapping):
         for name, value in given.items():
-            yield from _tried(
+            yield from _try_part(
                 ("accelerate", "args", name),
                 _leaves(value),
                 partial(args, {name: value}),
@@ -158,24 +158,26 @@ def _accelerate_faults(
             )
     for where, leaf in walk(given, ("accelerate", "args")) if isinstance(given, list) else ():
         if _suspect(leaf):
-            yield from _tried(where, [leaf], partial(argv, [leaf]), scene)
+            yield from _try_part(where, [leaf], partial(argv, [leaf]), scene)
 
 
 def _file_faults(path: str, tree: Any, scene: Scene) -> Iterator[tuple[Where, TemplateError]]:
     wrong = False
     for where, leaf in walk(tree, ("files", path)):
         if is_template(leaf):
-            found = list(_tried(where, [leaf], partial(evaluate, leaf), scene))
+            found = list(_try_part(where, [leaf], partial(evaluate, leaf), scene))
             wrong |= bool(found)
             yield from found
     if not wrong:
-        yield from _tried(("files", path), _leaves(tree), partial(_written, path, tree), scene)
+        yield from _try_part(
+            ("files", path), _leaves(tree), partial(_check_file_text, path, tree), scene
+        )
 
 
 # -- one part of a step ----------------------------------------------------------------------------------------------------------------------------
 
 
-def _tried(
+def _try_part(
     where: Where,
     leaves: Iterable[Any],
     use: Callable[[Mapping[str, Any]], object],
@@ -185,13 +187,13 @@ def _tried(
     error = _error(use, scene.names)
     mentioned = [] if error is None and not scene.optional else list(_paths(leaves))
     if error is not None:
-        yield where, _blamed(error, mentioned, use, scene)
+        yield where, _blame_null(error, mentioned, use, scene)
         return
     for path in mentioned:
         if path in scene.optional:
-            error = _error(use, _having(scene.names, path, scene.optional[path]))
+            error = _error(use, _with_value(scene.names, path, scene.optional[path]))
             if error is not None:
-                yield where, _prefixed(f"where {dotted(path)} has a value: ", error)
+                yield where, _prefix_error(f"where {dotted(path)} has a value: ", error)
                 return
 
 
@@ -205,7 +207,7 @@ def _error(
     return None
 
 
-def _blamed(
+def _blame_null(
     error: TemplateError,
     mentioned: Iterable[tuple[str, ...]],
     use: Callable[[Mapping[str, Any]], object],
@@ -214,16 +216,16 @@ def _blamed(
     """The error, and the name that is null and causes it, if one does; else what is wrong besides nulls."""
     nulls = [path for path in mentioned if _is_null(scene.names, path)]
     for path in nulls:
-        if _error(use, _having(scene.names, path, scene.optional.get(path, GIVEN))) is None:
+        if _error(use, _with_value(scene.names, path, scene.optional.get(path, GIVEN))) is None:
             moment = "on the first attempt" if path[0] == "state" else "here"
-            return _prefixed(f"{dotted(path)} is null {moment}: ", error)
+            return _prefix_error(f"{dotted(path)} is null {moment}: ", error)
     names = scene.names
     for path in nulls:
-        names = _having(names, path, scene.optional.get(path, GIVEN))
+        names = _with_value(names, path, scene.optional.get(path, GIVEN))
     return _error(use, names) or error
 
 
-def _prefixed(words: str, error: TemplateError) -> TemplateError:
+def _prefix_error(words: str, error: TemplateError) -> TemplateError:
     return TemplateError(f"{words}{error}", error.offset, error.length, error.fix)
 
 
@@ -250,7 +252,7 @@ def _is_null(names: Mapping[str, Any], path: Sequence[str]) -> bool:
     return value is None
 
 
-def _having(names: Mapping[str, Any], path: Sequence[str], value: object) -> Mapping[str, Any]:
+def _with_value(names: Mapping[str, Any], path: Sequence[str], value: object) -> Mapping[str, Any]:
     if not path:
         return names
     first, *rest = path
@@ -258,8 +260,8 @@ def _having(names: Mapping[str, Any], path: Sequence[str], value: object) -> Map
         return {**names, first: value}
     inner = names[first]
     if isinstance(inner, StatePath):
-        return {**names, first: StatePath(str(inner), _having(inner.parts, rest, value))}
-    return {**names, first: _having(inner, rest, value)}
+        return {**names, first: StatePath(str(inner), _with_value(inner.parts, rest, value))}
+    return {**names, first: _with_value(inner, rest, value)}
 
 
 def _leaves(tree: Any) -> list[str]:
@@ -308,7 +310,7 @@ def _count(value: Any, names: Mapping[str, Any]) -> None:
         raise TemplateError("the number of processes is a whole number", 0, length)
 
 
-def _written(path: str, tree: Any, names: Mapping[str, Any]) -> None:
+def _check_file_text(path: str, tree: Any, names: Mapping[str, Any]) -> None:
     kinds = kinds_of(render(tree, names))
     if wrong := unwritable(path, kinds):
         length = len(tree) if isinstance(tree, str) else 1

@@ -15,7 +15,7 @@ from .axes import Axes, instance_id
 from .choices import (
     KnownResults,
     axis_leaves,
-    chosen,
+    choose_branches,
     needed_steps,
     results_of,
     wanted_steps,
@@ -89,7 +89,7 @@ class UsedRecipes:
             known = {**names, "steps": KnownResults(self.sketch, scope, combination)}
             needed = {*step.needs, *needed_steps(leaves, known)[0]}
             wants = [found for id in needed if (found := scope.group(id))]
-            given, variables = self._given(scope, step, uses, other, names)
+            given, variables = self._bind_with(scope, step, uses, other, names)
             when = self._condition(scope, step, names)
             if self.sketch.problems:
                 return
@@ -124,11 +124,11 @@ class UsedRecipes:
                     draft.flags |= SKIP
                 draft.after += after
                 draft.wants = [*draft.wants, *wants]
-                draft.doubtful |= any(self.sketch.standing(group).doubtful for group in wants)
+                draft.doubtful |= any(self.sketch.skip_state(group).doubtful for group in wants)
                 self.sketch.skips |= draft.doubtful or bool(draft.flags & SKIP)
             if inner.pending:
                 scope.pending.add(step.id)
-            exported = self._exported(inner, other, inner.prefix[len(scope.prefix) :])
+            exported = self._export_outputs(inner, other, inner.prefix[len(scope.prefix) :])
             results.append(exported)
             instances.append(Instance(combination, exported, mine))
         scope.inner[step.id] = below
@@ -142,7 +142,7 @@ class UsedRecipes:
             ]
             scope.results[step.id] = {name: [r[name] for r in results] for name in named}
 
-    def _given(
+    def _bind_with(
         self, scope: Scope, step: Step, uses: Uses, other: Recipe, names: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """What one instance hands on by `with`: values of inputs, and the variables of secrets."""
@@ -152,14 +152,14 @@ class UsedRecipes:
             spec = other.inputs.get(name)
             place = (*step.origin, "with", name)
             if spec is not None and spec.type == "secret":
-                variables |= self._handed(scope, name, leaf, place)
+                variables |= self._hand_secret(scope, name, leaf, place)
                 continue
             for ref in self.sketch.references(scope, leaf, place):
                 if _of_metrics(ref) or ref.path[0] in LATE_NAMES:
                     self._late(scope, step, ref, place, "use it in a step of this recipe")
             if spec is not None:
                 leaf = value_as_written(scope.recipe.document, spec, leaf, place)
-            choice = chosen(self.sketch, scope, leaf, names)
+            choice = choose_branches(self.sketch, scope, leaf, names)
             if choice.late:
                 self._chosen_late(scope, step, place)
             given[name] = value = self.sketch.evaluate(scope, leaf, choice.names, place)
@@ -190,7 +190,7 @@ class UsedRecipes:
             self._late(scope, step, ref, place, "use it in the `when` of a step with a command")
         if late:
             return None
-        choice = chosen(self.sketch, scope, step.when, names)
+        choice = choose_branches(self.sketch, scope, step.when, names)
         if choice.late:
             self._chosen_late(scope, step, place)
         return self.sketch.condition(scope, step, choice.names)
@@ -217,7 +217,7 @@ class UsedRecipes:
                     return True
         return False
 
-    def _handed(self, scope: Scope, name: str, leaf: Any, where: Where) -> dict[str, str]:
+    def _hand_secret(self, scope: Scope, name: str, leaf: Any, where: Where) -> dict[str, str]:
         """A secret handed on by `with`: the inner input's variable gets the value of the outer one's."""
         refs = self.sketch.references(scope, leaf, where)
         if (
@@ -236,7 +236,7 @@ class UsedRecipes:
         )
         return {}
 
-    def _exported(self, inner: Scope, other: Recipe, prefix: str) -> dict[str, Any]:
+    def _export_outputs(self, inner: Scope, other: Recipe, prefix: str) -> dict[str, Any]:
         """A used recipe's outputs, found by the outer recipe below `prefix`."""
         found: dict[str, Any] = {}
         if other.outputs is None:
@@ -247,7 +247,7 @@ class UsedRecipes:
                 if inner.awaits(self.sketch.references(inner, leaf, ("outputs", name))):
                     continue
                 names = {"inputs": inner.inputs, "steps": Results(inner)}
-                choice = chosen(self.sketch, inner, leaf, names)
+                choice = choose_branches(self.sketch, inner, leaf, names)
                 value = self.sketch.evaluate(inner, leaf, choice.names, ("outputs", name))
                 if value is not None:
                     found[name] = value

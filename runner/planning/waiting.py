@@ -70,7 +70,7 @@ START: Final = "`recipe worker` starts one"
 _Refusal = tuple[WaitKind, str, str]
 
 
-def explained(
+def explain_waits(
     runs: Sequence[Waiting], takers: Sequence[Taker], worked_on: Sequence[Waiting], now: float
 ) -> list[Wait]:
     """Return the runs that wait in the order in which workers take them, each with its reason.
@@ -78,13 +78,13 @@ def explained(
     `worked_on` are the runs that workers have, which count for what workers take at once.
     """
     free = [taker for taker in takers if taker.free]
-    busy = Counter(pair for each in worked_on for pair in _counted(each))
+    busy = Counter(pair for each in worked_on for pair in _limit_groups(each))
     waits = []
     for position, run in enumerate(sorted(runs, key=lambda each: _order(each, now)), 1):
         kind, words, fix = _reason(run, takers, free, busy, now)
         if kind == WaitKind.STARTING:
             free.remove(_able(run, free, busy)[0])
-            busy.update(_counted(run))
+            busy.update(_limit_groups(run))
         waits.append(Wait(run.run, position, kind, words, fix))
     return waits
 
@@ -112,13 +112,13 @@ def _reason(
         return WaitKind.NOT_DUE, "it was submitted for later", ""
     if not takers:
         return WaitKind.NO_WORKER, "no worker is running", START
-    refusal, fitting = _fitting(run, takers)
+    refusal, fitting = _workers_for(run, takers)
     if refusal is not None:
         return refusal
     if _able(run, free, busy):
         return WaitKind.STARTING, "a free worker takes it within seconds", ""
     if not _able(run, fitting, busy):
-        return _limited(run, fitting, busy)
+        return _limit_reached(run, fitting, busy)
     count = len(fitting)
     has = "the worker that may take it is" if count == 1 else f"all {count} workers that may are"
     return (
@@ -128,49 +128,60 @@ def _reason(
     )
 
 
-def _fitting(run: Waiting, takers: Sequence[Taker]) -> tuple[_Refusal | None, list[Taker]]:
+def _workers_for(run: Waiting, takers: Sequence[Taker]) -> tuple[_Refusal | None, list[Taker]]:
     """The workers that may take a run by what they take at all; or why none may."""
-    fitting = [taker for taker in takers if taker.store == run.store]
-    if not fitting:
-        where = f"uses the shared store {run.store}" if run.store else "works in its folder"
-        fix = "`recipe worker --workspace`" if run.store else START
-        return (WaitKind.STORE, f"no worker that runs {where}", fix), []
-    fitting = [taker for taker in fitting if taker.driver in ("", run.driver)]
-    if not fitting:
+    of_store = [taker for taker in takers if taker.store == run.store]
+    if not of_store:
+        return _no_worker_of_store(run.store), []
+    of_driver = [taker for taker in of_store if taker.driver in ("", run.driver)]
+    if not of_driver:
         words = f"no worker that runs takes runs for the driver {run.driver}"
         return (WaitKind.DRIVER, words, f"`recipe worker --driver {run.driver}`"), []
-    fitting = [taker for taker in fitting if run.labels.items() <= taker.labels.items()]
-    if not fitting:
-        labels = [f"{name}={value}" for name, value in sorted(run.labels.items())]
-        words = f"no worker that may take it has the labels {', '.join(labels)}"
-        flags = " ".join(f"--label {label}" for label in labels)
-        return (WaitKind.LABELS, words, f"`recipe worker {flags}`"), []
-    return None, fitting
+    labelled = [taker for taker in of_driver if run.labels.items() <= taker.labels.items()]
+    if not labelled:
+        return _no_worker_with(run.labels), []
+    return None, labelled
+
+
+def _no_worker_of_store(store: str) -> _Refusal:
+    if not store:
+        return WaitKind.STORE, "no worker that runs works in its folder", START
+    words = f"no worker that runs uses the shared store {store}"
+    return WaitKind.STORE, words, "`recipe worker --workspace`"
+
+
+def _no_worker_with(labels: Mapping[str, str]) -> _Refusal:
+    written = [f"{name}={value}" for name, value in sorted(labels.items())]
+    words = f"no worker that may take it has the labels {', '.join(written)}"
+    flags = " ".join(f"--label {label}" for label in written)
+    return WaitKind.LABELS, words, f"`recipe worker {flags}`"
 
 
 def _able(run: Waiting, takers: Sequence[Taker], busy: Counter[tuple[str, str]]) -> list[Taker]:
     """Those of the workers that may take a run now, by how many such runs there may be at once."""
-    _, fitting = _fitting(run, takers)
+    _, fitting = _workers_for(run, takers)
     return [taker for taker in fitting if not _over(run, taker, busy)]
 
 
 def _over(run: Waiting, taker: Taker, busy: Counter[tuple[str, str]]) -> str:
     """The limit of a worker that keeps it from taking a run, as `user=2`; empty: none."""
-    for kind, value in _counted(run):
+    for kind, value in _limit_groups(run):
         most = taker.at_most.get(kind)
         if most is not None and busy[kind, value] >= most:
             return f"{kind}={most}"
     return ""
 
 
-def _limited(run: Waiting, fitting: Sequence[Taker], busy: Counter[tuple[str, str]]) -> _Refusal:
+def _limit_reached(
+    run: Waiting, fitting: Sequence[Taker], busy: Counter[tuple[str, str]]
+) -> _Refusal:
     limit = _over(run, fitting[0], busy)
     kind = limit.partition("=")[0]
-    value = dict(_counted(run))[kind]
+    value = dict(_limit_groups(run))[kind]
     words = f"{busy[kind, value]} runs of the {kind} {value} are carried out, as many as workers take at once"
     return WaitKind.LIMIT, words, f"wait, or start a worker with more than `--at-most {limit}`"
 
 
-def _counted(run: Waiting) -> list[tuple[str, str]]:
+def _limit_groups(run: Waiting) -> list[tuple[str, str]]:
     """What runs are counted by."""
     return [("user", run.user), ("recipe", run.recipe), ("driver", run.driver)]

@@ -184,7 +184,7 @@ class Delivery(Thread):
         found = self._verdict(answer, letter, time.time(), random.random())  # noqa: S311
         if found.delivered:
             crashpoint("letter-sent")
-            outbox.delivered(letter)
+            outbox.mark_delivered(letter)
             return
         _log.info("%s %s: %s", letter.type, letter.receiver, found.reason)
         if found.wait is not None:

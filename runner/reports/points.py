@@ -46,7 +46,7 @@ def refusal(ws: Workspace, run: str) -> str:
                 continue
             answer = ask(ws.spend, letter.body, ws.own, ws.environ)
             if answer.status == GIVEN:
-                outbox.delivered(letter)
+                outbox.mark_delivered(letter)
             else:
                 outbox.give_up(letter, answer.words, DeliveryFailure.REFUSED)
     return ""

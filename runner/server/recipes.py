@@ -6,9 +6,8 @@ folder those in it.  They are asked for by their names, never by a path.
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +17,8 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.concurrency import run_in_threadpool
 
-from ..api import starting
-from ..api.plans import StepForecast, plan_run, restored_bytes, step_plans
+from ..api import forecasts, starting
+from ..api.plans import plan_run
 from ..api.recipes import (
     ADDRESSES,
     Offered,
@@ -28,16 +27,15 @@ from ..api.recipes import (
     last_used,
     list_recipes,
     read_recipe,
+    summary_facts,
 )
 from ..api.starting import Start
-from ..api.values import moment
+from ..api.values import Facts
 from ..errors import CannotRun, Invalid, NotFound, Problem, did_you_mean
-from ..hosts.renting.offering import Shelf
 from ..interface import shelves
 from ..language import library, units
 from ..language.inputs import BadValue, converted, kind_of
 from ..language.recipe import Recipe
-from ..paths import is_path
 from ..settings import load
 from ..storage.reach import Reach
 from ..storage.workspace import Workspace
@@ -48,7 +46,6 @@ from .planner import InPlanner
 from .room import READ, Given, InRoom, ServedWorkspace, Whole, run_of
 
 if TYPE_CHECKING:
-    from ..advice.estimates import StepEstimate
     from ..survey.survey import Survey
 
 router = APIRouter(prefix="/v1", tags=["recipes"])
@@ -449,7 +446,8 @@ def _below(path: str, roots: list[str]) -> bool:
 def recipes(room: InRoom) -> RecipeList:
     with room.reading() as ws:
         used = last_used(ws)
-    return RecipeList(recipes=[_summary(each, used.get(each.entry.id)) for each in offered(room)])
+    known = [summary_facts(each, used.get(each.entry.id)) for each in offered(room)]
+    return RecipeList(recipes=[RecipeSummary.model_validate(each) for each in known])
 
 
 @router.get(
@@ -478,7 +476,7 @@ def recipe(name: str, room: InRoom) -> RecipeView:
             for name, least in selected_directions(found).items()
         },
     }
-    return RecipeView.model_validate(_summary(each).model_dump() | parts)
+    return RecipeView.model_validate({**summary_facts(each), **parts})
 
 
 @router.post(
@@ -554,83 +552,21 @@ def planned(
 ) -> tuple[PlanView, list[Ask]]:
     """Return what a run would do, and what drivers have to be asked for it.  Raises Refused, or a RecipeError, with every problem."""
     with surveyed(room, wanted) as (ws, found):
-        steps = [_step(ws, each) for each in step_plans(ws, found)]
         looked = look_up(ws, found, [asked.driver] if found.todo else [], known)
-        machines = [_machine(ws, step, each[0]) for step, each in looked.by_step.items()]
-        command = starting.command_line(
-            read_recipe(wanted.offered), wanted.start, asked.driver, asked.limits.cost
-        )
-        view = PlanView(
-            recipe=found.plan.recipe,
-            instances=wanted.start.search.trials
-            if wanted.start.search
-            else math.prod(map(len, wanted.start.axes.values())),
-            command=None if asked.limits.time else command,
-            driver=asked.driver,
-            machines=machines,
-            usd_of_machines=_sum([machine.usd for machine in machines]),
-            inputs=dict(_shown_inputs(ws, found)),
-            steps=steps,
-            bytes=restored_bytes(ws, found),
-            seconds=_sum([step.seconds for step in steps]),
-            usd=_sum([step.usd for step in steps]),
-        )
+        limits = asked.limits.model_dump(exclude_none=True)
+        what = forecasts.Asked(read_recipe(wanted.offered), wanted.start, asked.driver, limits)
+        first = {step: each[0] for step, each in looked.by_step.items()}
+        facts = forecasts.forecast_run(ws, found, what, first)
+        view = PlanView.model_validate(_without_folders(ws, facts))
     return view, looked.missing
 
 
-def _machine(ws: Workspace, step: str, shelf: Shelf) -> RentedMachine:
-    """The machine that a driver would rent for a step: the first that it offers."""
-    offer = shelf.offers[0] if shelf.offers else None
-    none = "" if offer else shelf.failed or f"{shelf.driver} offers no machine that does"
-    return RentedMachine(
-        step=step,
-        driver=shelf.driver,
-        offer=offer.id if offer else None,
-        gpu=offer.resources.gpu if offer else None,
-        gpus=offer.resources.gpus if offer else None,
-        region=offer.region if offer else None,
-        market=offer.market if offer else None,
-        usd_an_hour=offer.price if offer else None,
-        hours=shelf.wish.hours,
-        usd=shelf.total,
-        failed=plain(none, ws.root),
-    )
-
-
-def _step(ws: Workspace, step: StepForecast) -> StepPlan:
-    return StepPlan(
-        id=step.id,
-        answer=step.answer,
-        reasons=[plain(reason, ws.root) for reason in step.reasons],
-        needs=list(step.needs),
-        seconds=step.seconds,
-        usd=step.usd,
-        memory=_memory(step.estimate) if step.estimate is not None else None,
-    )
-
-
-def _memory(estimate: StepEstimate) -> MemoryView:
-    return MemoryView(
-        bytes=estimate.found.bytes if estimate.found else None,
-        usable=estimate.usable,
-        gpu=estimate.gpu,
-        fits=estimate.verdict,
-        words=estimate.memory.removeprefix("memory: "),
-    )
-
-
-def _shown_inputs(ws: Workspace, found: Survey) -> Mapping[str, object]:
-    return {name: plain_value(value, ws.root) for name, value in found.plan.inputs.items()}
-
-
-def _sum(parts: list[float | None]) -> float | None:
-    known = [part for part in parts if part is not None]
-    return sum(known) if len(known) == len(parts) else None
-
-
-def _summary(each: Offered, used: float | None = None) -> RecipeSummary:
-    entry = each.entry
-    file = each.word if is_path(each.word) else ""
-    return RecipeSummary(
-        id=entry.id, summary=entry.summary, package=entry.origin, file=file, used=moment(used)
-    )
+def _without_folders(ws: Workspace, facts: Facts) -> Facts:
+    """A forecast without the folders of this machine."""
+    steps = [
+        {**each, "reasons": [plain(reason, ws.root) for reason in each["reasons"]]}
+        for each in facts["steps"]
+    ]
+    machines = [{**each, "failed": plain(each["failed"], ws.root)} for each in facts["machines"]]
+    inputs = {name: plain_value(value, ws.root) for name, value in facts["inputs"].items()}
+    return {**facts, "steps": steps, "machines": machines, "inputs": inputs}

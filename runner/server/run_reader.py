@@ -233,7 +233,7 @@ class Attempt:
             return [point for line in lines if (point := metrics.parse(line))]
         if not self._is_slow:
             try:
-                return list(metrics.matched(lines, self.part.pattern))
+                return list(metrics.match_lines(lines, self.part.pattern))
             except Invalid:
                 self._is_slow = True
         return ()

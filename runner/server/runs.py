@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from ..api import requests, starting
+from ..api.differences import compare_runs, difference_facts
 from ..api.events import event_facts, read_events
 from ..api.outcomes import Outcome
 from ..api.runs import list_facts, list_runs, read_run
@@ -204,8 +205,22 @@ class CurveView(BaseModel):
     values: list[float] = Field(description="At most 24 means, from the first point to the last.")
 
 
+class StepCounts(BaseModel):
+    ran: int
+    fresh: int
+    failed: int
+    other: int
+
+
 class ListedRun(RunView):
     """A run with what people say of it, and what it reported."""
+
+    given: dict[str, Any] = Field(description="The inputs that were given; `inputs` has all.")
+    tried: dict[str, list[str]] = Field(
+        description="Of a sweep the first values of each input that differs."
+    )
+    counts: StepCounts = Field(description="How many of its steps came to which end.")
+    cost: float = Field(description="US dollars so far.")
 
     name: str
     tags: list[str]
@@ -248,6 +263,9 @@ class StepView(BaseModel):
     )
     cost: float = Field(
         description="US dollars: its share of the run's cost, by the seconds that it ran on rented machines."
+    )
+    machine: dict[str, float] = Field(
+        description="Of a step that is RUNNING what its machine had to do last, such as gpu_percent; empty where that is not known."
     )
 
 
@@ -311,7 +329,6 @@ class RunDetail(ListedRun):
     provider: str
     instances: list[Instance]
     estimate: Estimate
-    cost: float = Field(description="US dollars so far.")
     failed: FailureView | None = Field(
         description="The failure that ended the run; of one that goes on, the first."
     )
@@ -332,6 +349,33 @@ class RunDetail(ListedRun):
     outputs: list[OutputView]
     links: list[LinkView] = Field(
         description="Where else the numbers of its steps can be looked at."
+    )
+
+
+class DifferenceView(BaseModel):
+    part: str
+    before: Any = Field(description="Null where the first run does not have it.")
+    after: Any = Field(description="Null where the second run does not have it.")
+    files: dict[str, str] | None = Field(
+        description="Of two folders the files that differ: + new, - gone, ~ changed; null where that is not known."
+    )
+
+
+class StepDifferenceView(BaseModel):
+    id: str
+    states: list[str] = Field(description="In the first run and in the second; empty for none.")
+    only: Literal["A", "B"] | None = Field(description="A or B: only the first or second has it.")
+    changes: dict[str, list[DifferenceView]] = Field(
+        description="By inputs, data, code, command, env, outputs, metrics, time."
+    )
+
+
+class DifferencesView(BaseModel):
+    """What differs between two runs, by what each remembers."""
+
+    inputs: list[DifferenceView]
+    steps: list[StepDifferenceView] = Field(
+        description="Those that one of them ran; a step without changes is the same in both."
     )
 
 
@@ -473,7 +517,7 @@ def runs(
     label: Annotated[
         str, Query(max_length=201, pattern=r"^([^=]+=[^=]+)?$", description="NAME=VALUE")
     ] = "",
-    after: Annotated[str, Query(max_length=40, description="`next` of the page before.")] = "",
+    after: Annotated[str, Query(max_length=80, description="`next` of the page before.")] = "",
     limit: Annotated[int, Query(ge=1, le=MOST)] = 50,
     tag: Annotated[str, Query(max_length=60)] = "",
     archived: Annotated[
@@ -486,9 +530,8 @@ def runs(
     name, equals, value = label.partition("=")
     wanted = RunsWanted(state or (), recipe, user, (name, value) if equals else None)
     wanted = wanted._replace(tag=tag, archived={None: "", True: "yes", False: "no"}[archived])
-    wanted = wanted._replace(before=after) if after else wanted
     with room.reading() as ws:
-        page = list_runs(ws, wanted, limit, numbers=metrics)
+        page = list_runs(ws, wanted, limit, after, numbers=metrics)
         shown = [_without_folders(ws, each) for each in page.runs]
     # What was read of the database is of these types: checking 200 runs once more would take longer than all else.
     text = json.dumps({"runs": shown, "next": page.next}, ensure_ascii=False, separators=(",", ":"))
@@ -499,6 +542,23 @@ def runs(
 def one(run: str, room: InRoom) -> RunDetail:
     with room.reading() as ws:
         return detailed(ws, run_of(ws, run))
+
+
+@router.get(
+    "/runs/{run}/differences",
+    dependencies=READ,
+    summary="What differs between another run and this one",
+)
+def differences(
+    run: str,
+    room: InRoom,
+    first: Annotated[
+        str, Query(alias="from", min_length=1, max_length=40, description="The other run.")
+    ],
+) -> DifferencesView:
+    with room.reading() as ws:
+        found = difference_facts(compare_runs(ws, run_of(ws, first), run_of(ws, run)))
+        return DifferencesView.model_validate(plain_value(found, ws.root))
 
 
 def viewed(ws: Workspace, rows: Sequence[RunRow]) -> list[RunView]:
@@ -521,7 +581,9 @@ def detailed(ws: Workspace, row: RunRow) -> RunDetail:
 
 
 def _without_folders(ws: Workspace, found: Facts) -> Mapping[str, object]:
-    typed = {name: plain_value(found[name], ws.root) for name in ("inputs", "labels")}
+    typed = {
+        name: plain_value(found[name], ws.root) for name in ("inputs", "given", "tried", "labels")
+    }
     return {**found, "reason": plain(found["reason"], ws.root), **typed}
 
 

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from pydantic import BaseModel, Field, TypeAdapter
 
+from ..api import costs
 from ..api.artifacts import list_outputs
 from ..api.drivers import list_drivers
 from ..api.leases import end_lease, gpus_of, list_leases
@@ -19,7 +20,7 @@ from ..api.stores import list_stores, measure_store
 from ..api.values import moment
 from ..errors import CannotRun, NotFound
 from ..hosts.renting import offering
-from ..interface import costs, shelves
+from ..interface import shelves
 from ..interface.pairs import filters
 from ..storage.records.ledger import Ledger, of_user
 from ..storage.records.runs import FINAL, RunRow, Wanted

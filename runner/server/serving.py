@@ -224,7 +224,7 @@ def known(root: Path) -> tuple[str, str] | None:
     """
     with Workspace.open(root) as ws:
         deadline = time.monotonic() + SOON
-        while ws.locks.held(LOCK):
+        while ws.locks.is_held(LOCK):
             with suppress(FileNotFoundError):
                 return _note(ws).read_text("utf-8"), page_token(
                     Tokens(ws.home / "server", ws.locks)

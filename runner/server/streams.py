@@ -15,7 +15,7 @@ from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from starlette.requests import HTTPConnection
 
 from ..api.events import read_events
-from ..api.logs import Part, Tail, available, kept, missing, tail_of
+from ..api.logs import Part, Tail, available, kept, missing, on_node, tail_of
 from ..api.metrics import StepCurves, curves, read_points
 from ..api.values import Point
 from ..errors import CannotRun
@@ -162,10 +162,11 @@ async def logs(
         bool, Query(description="Stay, and send what comes, until the attempt is over.")
     ] = False,
     range: Annotated[str, Header(max_length=100)] = "",
+    node: Annotated[int, Query(ge=0, le=10**4, description="Of a step on several nodes.")] = 0,
 ) -> Response:
     feed = feed_of(request)
     beat = await feed.now(run)
-    part = chosen(beat, step, attempt)
+    part = on_node(chosen(beat, step, attempt), node)
     if part is None and (not follow or beat.over):
         raise Refused(
             404,
@@ -192,7 +193,12 @@ async def logs(
     if follow:
         number = part.number if part is not None else attempt
         source = partial(
-            _followed, feed, room, run, offset, lambda found: chosen(found, step, number)
+            _followed,
+            feed,
+            room,
+            run,
+            offset,
+            lambda found: on_node(chosen(found, step, number), node),
         )
         return Stream(feed, caller, log_text, frozenset(), source, _TEXT)
     tail = await run_in_threadpool(opened, room, run, part) if part is not None else None

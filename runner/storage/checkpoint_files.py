@@ -68,7 +68,7 @@ def flaw(path: Path, *, thorough: bool = False) -> str:
     return ""
 
 
-def sharded(metadata: Path) -> dict[str, int]:
+def read_shard_sizes(metadata: Path) -> dict[str, int]:
     """The files that a `.metadata` of torch's distributed checkpoints names -> bytes they have at least.  Raises ValueError when it is not whole."""
     ends: dict[str, int] = {}
     with metadata.open("rb") as file:
@@ -154,7 +154,9 @@ def _archive(path: Path, size: int, *, thorough: bool) -> str:
     with path.open("rb") as file:
         if file.read(4) != b"PK\x03\x04":
             return (
-                "" if _pickled(file, size) else "is neither a whole zip archive nor a whole pickle"
+                ""
+                if _is_whole_pickle(file, size)
+                else "is neither a whole zip archive nor a whole pickle"
             )
         file.seek(max(0, size - 22))
         end = file.read()
@@ -191,7 +193,7 @@ def _archive(path: Path, size: int, *, thorough: bool) -> str:
     return ""
 
 
-def _pickled(file: BinaryIO, size: int) -> bool:
+def _is_whole_pickle(file: BinaryIO, size: int) -> bool:
     """Whether a file is one whole pickle, by the list of its instructions: none is carried out."""
     file.seek(0)
     try:

@@ -26,7 +26,7 @@ from typing import Any
 from ..digest import of_file, of_value
 from ..planning.step import StepSpec
 from ..reading import parse_json
-from .checkpoint_files import flaw, sharded
+from .checkpoint_files import flaw, read_shard_sizes
 from .checkpoint_layouts import ENGINE, TEMPORARY, recognize_layout, shape, step_of
 from .content.disk import below, delete
 
@@ -131,11 +131,11 @@ def adopt(root: Path, made: Mapping[str, Any]) -> Path:
 
 def choose(root: Path, continues: Mapping[str, Any], *, world: int | None = None) -> Generation:
     """The generation for an attempt under these `continues` values, by `world` processes; recorded as made under them from now on."""
-    path, note = chosen(root, continues, world=world)
+    path, note = choose_folder(root, continues, world=world)
     return _record(path, of_generation(path) if path.exists() else NOTHING, continues, world, note)
 
 
-def chosen(
+def choose_folder(
     root: Path, continues: Mapping[str, Any], *, world: int | None = None
 ) -> tuple[Path, str]:
     """The same without recording anything: the folder, which need not be there yet, and why earlier state is not used, if so."""
@@ -206,14 +206,14 @@ def newest(
     A `thorough` look reads it whole.
     """
     passed: list[tuple[str, str]] = []
-    for name, verdict in judged(folder, pattern, world=world, thorough=thorough):
+    for name, verdict in judge_checkpoints(folder, pattern, world=world, thorough=thorough):
         if verdict.ok:
             return Newest(name, verdict, tuple(passed))
         passed.append((name, verdict.why))
     return Newest(passed=tuple(passed))
 
 
-def judged(
+def judge_checkpoints(
     folder: Path, pattern: str | None, *, world: int | None = None, thorough: bool = False
 ) -> Iterator[tuple[str, Verdict]]:
     """Every checkpoint there with its verdict, the newest first, each examined when it is asked for.
@@ -237,7 +237,7 @@ def prune(folder: Path, pattern: str | None, keep: int | None) -> list[str]:
     if keep is None or pattern is None:
         return []
     good: dict[int | None, list[str]] = {}
-    for name, verdict in judged(folder, pattern):
+    for name, verdict in judge_checkpoints(folder, pattern):
         if verdict.ok:
             good.setdefault(verdict.world, []).append(name)
     spared = {best(folder / names[0]) for names in good.values()}
@@ -359,41 +359,43 @@ def _folder(path: Path, names: Sequence[str], *, thorough: bool) -> Verdict:
     if not names:
         return Verdict(False, "files", step_of(path.name), None, "it is empty")
     found = recognize_layout(names, folder=path.name)
-    wrong = _unfinished(path.name, names) or _flawed(path, names, thorough=thorough)
-    if not wrong and found.missing:
-        wrong = f"it lacks {', '.join(found.missing[:3])}" + (
-            f" and {len(found.missing) - 3} more" if len(found.missing) > 3 else ""
-        )
-    if not wrong and OURS in names and (ours := _ours(path, names, thorough=thorough)) is not None:
-        return ours
-    step = _trained(path) if found.kind == "transformers" and not wrong else step_of(path.name)
+    wrong = (
+        _why_unfinished(path.name, names)
+        or _why_flawed(path, names, thorough=thorough)
+        or _why_lacking(found.missing)
+    )
+    if not wrong and OURS in names:
+        ours = _ours(path, names, thorough=thorough)
+        if ours is not None:
+            return ours
+    is_trained = found.kind == "transformers" and not wrong
+    step = _trained_steps(path) if is_trained else step_of(path.name)
     return Verdict(not wrong, found.kind, step, found.world, wrong)
 
 
-def _unfinished(own: str, names: Sequence[str]) -> str:
+def _why_lacking(missing: Sequence[str]) -> str:
+    """Which files are missing, the first three by name; empty if none are."""
+    if not missing:
+        return ""
+    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    return f"it lacks {', '.join(missing[:3])}{more}"
+
+
+def _why_unfinished(own: str, names: Sequence[str]) -> str:
     for name in (own, *names):
         if any(TEMPORARY.match(part) for part in name.split("/")):
             return f"it is not finished: {name}"
     return ""
 
 
-def _flawed(path: Path, names: Sequence[str], *, thorough: bool) -> str:
+def _why_flawed(path: Path, names: Sequence[str], *, thorough: bool) -> str:
     for name in names:
         if wrong := flaw(path / name, thorough=thorough):
             return f"{name} {wrong}"
-        if name.endswith(".index.json") and (wrong := _unlisted(path / name, name, names)):
+        if name.endswith(".index.json") and (wrong := _why_incomplete(path / name, name, names)):
             return wrong
-        if name.rpartition("/")[2] == ".metadata":
-            try:
-                ends = sharded(path / name)
-            except (OSError, ValueError):
-                return f"{name} is cut off"
-            head = name[: -len(".metadata")]
-            for shard, length in ends.items():
-                if f"{head}{shard}" not in names:
-                    return f"it lacks {head}{shard}"
-                if (path / f"{head}{shard}").stat().st_size < length:
-                    return f"{head}{shard} is cut off"
+        if name.rpartition("/")[2] == ".metadata" and (wrong := _why_cut_off(path, name, names)):
+            return wrong
     if "latest" in names and any(ENGINE.search(name) for name in names):
         named = (path / "latest").read_bytes()[:200].decode(errors="replace").strip()
         if not any(name.startswith(f"{named}/") for name in names):
@@ -401,7 +403,22 @@ def _flawed(path: Path, names: Sequence[str], *, thorough: bool) -> str:
     return ""
 
 
-def _unlisted(path: Path, name: str, names: Sequence[str]) -> str:
+def _why_cut_off(path: Path, metadata: str, names: Sequence[str]) -> str:
+    """What is wrong with the shards that a `.metadata` of torch's distributed checkpoints names; empty if nothing is."""
+    try:
+        ends = read_shard_sizes(path / metadata)
+    except (OSError, ValueError):
+        return f"{metadata} is cut off"
+    head = metadata[: -len(".metadata")]
+    for shard, length in ends.items():
+        if f"{head}{shard}" not in names:
+            return f"it lacks {head}{shard}"
+        if (path / f"{head}{shard}").stat().st_size < length:
+            return f"{head}{shard} is cut off"
+    return ""
+
+
+def _why_incomplete(path: Path, name: str, names: Sequence[str]) -> str:
     """A file that an index names and that is not there."""
     try:
         index = parse_json(path.read_bytes())
@@ -440,7 +457,7 @@ def _ours(path: Path, names: Sequence[str], *, thorough: bool) -> Verdict | None
     return Verdict(not wrong, "recipe", step, world if isinstance(world, int) else None, wrong)
 
 
-def _trained(path: Path) -> int | None:
+def _trained_steps(path: Path) -> int | None:
     try:
         return int(parse_json((path / "trainer_state.json").read_bytes())["global_step"])
     except (OSError, ValueError, KeyError, TypeError):

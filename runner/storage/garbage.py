@@ -57,7 +57,7 @@ def find_garbage(store: Store, objects: Objects, *, keep_days: float, keep_runs:
     kept_runs = {run.id for run in (*live, *runs[:keep_runs])}
     kept_runs |= {run.id for run in runs if run.created >= oldest}
     attempts = [row for run in kept_runs for row in store.runs.attempts(run)]
-    published = store.index.published()
+    published = store.index.list_published()
     traces = list(store.index.every_trace())
     retention = TraceRetention(
         oldest=oldest,
@@ -72,7 +72,7 @@ def find_garbage(store: Store, objects: Objects, *, keep_days: float, keep_runs:
     reachable |= {made.content for trace in kept_traces for made in trace.outputs}
     before = min([now, *(run.created for run in live)])
     unreachable = [content for content in objects.all(before) if content not in reachable]
-    last_given = dict(inputs.noted(store.root))
+    last_given = dict(inputs.list_inputs(store.root))
     results = [content for content in unreachable if content not in last_given]
     unused = [content for content in unreachable if last_given.get(content, oldest) < oldest]
     needed_dirs = {row.dir for row in attempts}
@@ -155,7 +155,7 @@ def collect(store: Store, objects: Objects, plan: Garbage, workspace: Path) -> i
         if content not in removed and objects.remove(content, before=plan.before)
     }
     freed = sum(sizes[content] for content in removed)
-    for content, _ in inputs.noted(store.root):
+    for content, _ in inputs.list_inputs(store.root):
         if not objects.has(content):
             inputs.forget(store.root, content)
     store.index.forget(

@@ -29,7 +29,7 @@ _UNREACHED = re.compile(
 """What git says where there is no way to the address."""
 
 
-def located(url: str, home: str) -> str:
+def locate(url: str, home: str) -> str:
     """Where to fetch from: a path is relative to the recipe's folder, as the other `code` is."""
     if "://" in url or ":" in url.partition("/")[0]:  # git's own rule for HOST:PATH
         return url

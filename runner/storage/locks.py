@@ -58,7 +58,7 @@ class Locks:
         """Hold `name`, or None when another holds it."""
         return self._take(name, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def held(self, name: str) -> bool:
+    def is_held(self, name: str) -> bool:
         """Whether somebody holds `name` now, this process included."""
         try:
             handle = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)

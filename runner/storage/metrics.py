@@ -185,10 +185,10 @@ def matches(log: Path, pattern: str, masker: Masker) -> Iterator[dict[str, Value
     Raises Invalid where one line takes more than `PATIENCE` seconds.
     """
     with open_regular(log) as file:
-        yield from matched(_lines(file, masker), pattern)
+        yield from match_lines(_lines(file, masker), pattern)
 
 
-def matched(lines: Iterable[bytes], pattern: str) -> Iterator[dict[str, Value]]:
+def match_lines(lines: Iterable[bytes], pattern: str) -> Iterator[dict[str, Value]]:
     """The same of lines that are masked; a bar of tqdm writes many over each other, with `\\r` between.  Raises Invalid."""
     read = reader(pattern)
     for line in (piece for whole in lines for piece in whole.split(b"\r")):
@@ -219,7 +219,7 @@ def reader(pattern: str) -> Callable[[bytes], dict[str, Value]]:
     return read
 
 
-def diverged(point: Mapping[str, object]) -> str:
+def find_divergence(point: Mapping[str, object]) -> str:
     """The loss in a point that is NaN or infinite, in words; empty where none is."""
     for name, value in point.items():
         if isinstance(value, str) and _NOT_FINITE.fullmatch(value) and _is_loss(name):

@@ -32,7 +32,7 @@ class RunViews:
     def view(self, row: RunRow, graph: RunGraph | None) -> RunView:
         """The same, for who has read its graph."""
         runs = self._store.runs
-        return self._folded(row, graph, runs.steps(row.id), runs.step_moves(row.id))
+        return self._fold(row, graph, runs.steps(row.id), runs.step_moves(row.id))
 
     def summaries(self, rows: Sequence[RunRow]) -> list[RunView]:
         """Runs without what happened to their steps, such as attempts, hosts and the end of a log; of a large one without its steps."""
@@ -41,13 +41,13 @@ class RunViews:
         small = [id for id, tally in tallies.items() if sum(tally.values()) <= WEIGHED]
         steps = runs.steps_of(small)
         return [
-            self._folded(row, self.graph(row), steps[row.id])
+            self._fold(row, self.graph(row), steps[row.id])
             if row.id in steps
-            else self._folded(row, self.graph(row), {}, others=tallies[row.id])
+            else self._fold(row, self.graph(row), {}, others=tallies[row.id])
             for row in rows
         ]
 
-    def _folded(
+    def _fold(
         self,
         row: RunRow,
         graph: RunGraph | None,
@@ -64,20 +64,20 @@ class RunViews:
             moves,
             now=time.time(),
             planned=planned,
-            expected=self._expected(row, steps, planned),
+            expected=self._expected_seconds(row, steps, planned),
             leases=self._leases(row.id) if live else (),
             live=live,
             others=others,
         )
 
-    def _expected(
+    def _expected_seconds(
         self, row: RunRow, steps: Mapping[str, StepRow], planned: Planned
     ) -> Mapping[str, float]:
         """Seconds that the steps of a run took before."""
         if row.state == _ENDED_WELL:
             return {}
         ids = [*steps, *(step for step, count in planned.instances.items() if count == 1)]
-        return self._store.index.expected(row.recipe, dict.fromkeys(ids))
+        return self._store.index.expected_seconds(row.recipe, dict.fromkeys(ids))
 
     def _leases(self, run: str) -> Collection[str]:
         """The states of the machines that a run rents."""

@@ -15,7 +15,7 @@ from ..digest import of_value
 from ..errors import CannotRun
 from ..secrets import Secret
 from .bound import Bound
-from .sources import among, ask, below, changed, opened
+from .sources import among, ask, below, changed_error, open_client
 
 if TYPE_CHECKING:
     from .workspace import Workspace
@@ -63,14 +63,14 @@ class Signed:
 
     def confirm(self) -> bool:
         """The bucket holds what it held when the input was resolved; False where it cannot be asked now.  Raises CannotRun when it does not."""
-        store, _ = opened(self._ws, self.address)
+        store, _ = open_client(self._ws, self.address)
         store.invalidate_cache()
         try:
             now = ask(self._ws, self.address.partition(":")[0], self.address)
         except CannotRun:
             return False
         if now != self._identity:
-            raise changed(self.address)
+            raise changed_error(self.address)
         return True
 
 
@@ -89,7 +89,7 @@ def opens(addresses: Sequence[str]) -> list[Secret]:
     ]
 
 
-def listed(
+def sign_objects(
     ws: Workspace, address: str, identity: str, only: Sequence[str], *, secret: bool
 ) -> Signed | None:
     """What was resolved, object by object; None where that cannot be signed for, or `secret` is false and only a signature opens it.
@@ -97,7 +97,7 @@ def listed(
     Raises CannotRun for what is something else by now, may not be read, or is larger than allowed.
     """
     try:
-        store, path = opened(ws, address)
+        store, path = open_client(ws, address)
         sign = _signer(store, address.partition(":")[0])
         if sign is None or not (secret or _public(store)):
             return None

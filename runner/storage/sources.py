@@ -54,7 +54,7 @@ def resolve(ws: Workspace, kind: str, address: str, *, update: bool) -> str | No
             return f"{kind}:{revision}"
     if kind == "stream" and not update and "://" not in address:
         return f"name:{address}"
-    known = locked(ws)
+    known = read_lock(ws)
     if (
         address in known
         and not update
@@ -70,7 +70,7 @@ def resolve(ws: Workspace, kind: str, address: str, *, update: bool) -> str | No
     if (
         not update and known.get(address, identity) != identity
     ):  # a query may also say which of many files is meant
-        raise changed(address)
+        raise changed_error(address)
     known[address] = identity
     if not ws.read_only:
         ws.write(
@@ -101,7 +101,7 @@ def ask(ws: Workspace, kind: str, address: str) -> str:
         raise _trouble(ws, f"{address} cannot be looked at", error, address) from None
 
 
-def wanted(folder: str, only: Sequence[str]) -> list[str]:
+def match_files(folder: str, only: Sequence[str]) -> list[str]:
     """The files below a folder that match any of the globs, in order.  As on the Hub, `*` crosses folders."""
     names = (
         os.path.relpath(os.path.join(at, name), folder)
@@ -111,11 +111,11 @@ def wanted(folder: str, only: Sequence[str]) -> list[str]:
     return sorted(name for name in names if _wants(only, name))
 
 
-def chosen(
+def identify_files(
     cache: DigestCache, folder: str, only: Sequence[str]
 ) -> tuple[str, dict[str, str | None]]:
     """The identity of those files, and what each holds."""
-    names = wanted(folder, only)
+    names = match_files(folder, only)
     contents = cache.contents(f"{folder}/{name}" for name in names)
     found: dict[str, str | None] = {name: contents[f"{folder}/{name}"] for name in names}
     return of_value("only/1", [[name, content] for name, content in found.items()]), found
@@ -168,7 +168,7 @@ def _trouble(ws: Workspace, what: str, error: Exception, address: str) -> Cannot
     )
 
 
-def changed(address: str) -> CannotRun:
+def changed_error(address: str) -> CannotRun:
     return CannotRun(
         f"{address} is not what it was when it was resolved",
         fix="take it as it is now: `recipe run --update`",
@@ -188,7 +188,7 @@ def _words(error: Exception) -> str:
     )
 
 
-def locked(ws: Workspace) -> dict[str, str]:
+def read_lock(ws: Workspace) -> dict[str, str]:
     """What `recipe.lock` says: address -> identity.  Raises CannotRun when it says anything else."""
     path = ws.root / "recipe.lock"
     try:
@@ -227,7 +227,7 @@ def _ask_hub(address: str) -> str:
     return f"hf:{info.sha}"
 
 
-def opened(ws: Workspace, address: str) -> tuple[Any, str]:
+def open_client(ws: Workspace, address: str) -> tuple[Any, str]:
     """A client of fsspec for an address, and the name that the client has for it.
 
     A bucket that is a store's, too, is asked as that store is.  From a host that may be read for others nothing leads to one that may not.
@@ -263,7 +263,7 @@ class Object(NamedTuple):
 
 def objects_at(ws: Workspace, address: str) -> list[Object]:
     """The files that an address in a bucket or behind https leads to, as its server has them now."""
-    store, path = opened(ws, address)
+    store, path = open_client(ws, address)
     if address.startswith("https:"):
         # What is behind https is one file: to look for more would be to read it and follow its links.
         return [first_byte(store, path, address)]
@@ -382,8 +382,8 @@ def among(
     """Whether what was resolved is a folder, and those of its files that are wanted.  Raises CannotRun when it is something else by now."""
     there = objects_at(ws, address)
     if identity_of(there) != identity:
-        raise changed(address)
-    _, path = opened(ws, address)
+        raise changed_error(address)
+    _, path = open_client(ws, address)
     folder = [each.name for each in there] not in ([path], [address])
     return folder, [
         each for each in there if not (only and folder) or _wants(only, below(path, each))
@@ -403,12 +403,14 @@ def files_of(address: str, path: str, there: Sequence[Object]) -> dict[str, Obje
     names = {below(path, each): each for each in there}
     files = {name: each for name, each in names.items() if name and (name[-1] != "/" or each.size)}
     folders = {name[:at] for name in files for at, letter in enumerate(name) if letter == "/"}
-    odd = {name: why for name in files if (why := _is_no_file(name, folders))}
+    odd: list[str] = []
+    for name in sorted(files):
+        if why := _is_no_file(name, folders):
+            odd.append(f"{json.dumps(name)} {why}")
     if odd:
-        some = "; ".join(f"{json.dumps(name)} {why}" for name, why in sorted(odd.items())[:3])
         more = f"; and {len(odd) - 3} more" if len(odd) > 3 else ""
         raise CannotRun(
-            f"{address} has keys that cannot be files of one folder: {some}{more}",
+            f"{address} has keys that cannot be files of one folder: {'; '.join(odd[:3])}{more}",
             fix="copy these objects to other keys, or leave them out with `only` of the input",
         )
     return files
@@ -433,7 +435,7 @@ def _download(
 ) -> None:
     partial = target.with_name(temporary_name(target.name, "part"))
     target.parent.mkdir(parents=True, exist_ok=True)
-    store, path = opened(ws, address)
+    store, path = open_client(ws, address)
     folder, wants = among(ws, address, identity, only)
     bound = Bound.of(ws, address)
     bound.check(sum(each.size or 0 for each in wants))
@@ -453,7 +455,7 @@ def _download(
             store.get_file(path, str(partial), callback=counted)
         store.invalidate_cache()
         if _ask_store(ws, address) != identity:
-            raise changed(address)
+            raise changed_error(address)
         partial.rename(target)
     finally:
         delete(partial)

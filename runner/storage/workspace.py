@@ -56,7 +56,7 @@ def results_place(text: str | Path) -> Path | str:
     if scheme[1] == "hf":
         from .buckets import hub
 
-        hub.named(address)
+        hub.parse_repository(address)
     else:
         from ..settings import StoreSettings
         from .buckets import opening as buckets
@@ -230,7 +230,7 @@ class Workspace:
             )
         return self.letters is not None or self.hooked[run]
 
-    def kept(self, run: str, step: str, number: int, suffix: str) -> Path:
+    def kept_path(self, run: str, step: str, number: int, suffix: str) -> Path:
         """Where what an attempt printed (`.log`) or measured (`.metrics`) is kept, if it is."""
         return self.home / "runs" / run / f"{step.replace('/', '%2F')}.{number}{suffix}"
 
@@ -282,7 +282,7 @@ class Workspace:
 
     def published(self) -> dict[str, str]:
         """Content that we put at each path last."""
-        rows: dict[str, Published] = self.store.index.published()
+        rows: dict[str, Published] = self.store.index.list_published()
         return {path: row[1] for path, row in rows.items()}
 
     def publish(

@@ -375,9 +375,9 @@ class _BundleBuilder:
 
     def _pinned_revisions(self, facts: Facts) -> dict[str, object]:
         """Return the entries of recipe.lock that the plan needs."""
-        from ..storage.sources import locked
+        from ..storage.sources import read_lock
 
-        known = locked(self._ws)
+        known = read_lock(self._ws)
         return {asked[1]: known[asked[1]] for asked in facts.takes if asked[1] in known}
 
     def _send(self, place: str, content: Content, path: str) -> None:

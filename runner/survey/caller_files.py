@@ -83,7 +83,7 @@ class EarlierOutputs:
         head = f"{self._ws.root}/"
         return {
             path.removeprefix(head): (path, row.content)
-            for path, row in self._ws.store.index.published(self._recipe).items()
+            for path, row in self._ws.store.index.list_published(self._recipe).items()
             if row.run
         }
 

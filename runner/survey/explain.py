@@ -65,7 +65,7 @@ def describe_resume(ws: Workspace, found: Survey, n: int) -> str:
         return ""
     from ..storage import checkpoints
 
-    path, note = checkpoints.chosen(
+    path, note = checkpoints.choose_folder(
         ws.home / "states" / checkpoints.key(spec, image["world"], found.plan.nodes[n].id),
         spec.continues,
     )
@@ -77,7 +77,7 @@ def describe_resume(ws: Workspace, found: Survey, n: int) -> str:
 
 def describe_replaced(ws: Workspace, paths: Iterable[str]) -> list[str]:
     """Each of these paths, where a step would replace something, and what that is: another recipe's, an edit, or older than recipe's."""
-    published = ws.store.index.published()
+    published = ws.store.index.list_published()
     return [f"{path}, {_whose(published, path)}" for path in paths]
 
 

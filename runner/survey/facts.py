@@ -44,8 +44,8 @@ def collect_facts(ws: Workspace, plan: Plan, request: Request) -> Facts:
                     ws, plan.homes[node.home], pattern, callers, imports
                 )
         for source in node.takes:
-            if source.asked not in facts.takes:
-                facts.takes[source.asked] = _source_identity(
+            if source.lookup_key not in facts.takes:
+                facts.takes[source.lookup_key] = _source_identity(
                     ws, source.kind, source.address, source.only, update=request.update
                 )
         for tool in node.tools:
@@ -83,9 +83,9 @@ def _source_identity(
         return resolve(ws, kind, address, update=update)
     source = str(ws.absolute(address))
     if only and os.path.isdir(source):
-        from ..storage.sources import chosen
+        from ..storage.sources import identify_files
 
-        return chosen(ws.cache, source, only)[0]
+        return identify_files(ws.cache, source, only)[0]
     return ws.cache.content_of(source)
 
 

@@ -85,7 +85,7 @@ def find_states(ws: Workspace, found: Survey, numbers: Iterable[int]) -> list[St
                 fix=f"recipe run --until {node.id}",
             )
         key = checkpoints.key(spec, image["world"], node.id)
-        generation, note = checkpoints.chosen(ws.home / "states" / key, spec.continues)
+        generation, note = checkpoints.choose_folder(ws.home / "states" / key, spec.continues)
         for state in spec.state:
             folder = generation / state.name
             there = _checkpoints(folder, state.checkpoint)
@@ -104,7 +104,7 @@ def find_states(ws: Workspace, found: Survey, numbers: Iterable[int]) -> list[St
 
 def _checkpoints(folder: Path, pattern: str | None) -> list[Checkpoint]:
     found = []
-    for name, verdict in checkpoints.judged(folder, pattern):
+    for name, verdict in checkpoints.judge_checkpoints(folder, pattern):
         path = folder / name
         made = path.stat().st_mtime if path.exists() else 0.0
         found.append(

@@ -61,7 +61,7 @@ def _log(ws: Workspace, trace: Trace) -> Path:
         for attempt in ws.store.runs.attempts(trace.run, trace.step)
         if attempt.outcome == "done"
     ]
-    return ws.kept(trace.run, trace.step, done[-1] if done else 1, ".log")
+    return ws.kept_path(trace.run, trace.step, done[-1] if done else 1, ".log")
 
 
 def stored_files(ws: Workspace, trace: Trace, pattern: str) -> Iterator[tuple[str, Path]]:

@@ -119,11 +119,11 @@ def place_recipe(recipe: Recipe, source: Path, root: Path) -> Recipe:
 
     A recipe of the library keeps its own folder.
     """
-    from ..planning.roots import rooted
+    from ..planning.roots import move_root
 
     if source.is_relative_to(shipped() / "recipes"):
         return recipe
-    return rooted(recipe, os.path.abspath(source), os.path.abspath(root))
+    return move_root(recipe, os.path.abspath(source), os.path.abspath(root))
 
 
 class UsedRecipes:

@@ -73,7 +73,7 @@ def is_elsewhere(ws: Workspace, run: str) -> bool:
 
 def keep_file(ws: Workspace, attempt: AttemptRow, ending: str) -> Path:
     """Where what an attempt that is over printed (`.log`), measured (`.metrics`) or had around it (`.host`) is kept; brought if it can be."""
-    path = ws.kept(attempt.run, attempt.step, attempt.n, ending)
+    path = ws.kept_path(attempt.run, attempt.step, attempt.n, ending)
     with contextlib.suppress(RecipeError):  # the store cannot be reached: as if it were not kept
         fetch_file(ws, attempt.run, path)
     return path
@@ -91,7 +91,7 @@ def fetch_file(ws: Workspace, run: str, path: Path) -> None:
 
 def read_log(ws: Workspace, run: str, step: str, number: int) -> bytes:
     """What an attempt on another machine has printed, masked."""
-    return StoredStream(ws, run, ws.kept(run, step, number, "").name, "log").whole()
+    return StoredStream(ws, run, ws.kept_path(run, step, number, "").name, "log").whole()
 
 
 def read_points(
@@ -100,5 +100,5 @@ def read_points(
     """What an attempt that runs has reported in the file `path` of its machine, `.metrics` or `.host`."""
     if not is_elsewhere(ws, run):
         return metrics.points(path)
-    data = StoredStream(ws, run, ws.kept(run, step, number, "").name, path.suffix[1:]).whole()
+    data = StoredStream(ws, run, ws.kept_path(run, step, number, "").name, path.suffix[1:]).whole()
     return [point for line in data.splitlines() if (point := metrics.parse(line))]

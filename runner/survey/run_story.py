@@ -14,7 +14,7 @@ from ..planning import fingerprint
 from ..planning.ids import bare
 from ..storage.content.files import Content
 from ..storage.records.index import Trace
-from ..storage.records.links import Link, recorded
+from ..storage.records.links import Link, stored_links
 from ..storage.records.runs import AttemptRow, RunRow
 from ..storage.run_graph import RunGraph
 from ..storage.workspace import Workspace
@@ -107,7 +107,7 @@ def tell_story(ws: Workspace, row: RunRow) -> Story:
     if graph is None:
         left_out.append("the graph of this run is not kept: its steps stand without arrows")
     why = _find_causes(ws, row, by_step)
-    return Story(row, needs, counts, found, logs, files, why, recorded(attempts), left_out)
+    return Story(row, needs, counts, found, logs, files, why, stored_links(attempts), left_out)
 
 
 def _shape(
@@ -149,7 +149,7 @@ def _log_ends(ws: Workspace, found: Iterable[StepInstance]) -> dict[str, bytes]:
             continue
         last = each.attempts[-1]
         with suppress(OSError):
-            logs[each.id] = _read_end(ws.kept(last.run, last.step, last.n, ".log"))
+            logs[each.id] = _read_end(ws.kept_path(last.run, last.step, last.n, ".log"))
     return logs
 
 

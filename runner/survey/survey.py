@@ -58,7 +58,7 @@ class Survey:
 
     def wanted(self, plan: Plan) -> set[int]:
         """The nodes of a plan of this request that were asked for, with what they need."""
-        return plan.chosen(self.only, self.until)
+        return plan.select_nodes(self.only, self.until)
 
     @property
     def later(self) -> list[WaitingStep]:
@@ -66,7 +66,7 @@ class Survey:
         waiting = self.plan.waiting
         if self.only:
             return []
-        asked = self.plan.leading(self.until)[1] if self.until else waiting.keys()
+        asked = self.plan.closure_of(self.until)[1] if self.until else waiting.keys()
         axes = {
             pending.step: f"one for each {pending.pattern} that {pending.producer} makes"
             for pending in self.plan.pending
@@ -118,7 +118,7 @@ def survey(
     words = forced
     while True:
         plan = compile_request(ws, source, request, known)
-        forced = frozenset(plan.meant(words)) if words else words
+        forced = frozenset(plan.resolve_words(words)) if words else words
         request = as_stored(ws, plan, request)
         ws.traces.expect(plan.recipe, len(plan.nodes))
         facts = collect_facts(ws, plan, request)
@@ -185,7 +185,7 @@ def find_expansions(
         content = Content(left.outputs[pending.output])
         if ws.remote_cache is not None:
             ws.remote_cache.outline(content)
-        matches = ws.objects.manifests.matching(content, pending.pattern)
+        matches = ws.objects.manifests.match(content, pending.pattern)
         spelled = f"{pending.producer}/{pending.output}:{pending.pattern}"
         found[spelled] = tuple(entry.path for entry in matches)
     return found

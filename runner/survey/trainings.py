@@ -37,7 +37,7 @@ def reporting_steps(ws: Workspace, found: Survey) -> list[Reporting]:
     plan = found.plan
     specs = plan.specs()
     nodes = {n: node.id for n, node in enumerate(plan.nodes) if specs[n].metrics is not None}
-    expected = ws.store.index.expected(plan.recipe, nodes.values()) if nodes else {}
+    expected = ws.store.index.expected_seconds(plan.recipe, nodes.values()) if nodes else {}
     return [
         Reporting(
             id,

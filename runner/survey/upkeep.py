@@ -161,7 +161,7 @@ def find_stale(ws: Workspace, found: Survey) -> list[Published]:
     parents = {parent for path in wanted for parent in heads(path)[1:]}
     steps = {_top_step(node.id) for node in found.plan.nodes}
     rows = []
-    for path, row in sorted(ws.store.index.published(found.plan.recipe).items()):
+    for path, row in sorted(ws.store.index.list_published(found.plan.recipe).items()):
         is_here = path.startswith(head) if head else not path.startswith("/")
         is_of_plan = not found.plan.pending or _top_step(row.step) in steps
         if not is_here or not row.run or not is_of_plan:
@@ -333,7 +333,7 @@ def _unlocked_folders(ws: Workspace, oldest: float) -> list[Leftover]:
     found = []
     for kind, (name, lock) in _LOCKED.items():
         for folder in _not_written_since(ws.home / name, oldest):
-            if not ws.locks.held(f"{lock}-{folder.name}"):
+            if not ws.locks.is_held(f"{lock}-{folder.name}"):
                 found.append(Leftover(kind, folder, disk.total(folder)))
     return found
 

@@ -18,7 +18,7 @@ from ..language import inputs, parse, shell, unread
 from ..language.recipe import Input, Recipe
 from ..language.shell_values import Doubt
 from ..language.values import Tree, Where, is_number
-from ..planning.assemble import once
+from ..planning.assemble import drop_echoes
 from ..planning.beforehand import Trial
 from ..planning.compile import compile_plan
 from . import code_warnings
@@ -46,7 +46,7 @@ def find_problems(
     if source is not None:
         recipe = place_recipe(recipe, source, root)
     if wrong:
-        return list(once([*found, *wrong, *_check_readable_part(recipe, root, given)]))
+        return list(drop_echoes([*found, *wrong, *_check_readable_part(recipe, root, given)]))
     found += _check_scripts(recipe)
     found += unread.warnings(recipe)
     found += code_warnings.warnings(recipe, read_imports)
@@ -169,7 +169,7 @@ def _check_preset(
 ) -> list[Problem]:
     first = _check_values(recipe, used, root, given, preset, 0)
     if not first.missing:
-        return list(once([*first.found, *first.certain]))
+        return list(drop_echoes([*first.found, *first.certain]))
     second = _check_values(recipe, used, root, given, preset, 1)
     places = {(problem.code, problem.where) for problem in second.found}
     found = [
@@ -177,7 +177,7 @@ def _check_preset(
         for problem in first.found
         if problem.code not in _OF_VALUES or (problem.code, problem.where) in places
     ]
-    return list(once([*found, *first.certain, *second.certain]))
+    return list(drop_echoes([*found, *first.certain, *second.certain]))
 
 
 class _Checked(NamedTuple):

@@ -801,7 +801,7 @@ class ConnectingContract(LeaseContract):
         async def look() -> None:
             driver = self.make(place)
             await driver.connect()
-            hosts = driver.connected()
+            hosts = driver.connected_hosts()
             assert hosts.keys() == {offer.id for offer in await driver.offers(Wish())}
             for host in hosts.values():
                 assert await gathered(host.call((SH, "-c", "echo here"))) == b"here\n"
@@ -1019,7 +1019,7 @@ class AccountedContract(LeaseContract):
             assert driver.console.startswith("https://")
             assert all(name and words for name, words in await driver.account())
             await driver.solvent()
-            assert driver.lacks() == ""
+            assert driver.find_lack() == ""
 
         asyncio.run(ask())
 

@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runner.errors import Invalid, NotFound
-from runner.execution.terms import new_id
 from runner.storage.content.files import Content
 from runner.storage.records.index import Changes, Made, Published, Trace
 from runner.storage.records.outbox import Letter
@@ -26,6 +25,7 @@ from runner.storage.records.runs import (
     Offer,
     Reporter,
     Requested,
+    RunPlace,
     RunRow,
     RunState,
     Stale,
@@ -118,7 +118,10 @@ def test_a_group_is_stored_whole(store: Store, fresh: Fresh, claimed: int) -> No
         and other.runs.attempts("r1", "b") == []
     )
     assert other.runs.steps("r1") == {"a": StepRow("r1", "a", "DONE", "k")}
-    assert other.index.published() == {"o/a": published} and other.index.published("other@1") == {}
+    assert (
+        other.index.list_published() == {"o/a": published}
+        and other.index.list_published("other@1") == {}
+    )
     assert other.index.files() == files
     assert [(event.seq, event.after) for event in other.runs.events("r1")] == [
         (1, "QUEUED"),
@@ -185,7 +188,7 @@ def test_a_stale_worker_writes_nothing(store: Store, fresh: Fresh, claimed: int)
             changes=Changes(traces=[trace("k")]),
         )
     with pytest.raises(Stale):
-        store.runs.requested("r1", claimed)
+        store.runs.take_request("r1", claimed)
     assert (
         store.index.traces(["k"]) == {}
         and store.runs.steps("r1") == {}
@@ -216,7 +219,9 @@ def test_a_run_that_is_prepared_is_submitted_and_claimed_as_any_other(
 def test_a_request_before_the_end_wins_and_after_it_is_refused(
     store: Store, fresh: Fresh, claimed: int
 ) -> None:
-    assert fresh().runs.request("r1", "cancel") and store.runs.requested("r1", claimed) == "cancel"
+    assert (
+        fresh().runs.request("r1", "cancel") and store.runs.take_request("r1", claimed) == "cancel"
+    )
     store.runs.group(
         "r1", claimed, [DONE], changes=Changes(traces=[trace("k")])
     )  # a step that had ended is committed all the same
@@ -261,10 +266,10 @@ def test_the_kind_of_a_failure_and_its_words_are_two_columns(
     store.runs.outbox.post("r1", [Letter("webhook POST http://x", "1", "FAILED", "{}")])
     (letter,) = store.runs.outbox.take(["webhook POST http://x "])
     store.runs.outbox.put_off(letter, 0.0, "HTTP 503", "server-error")
-    (letter,) = fresh().runs.outbox.listed()
+    (letter,) = fresh().runs.outbox.list_letters()
     assert (letter.reason, letter.failure) == ("HTTP 503", "server-error")
     store.runs.outbox.give_up(letter, "HTTP 404", "refused")
-    assert [each.failure for each in fresh().runs.outbox.listed()] == ["refused"]
+    assert [each.failure for each in fresh().runs.outbox.list_letters()] == ["refused"]
 
 
 def test_the_numbers_of_a_running_step_are_stored_with_its_row(
@@ -286,9 +291,11 @@ def test_what_is_asked_of_a_run_before_it_begins_is_there_to_be_read(
     store.runs.group(
         "r1", claimed, [Move("run", "r1", "QUEUED", "ACTIVE")], run_state=("ACTIVE", "")
     )
-    assert store.runs.get("r1").state == "ACTIVE" and store.runs.requested("r1", claimed) == "pause"
+    assert (
+        store.runs.get("r1").state == "ACTIVE" and store.runs.take_request("r1", claimed) == "pause"
+    )
     store.runs.group("r1", claimed, run_state=("ACTIVE", ""), answers="pause")
-    assert store.runs.requested("r1", claimed) == ""
+    assert store.runs.take_request("r1", claimed) == ""
 
 
 def test_a_run_that_is_over_is_claimed_by_no_worker(
@@ -456,8 +463,8 @@ def test_the_time_a_step_may_take_is_known_from_earlier_ones(store: Store, claim
         changes=Changes(traces=[*mine, trace("3", step="b"), trace("4", recipe="x@1")]),
     )
     assert (
-        store.index.expected("tool@1", ["a", "c"]) == {"a": 15}
-        and store.index.expected("tool@1", []) == {}
+        store.index.expected_seconds("tool@1", ["a", "c"]) == {"a": 15}
+        and store.index.expected_seconds("tool@1", []) == {}
     )
     assert store.index.last("tool@1", ["a", "c"]) == {"a": mine[1]}
 
@@ -475,10 +482,10 @@ def test_an_adopted_result_replaces_the_trace_of_its_key(store: Store, claimed: 
     assert (
         store.index.traces(["k"])["k"].outputs[0].content
         == mine
-        == store.index.published()["o/a"].content
+        == store.index.list_published()["o/a"].content
     )
     store.index.unpublish(["o/a"])
-    assert store.index.published() == {}
+    assert store.index.list_published() == {}
 
 
 def test_thousands_of_keys_are_found_and_only_those(store: Store, claimed: int) -> None:
@@ -630,6 +637,7 @@ def test_runs_are_listed_newest_first_page_by_page(store: Store) -> None:
                 data=data,
                 due=4e9,
                 idempotency=f"k{n}",
+                created=100.0 + n,
                 user="ann" if n % 2 else "bob",
             )
         )
@@ -637,9 +645,8 @@ def test_runs_are_listed_newest_first_page_by_page(store: Store) -> None:
     def seconds(wanted: Wanted, limit: int = 9) -> str:
         return "".join(row.id[14] for row in store.runs.page(wanted, limit))
 
-    assert (
-        seconds(Wanted(), 2) == "43" and seconds(Wanted(before="20260101-000003-aaaaaa")) == "210"
-    )
+    place = RunPlace(103.0, "20260101-000003-aaaaaa")
+    assert seconds(Wanted(), 2) == "43" and seconds(Wanted(before=place)) == "210"
     assert (
         seconds(Wanted(user="ann", recipe="b@1")) == "31"
         and seconds(Wanted(label=("gpu", "2"))) == "2"
@@ -649,7 +656,22 @@ def test_runs_are_listed_newest_first_page_by_page(store: Store) -> None:
         seconds(Wanted(states=["FAILED", "ACTIVE"])) == ""
         and seconds(Wanted(states=["QUEUED"])) == "43210"
     )
-    assert new_id() < Wanted().before, "the id of any run is before the first page"
+
+
+def test_runs_of_one_second_are_listed_in_the_order_in_which_they_were_created(
+    store: Store,
+) -> None:
+    for n, end in enumerate("cab"):
+        run = f"20260101-000000-{end}"
+        store.runs.submit(RunRow(run, "a@1", "", {}, "/w", created=50.0 + n / 10, due=4e9))
+    store.runs.submit(RunRow("20260101-000000-z", "a@1", "", {}, "/w", created=50.0, due=4e9))
+
+    def ends(wanted: Wanted, limit: int = 9) -> str:
+        return "".join(row.id[-1] for row in store.runs.page(wanted, limit))
+
+    assert ends(Wanted()) == ends(Wanted(states=["QUEUED", "ACTIVE"])) == "bazc"
+    last = store.runs.page(Wanted(), 3)[-1]
+    assert ends(Wanted(before=RunPlace(last.created, last.id))) == "c"
 
 
 def test_a_worker_takes_no_more_of_one_user_than_its_limit_and_then_the_oldest(
@@ -694,7 +716,7 @@ def test_letters_are_stored_with_the_move_that_they_tell_of_or_not_at_all(
 ) -> None:
     store.runs.reporter = RECEIVERS
     claim = store.runs.submit(RUN, "w")
-    assert [each.type for each in fresh().runs.outbox.listed()] == ["QUEUED"] * 2
+    assert [each.type for each in fresh().runs.outbox.list_letters()] == ["QUEUED"] * 2
     store.runs.request("r1", "cancel")
     with pytest.raises(Requested):
         store.runs.group(
@@ -706,7 +728,7 @@ def test_letters_are_stored_with_the_move_that_they_tell_of_or_not_at_all(
     with pytest.raises(Stale):
         store.runs.group("r1", claim.fence + 1, [Move("run", "r1", "QUEUED", "ACTIVE")])
     store.runs.group("r1", claim.fence, [DONE, Move("run", "r1", "ACTIVE", "ACTIVE", "expanded")])
-    assert len(store.runs.outbox.listed()) == 2
+    assert len(store.runs.outbox.list_letters()) == 2
     store.runs.group(
         "r1",
         claim.fence,
@@ -714,12 +736,12 @@ def test_letters_are_stored_with_the_move_that_they_tell_of_or_not_at_all(
         run_state=("CANCELLED", ""),
         answers="cancel",
     )
-    found = fresh().runs.outbox.listed()
+    found = fresh().runs.outbox.list_letters()
     assert [(each.type, each.id) for each in found[2:]] == [
         ("CANCELLED", f"r1-{store.runs.get('r1').next_event - 1}")
     ] * 2
     store.runs.forget(["r1"])
-    assert store.runs.outbox.listed() == []
+    assert store.runs.outbox.list_letters() == []
 
 
 def test_the_first_letter_of_a_run_and_receiver_is_taken_by_one_and_the_next_when_it_is_gone(
@@ -743,7 +765,7 @@ def test_the_first_letter_of_a_run_and_receiver_is_taken_by_one_and_the_next_whe
         and other.take(KNOWN) == []
         and (other.due(KNOWN) or 0) > 50
     )
-    mine.delivered(first)
+    mine.mark_delivered(first)
     assert [each.type for each in other.take(KNOWN, ["webhook POST http://y"])] == [
         "ACTIVE"
     ] and mine.due(KNOWN, ["webhook POST http://x"]) is not None
@@ -758,7 +780,7 @@ def test_the_first_letter_of_a_run_and_receiver_is_taken_by_one_and_the_next_whe
         and mine.retry([second.number]) == 1
         and mine.retry([]) == 1
     )
-    assert {each.state for each in mine.listed()} == {"waiting"}
+    assert {each.state for each in mine.list_letters()} == {"waiting"}
 
 
 def test_metric_points_that_wait_are_thinned_and_the_newest_stay(store: Store) -> None:
@@ -771,7 +793,7 @@ def test_metric_points_that_wait_are_thinned_and_the_newest_stay(store: Store) -
     dropped = store.runs.outbox.thin("r1", "metrics PUT http://x")
     left = [
         point["step"]
-        for each in store.runs.outbox.listed()
+        for each in store.runs.outbox.list_letters()
         for point in json.loads(each.body)["metrics"]
     ]
     assert len(left) + dropped == 12500 and 5000 < len(left) <= 10_000

@@ -192,6 +192,7 @@ def test_axolotl_gets_the_rows_the_batch_and_the_callers_own_settings(
         "tokenizer_default_fallback_chatml",
     )
     assert "resume_from_checkpoint" not in told
+    assert told["plugins"] == ["axolotl_points.PointsPlugin"]
 
 
 def test_what_axolotl_made_is_gathered(step: Path, tool: Path) -> None:

@@ -47,6 +47,8 @@ for step in range(first + config["ckpt"]["interval"], int(options["--max-steps"]
     (folder / "shard").write_text(f"{{first}} to {{step}}")
 (run / "broadcasts" / "step_4").mkdir(parents=True)
 (run / "broadcasts" / "step_4" / "adapter_model.safetensors").write_text("weights")
+(run / "orchestrator").mkdir()
+(run / "orchestrator" / "metrics.jsonl").write_text(json.dumps({{"step": 4, "reward/mean": 0.5}}) + "\\n")
 """
 
 
@@ -371,8 +373,13 @@ def command(step: Path, *more: str) -> list[str]:
 
 
 def test_prime_rl_saves_into_the_state_and_the_last_checkpoint_comes_out(step: Path) -> None:
-    done = subprocess.run(command(step), cwd=step, capture_output=True, text=True, check=False)
+    env = {**os.environ, "RECIPE_METRICS": str(step / "told.jsonl")}
+    done = subprocess.run(
+        command(step), cwd=step, env=env, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
+    told = json.loads((step / "told.jsonl").read_text())
+    assert told == {"step": 4, "max_steps": 4, "reward/mean": 0.5}
     assert sorted(path.name for path in (step / "state/prime/checkpoints").iterdir()) == [
         "step_2",
         "step_4",

@@ -25,6 +25,7 @@ out = pathlib.Path(os.environ["UNSLOTH_STUDIO_HOME"]) / "outputs" / config["trai
 (out / "checkpoint-4").mkdir(parents=True)
 (out / "checkpoint-4" / "trainer_state.json").write_text(json.dumps({{"log_history": [{{"step": 1, "loss": 3.0}}, {{"train_runtime": 1}}]}}))
 (out / "adapter_model.safetensors").write_text("weights")
+print("{{'loss': '3.0', 'learning_rate': '0.001'}}\\r 25%|# | 1/4 [00:01<00:03,  1.0s/it]")
 if config["lora"].get("fail"):
     sys.exit(3)
 """
@@ -41,7 +42,7 @@ def step(tmp_path: Path) -> Path:
         yaml.safe_dump(
             {
                 "model": "m",
-                "training": {"batch_size": 2, "output_dir": "model"},
+                "training": {"batch_size": 2, "output_dir": "model", "max_steps": 4},
                 "lora": {"lora_r": 4},
             }
         )
@@ -73,6 +74,7 @@ def run(step: Path, *more: str, gpu: bool = True) -> subprocess.CompletedProcess
     env = {
         **os.environ,
         "CUDA_VISIBLE_DEVICES": "",
+        "RECIPE_METRICS": str(step / "told.jsonl"),
         "PYTHONPATH": site,
         "PATH": f"{step / 'bin'}:{os.environ['PATH']}",
     }
@@ -150,6 +152,8 @@ def test_unsloth_gets_the_rows_and_the_batch_and_its_model_is_gathered(step: Pat
     assert (step / "model" / "adapter_model.safetensors").read_text() == "weights"
     assert json.loads((step / "history.jsonl").read_text()) == {"step": 1, "loss": 3.0}
     assert json.loads((step / "report.json").read_text())["trained"] is True
+    told = json.loads((step / "told.jsonl").read_text())
+    assert told == {"step": 1, "max_steps": 4, "loss": 3.0, "lr": 0.001}
 
 
 def test_without_a_gpu_unsloth_is_not_started(step: Path) -> None:

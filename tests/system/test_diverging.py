@@ -92,4 +92,4 @@ def test_on_nan_without_metrics_is_refused(space: Space) -> None:
     ],
 )
 def test_what_counts_as_a_loss_that_is_no_number(point: dict[str, object], words: str) -> None:
-    assert metrics.diverged(point) == words
+    assert metrics.find_divergence(point) == words

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from drivers.devices import listed
+from drivers.devices import parse_cards
 from drivers.machine import facts, question, resources
 from tests.fake_provider import Provider, provider
 from tests.tools import needs
@@ -97,7 +97,7 @@ def test_a_rented_machine_boots_lets_in_and_dies(tmp_path: Path) -> None:
             f"NVIDIA {offer['gpu_name']}",
             offer["gpu_ram"] << 20,
         )
-        assert len(listed(login(key, "nvidia-smi -L").stdout.decode())) == offer["num_gpus"]
+        assert len(parse_cards(login(key, "nvidia-smi -L").stdout.decode())) == offer["num_gpus"]
         daemon = int(until(lambda: login(own, "cat ~/daemon").stdout))
         assert alive(daemon)
         running.wait(3601)

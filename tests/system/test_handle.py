@@ -23,10 +23,11 @@ from runner.interface.handle.shells import Run
 from runner.storage import run_views
 from runner.storage.workspace import Workspace
 from runner.survey.request import Request
+from tests.cloud import cloud
 from tests.servers.postgres import Postgres
 from tests.servers.proxy import Proxy
 from tests.servers.rest import Rest
-from tests.support import RECIPE, until
+from tests.support import RECIPE, Space, until
 
 TALK = """\
 recipe: talk@1
@@ -299,6 +300,44 @@ def test_a_retry_is_reported_to_whom_the_run_was(tmp_path: Path) -> None:
             3,
             "ann",
         )
+
+
+def test_the_recipes_that_may_be_run_are_listed(kept: Kept) -> None:
+    known = {each.id: each for each in runner.recipes(to=kept.to, workspace=kept.root)}
+    assert "sft@1" in known and known["talk@1"].summary == "Says what it is asked to."
+    assert known["talk@1"].file == "./talk.yaml" and not known["sft@1"].file
+    awaited = asyncio.run(runner.recipes_async(to=kept.to, workspace=kept.root))
+    assert [each.id for each in awaited] == [*known]
+
+
+def test_a_forecast_is_the_same_wherever_the_run_would_be_kept(kept: Kept) -> None:
+    found = runner.forecast(
+        kept.talk, {"times": 2, "word": "plan"}, to=kept.to, workspace=kept.root
+    )
+    assert (found.recipe, found.driver, found.instances) == ("talk@1", "local", 1)
+    assert found.inputs == {"word": "plan", "times": 2}
+    assert [(each.id, each.answer, list(each.needs)) for each in found.steps] == [
+        ("say", "run", []),
+        ("copy", "maybe", ["say"]),
+    ]
+    assert found.machines == [] and found.usd_of_machines == 0
+    assert found.command == "recipe run ./talk.yaml times=2 word=plan"
+    again = runner.forecast_async(
+        kept.talk, {"times": 2, "word": "plan"}, to=kept.to, workspace=kept.root
+    )
+    assert asyncio.run(again) == found
+    with pytest.raises(Invalid, match="times"):
+        runner.forecast(kept.talk, {"times": 0}, to=kept.to, workspace=kept.root)
+
+
+def test_a_forecast_has_the_machine_that_would_be_rented(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud(space)
+    space.recipe("steps:\n  train: {run: 'true', resources: {gpus: 1}}\n")
+    (machine,) = runner.forecast(space.file, driver="loopback", workspace=space.root).machines
+    assert (machine.step, machine.driver, machine.failed) == ("train", "loopback", "")
+    assert machine.offer and machine.usd_an_hour
 
 
 def test_a_key_is_one_run(kept: Kept) -> None:

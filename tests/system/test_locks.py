@@ -23,13 +23,13 @@ sys.stdin.read()
 def test_a_lock_keeps_others_out_until_it_is_let_go(tmp_path: Path) -> None:
     one, other = Locks(tmp_path / "locks"), Locks(tmp_path / "locks")
     with one.hold("run/1 ü") as lock:
-        assert other.try_hold("run/1 ü") is None and other.held("run/1 ü")
+        assert other.try_hold("run/1 ü") is None and other.is_held("run/1 ü")
         assert f"process {os.getpid()}" in other.holder("run/1 ü")
         again = other.try_hold("run/2")
         assert again is not None
         again.release()
     lock.release()
-    assert not other.held("run/1 ü")
+    assert not other.is_held("run/1 ü")
     with other.hold("run/1 ü"):
         assert one.try_hold("run/1 ü") is None
 
@@ -60,7 +60,7 @@ def test_a_lock_file_that_was_removed_protects_nothing_and_is_made_again(tmp_pat
     assert (
         second is not None
         and locks.try_hold("a") is None
-        and not Locks(tmp_path / "none").held("a")
+        and not Locks(tmp_path / "none").is_held("a")
     )
     first.release()
     second.release()

@@ -98,7 +98,7 @@ def test_a_tree_comes_back(objects: Objects, tmp_path: Path, big: int) -> None:
     objects.copy_to(content, tmp_path / "copy")
     assert scan(tmp_path / "copy") == content
     assert scan(given_out(objects, content, tmp_path / "attempt/t")) == content
-    assert [entry.path for entry in objects.manifests.matching(content, "a/*")] == [
+    assert [entry.path for entry in objects.manifests.match(content, "a/*")] == [
         "a/f.txt",
         "a/run",
     ]

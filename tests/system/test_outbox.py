@@ -74,7 +74,7 @@ def ws(tmp_path: Path) -> Iterator[Workspace]:
 
 
 def waiting(ws: Workspace) -> list[Waiting]:
-    return ws.store.runs.outbox.listed()
+    return ws.store.runs.outbox.list_letters()
 
 
 def test_a_run_tells_its_webhook_how_it_goes_signed_for_the_librarys_verifier(

@@ -220,7 +220,7 @@ def test_without_an_address_a_job_or_a_user_there_is_no_alert(tmp_path: Path, mi
         environ = {name: value for name, value in platform(receiver).items() if name != missing}
         with Workspace.open(tmp_path, environ=environ) as ws:
             ended(ws, "COMPLETED")
-            kinds = {each.receiver.split()[0] for each in ws.store.runs.outbox.listed()}
+            kinds = {each.receiver.split()[0] for each in ws.store.runs.outbox.list_letters()}
     assert kinds == (set() if missing == "JOB_ID" else {"status"})
 
 
@@ -357,7 +357,7 @@ def test_a_token_that_no_header_can_have_is_not_in_what_is_stored_of_the_failure
     ):
         ended(ws, "COMPLETED")
         deliver(ws.root, ws.environ)
-        first = ws.store.runs.outbox.listed()[0]
+        first = ws.store.runs.outbox.list_letters()[0]
         assert first.tries == 1 and first.reason and "canary" not in first.reason
         assert {each.headers["x-api-key"] for each in receiver.got} == {
             "internal"

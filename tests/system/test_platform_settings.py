@@ -164,7 +164,7 @@ def test_a_gpu_is_asked_for_by_the_steps_that_have_one(space: Space) -> None:
     plan = space.plan().plan
     plan.demand({"gpus": 2, "gpu_memory": 24 * 10**9})
     assert {
-        node.id: spec.resources.asked for node, spec in zip(plan.nodes, plan.specs(), strict=True)
+        node.id: spec.resources.as_key for node, spec in zip(plan.nodes, plan.specs(), strict=True)
     } == {
         "train": {"gpus": 2, "cpus": 3, "gpu_memory": 24 * 10**9},
         "data": {"gpus": 0},

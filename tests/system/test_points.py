@@ -133,7 +133,7 @@ def test_a_charge_that_was_not_taken_is_sent_again_under_its_id(
     )
     (tmp_path / "refuse-charge").unlink()
     with Workspace.open(tmp_path) as ws:  # as if its time had come
-        ws.store.runs.outbox.put_off(ws.store.runs.outbox.listed()[0], 0.0, "")
+        ws.store.runs.outbox.put_off(ws.store.runs.outbox.list_letters()[0], 0.0, "")
     assert space.command("outbox", "deliver")[0] == 0
     charges = [each for each in told(tmp_path) if each["event"] == "charge"]
     assert len(charges) == 2 and charges[0] == charges[1] and space.command("outbox")[1] == ""

@@ -72,7 +72,7 @@ def test_a_claim_that_is_not_kept_ends_and_its_zombie_writes_nothing(
     with psycopg.connect(url, autocommit=True) as db:  # as if 30 seconds had passed
         db.execute("UPDATE runs SET held_until = now() - interval '1 second'")
     assert (
-        store.runs.requested("r1", mine.fence) == ""
+        store.runs.take_request("r1", mine.fence) == ""
     )  # nobody took it meanwhile: the beat keeps it
     assert fresh().runs.claim_next("w2", Offer()) is None
     with psycopg.connect(url, autocommit=True) as db:
@@ -81,7 +81,7 @@ def test_a_claim_that_is_not_kept_ends_and_its_zombie_writes_nothing(
     assert later == ("r1", mine.fence + 1)
     for write in (
         lambda: store.runs.group("r1", mine.fence, [DONE]),
-        lambda: store.runs.requested("r1", mine.fence),
+        lambda: store.runs.take_request("r1", mine.fence),
     ):
         with pytest.raises(Stale):
             write()
@@ -182,7 +182,7 @@ def test_a_request_is_news_at_once(store: Store, fresh: Callable[[], Store]) -> 
     assert store.runs.news() == before
     assert fresh().runs.request("r1", "cancel")
     until(lambda: store.runs.news() != before, seconds=5)
-    assert store.runs.requested("r1", mine.fence) == "cancel"
+    assert store.runs.take_request("r1", mine.fence) == "cancel"
 
 
 def test_a_database_that_is_restarted_is_waited_for_and_nothing_is_stored_twice(
@@ -355,7 +355,7 @@ def test_what_one_process_stores_is_delivered_by_two_that_share_the_database_onc
                 each.start()
             for each in senders:
                 each.join()
-            assert ws.store.runs.outbox.listed() == []
+            assert ws.store.runs.outbox.list_letters() == []
     got = [(each.json["data"]["run"], each.json["data"]["seq"]) for each in receiver.got]
     assert len(got) == 16 and all(
         [seq for run, seq in got if run == f"r{n}"] == [1, 2, 3, 4] for n in range(4)

@@ -106,7 +106,7 @@ def test_whatever_reply_is_lost_a_run_is_stored_once_claimed_once_and_its_events
         losing(b"")
         assert [event.seq for event in store.runs.events("r1")] == [1, 2, 3]
         assert store.runs.get("r1").fence == claimed.fence
-        assert [each.id for each in store.runs.outbox.listed()] == (
+        assert [each.id for each in store.runs.outbox.list_letters()] == (
             ["r1-1", "r1-1", "r1-2", "r1-2"] if told else []
         )
 
@@ -240,13 +240,13 @@ def test_a_receiver_behind_tls_gets_its_messages_once_its_certificate_is_known(
         with Workspace.open(tmp_path) as ws:
             moved(ws, 1)
             deliver(tmp_path, os.environ)
-            (letter,) = ws.store.runs.outbox.listed()
+            (letter,) = ws.store.runs.outbox.list_letters()
             assert letter.state == "waiting" and "certificate" in letter.reason and not receiver.got
             monkeypatch.setenv("SSL_CERT_FILE", f"{tmp_path}/chain.pem")
             ws.store.runs.outbox._ask("UPDATE outbox SET due = 0, held_until = 0 RETURNING 1", {})
             deliver(tmp_path, os.environ)
-            assert len(receiver.got) == 1, ws.store.runs.outbox.listed()
-            assert not ws.store.runs.outbox.listed()
+            assert len(receiver.got) == 1, ws.store.runs.outbox.list_letters()
+            assert not ws.store.runs.outbox.list_letters()
 
 
 @pytest.mark.proof

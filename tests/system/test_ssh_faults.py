@@ -947,7 +947,7 @@ def test_what_was_wrong_when_it_connected_ahead_is_reported_once_and_then_asked_
         driver = Ssh(**machine.settings())
         machine.stop()
         await driver.connect()
-        assert not driver.connected()
+        assert not driver.connected_hosts()
         machine.start()
         with pytest.raises(Unreachable):
             await driver.offers(Wish())

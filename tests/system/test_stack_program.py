@@ -97,7 +97,9 @@ def test_the_program_makes_what_the_driver_would_order(
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(space.root.parent / "config"))
     driver = Gcp(installation=str(space.root.parent / "config" / "recipe" / "installation"))
-    offer = min(driver._listed({"us-central1-a": {T4}}, ["spot"], 50), key=lambda each: each.price)
+    offer = min(
+        driver._list_offers({"us-central1-a": {T4}}, ["spot"], 50), key=lambda each: each.price
+    )
     order: Any = driver._body(
         Order(offer, "0" * 16, datetime.now(UTC) + timedelta(hours=4), keep=True)
     )

@@ -79,7 +79,7 @@ class Job:
         what = "metrics" if kind == "metrics" else "logs"
         bodies = [
             json.loads(each.body)
-            for each in self.ws.store.runs.outbox.listed()
+            for each in self.ws.store.runs.outbox.list_letters()
             if each.type == kind
         ]
         assert not any(wrong(kind, body) for body in bodies), bodies

@@ -53,7 +53,7 @@ def stored(ws: Workspace) -> None:
     ws.store.runs.submit(RunRow(run, "t@1", "p", {}, ""))
     fence = ws.store.runs.claim(run, "w")
     assert fence is not None
-    tiny, logs = ws.objects.tiny.unstored()
+    tiny, logs = ws.objects.tiny.take_unstored()
     ws.store.runs.group(run, fence, changes=Changes(tiny=tiny))
     for log in logs:
         os.unlink(log)
@@ -161,7 +161,7 @@ def test_what_a_living_process_has_not_stored_is_known_and_not_taken_over(tmp_pa
         content = remember(ws, b"one\n")
         assert other.objects.has(content)
         other.objects.tiny.inherit()
-        assert other.objects.tiny.unstored() == ({}, [])
+        assert other.objects.tiny.take_unstored() == ({}, [])
 
 
 @pytest.mark.parametrize("data", [b"made by another", b""])
@@ -247,9 +247,9 @@ def test_tiny_outputs_taken_in_threads_are_all_stored(ws: Workspace) -> None:
     with ThreadPoolExecutor(4) as pool:
         taken = [pool.submit(ws.objects.tiny.remember, str(path), path.lstat()) for path in paths]
         while not all(each.done() for each in taken):
-            tiny, written = ws.objects.tiny.unstored()
+            tiny, written = ws.objects.tiny.take_unstored()
             kept |= tiny
             logs += written
-    tiny, written = ws.objects.tiny.unstored()
+    tiny, written = ws.objects.tiny.take_unstored()
     assert {each.result() for each in taken} == (kept | tiny).keys()
     assert sum(Path(log).read_bytes().count(b"f:") for log in [*logs, *written]) == len(paths)

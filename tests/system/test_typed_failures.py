@@ -38,7 +38,7 @@ def _is_migrated(store: Store) -> None:
             step[2:] for step in steps
         ]
     assert not store.runs.get("well").failure
-    failures = {each.reason: each.failure for each in store.runs.outbox.listed()}
+    failures = {each.reason: each.failure for each in store.runs.outbox.list_letters()}
     assert failures == {
         "": "",
         "HTTP 410 Gone": "gone",
@@ -87,7 +87,7 @@ def test_a_store_of_before_is_given_kinds_and_words(tmp_path: Path) -> None:
         db.execute("DROP TABLE workers")
         db.execute("DROP TABLE summaries")
         db.execute("DROP INDEX attempts_by_key")
-        db.execute(f"PRAGMA user_version = {len(STORE.migrations) - 4}")
+        db.execute(f"PRAGMA user_version = {len(STORE.migrations) - 5}")
     db.close()
     with Store.open(root) as store:
         _is_migrated(store)
@@ -105,7 +105,7 @@ def test_a_database_of_before_is_given_kinds_and_words(
         _store_before(lambda text, values: db.execute(text.replace("?", "%s").encode(), values))
         db.execute("DROP TABLE workers")
         db.execute("DROP INDEX attempts_by_key")
-        version = len(postgres_database._MIGRATIONS) - 3
+        version = len(postgres_database._MIGRATIONS) - 4
         db.execute("DELETE FROM recipe_schema WHERE version >= %s", (version,))
     with Store.open(tmp_path / ".recipe", shared=url, workspace="here") as store:
         _is_migrated(store)

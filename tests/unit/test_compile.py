@@ -11,7 +11,7 @@ import pytest
 from runner.errors import Invalid, Problem
 from runner.language import document, inputs, parse
 from runner.language.recipe import Recipe
-from runner.planning.assemble import once
+from runner.planning.assemble import drop_echoes
 from runner.planning.beforehand import Trial
 from runner.planning.compile import compile_plan
 from runner.planning.plan import SKIP, WHEN_LATE, Node, Plan
@@ -57,7 +57,7 @@ def plan(
     except Invalid as error:
         found = list(error.problems)
     if found or trial.problems:
-        raise Invalid(once([*found, *trial.problems]))
+        raise Invalid(drop_echoes([*found, *trial.problems]))
     return compiled
 
 
@@ -760,10 +760,10 @@ def test_resources_beside_uses_put_a_recipe_on_another_machine() -> None:
     middle = "resources: {gpus: 1, gpu_memory: 24GB}\npresets: {smoke: {resources: {gpus: 0}}, big: {resources: {gpus: 8}}}\nsteps: {t: {run: x, resources: {disk: 1GB}}}"
     mine = "presets: {smoke: {}}\nsteps: {u: {uses: ./middle.yaml, resources: {gpu: T4, gpu_memory: 16GB}PRESET}}"
     asked = {"gpus": 1, "gpu": "T4", "gpu_memory": 16 * 10**9, "disk": 10**9}
-    assert plan(mine.replace("PRESET", ""), middle=middle).specs()[0].resources.asked == asked
+    assert plan(mine.replace("PRESET", ""), middle=middle).specs()[0].resources.as_key == asked
     assert plan(mine.replace("PRESET", ", preset: big"), middle=middle).specs()[
         0
-    ].resources.asked == {**asked, "gpus": 8}
+    ].resources.as_key == {**asked, "gpus": 8}
     assert (
         plan(mine.replace("PRESET", ""), preset="smoke", middle=middle).specs()[0].resources.gpus
         == 0
@@ -775,7 +775,7 @@ def test_resources_beside_uses_put_a_recipe_on_another_machine() -> None:
     outer = "steps: {v: {uses: ./mine.yaml, resources: {gpus: 2}}}"
     assert plan(outer, mine=mine.replace("PRESET", ""), middle=middle).specs()[
         0
-    ].resources.asked == {**asked, "gpus": 2}
+    ].resources.as_key == {**asked, "gpus": 2}
 
 
 def test_recipes_that_use_each_other_are_a_cycle() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.interface import costs
+from runner.api import costs
 from runner.storage.records.ledger import LeaseRow, Ledger
 
 HOUR, DAY = 3600.0, 86_400.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drivers.devices import Card, Device, assigned, listed, visible
+from drivers.devices import Card, Device, device_variables, parse_cards, visible
 
 PLAIN = """\
 GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-aaaa1111-0000)
@@ -20,20 +20,22 @@ GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-aaaa2222-0000)
 
 
 def names(value: str | None, text: str = PLAIN) -> list[str]:
-    return [device.name for device in visible(value, listed(text))]
+    return [device.name for device in visible(value, parse_cards(text))]
 
 
 def locks(value: str | None, text: str = PLAIN) -> list[str]:
-    return [device.lock for device in visible(value, listed(text))]
+    return [device.lock for device in visible(value, parse_cards(text))]
 
 
 def test_cards_and_their_mig_devices_are_read() -> None:
-    assert listed(DIVIDED) == (
+    assert parse_cards(DIVIDED) == (
         Card(0, "GPU-aaaa1111-0000", ("MIG-cccc0000-0000", "MIG-cccc1111-0000")),
         Card(1, "GPU-aaaa2222-0000"),
     )
     assert (
-        listed("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n")
+        parse_cards(
+            "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n"
+        )
         == ()
     )
 
@@ -74,7 +76,7 @@ def test_every_name_of_a_device_has_one_lock() -> None:
 
 def test_mig_devices_are_given_singly() -> None:
     assert names(None, DIVIDED) == ["MIG-cccc0000-0000", "MIG-cccc1111-0000", "1"]
-    assert [device.place for device in visible(None, listed(DIVIDED))] == ["0:0", "0:1", "1"]
+    assert [device.place for device in visible(None, parse_cards(DIVIDED))] == ["0:0", "0:1", "1"]
     assert names("MIG-cccc1111-0000,MIG-cccc0000-0000", DIVIDED) == [
         "MIG-cccc1111-0000",
         "MIG-cccc0000-0000",
@@ -90,17 +92,19 @@ def test_without_a_tool_that_lists_devices_names_are_taken_as_they_are() -> None
 
 
 def test_what_is_assigned_is_named_as_the_caller_named_it() -> None:
-    devices = visible("2,0", listed(PLAIN))
-    assert assigned(devices[:1], {"CUDA_VISIBLE_DEVICES": "2,0"}) == {"CUDA_VISIBLE_DEVICES": "2"}
-    assert assigned((), {}) == {"CUDA_VISIBLE_DEVICES": ""}
+    devices = visible("2,0", parse_cards(PLAIN))
+    assert device_variables(devices[:1], {"CUDA_VISIBLE_DEVICES": "2,0"}) == {
+        "CUDA_VISIBLE_DEVICES": "2"
+    }
+    assert device_variables((), {}) == {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def test_an_index_that_the_caller_did_not_write_is_counted_as_nvidia_smi_counts() -> None:
-    devices = visible(None, listed(PLAIN))
-    assert assigned(devices[1:], {}) == {
+    devices = visible(None, parse_cards(PLAIN))
+    assert device_variables(devices[1:], {}) == {
         "CUDA_VISIBLE_DEVICES": "1,2",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
-    assert assigned(devices[1:], {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}) == {
+    assert device_variables(devices[1:], {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}) == {
         "CUDA_VISIBLE_DEVICES": "1,2"
     }

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from runner.interface.differences import ASPECTS, Ran, aspect, compare, lines, tree_lines
+from collections.abc import Mapping
+
+from runner.api.differences import ASPECTS, Difference, Ran, aspect, compare, resolve
+from runner.interface.differences import lines
 from runner.planning.fingerprint import Change
 
 TREES = {
@@ -15,16 +18,21 @@ def image(**author: object) -> dict[str, object]:
     return {"author": {"reads": {}, **author}, "world": []}
 
 
+def tree_lines(before: str, after: str, trees: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """The lines below the first, which has both trees."""
+    return [line.strip() for line in lines(resolve(Change("o", before, after), trees.get))[1:]]
+
+
 def test_of_a_tree_the_files_that_differ_are_named() -> None:
     before, after = TREES
-    assert tree_lines(before, after, TREES.get) == ["~ b", "+ c"] and tree_lines(
-        after, before, TREES.get
+    assert tree_lines(before, after, TREES) == ["~ b", "+ c"] and tree_lines(
+        after, before, TREES
     ) == ["~ b", "- c"]
-    assert tree_lines(before, "t:" + "9" * 64, TREES.get) == [
+    assert tree_lines(before, "t:" + "9" * 64, TREES) == [
         "which files changed is not known: what the earlier one held is not stored"
     ]
     many = {"t:" + "3" * 64: {str(n): "f:1" for n in range(1000)}, **TREES}
-    assert len(tree_lines(before, "t:" + "3" * 64, many.get)) == 10
+    assert len(tree_lines(before, "t:" + "3" * 64, many)) == 10
 
 
 def test_of_a_long_command_the_words_that_differ_are_shown() -> None:
@@ -38,16 +46,16 @@ def test_of_a_long_command_the_words_that_differ_are_shown() -> None:
         "--out",
         "{{ outputs.model }}",
     ]
-    told = lines(Change("argv", before, [*before[:3], "0.2", *before[4:], "--fast"]), TREES.get)
+    told = lines(Difference("argv", before, [*before[:3], "0.2", *before[4:], "--fast"]))
     assert told == ["argv changed:", "  - 0.1", "  + 0.2", "  + --fast"]
 
 
 def test_a_short_value_is_shown_before_and_after() -> None:
-    assert lines(Change("inputs.lr", 0.1, 0.2), TREES.get) == ["inputs.lr: 0.1 -> 0.2"]
-    assert lines(Change("loss", 2.0, 1.0), TREES.get) == ["loss: 2 -> 1 (-50.0%)"]
-    assert lines(Change("env.X", None, "a b"), TREES.get) == ["env.X is new: a b"]
-    assert lines(Change("env.X", "", None), TREES.get) == ['env.X is gone: it was ""']
-    assert lines(Change("script", "x\x1b[2J", "y"), TREES.get) == ['script: "x\\u001b[2J" -> y']
+    assert lines(Difference("inputs.lr", 0.1, 0.2)) == ["inputs.lr: 0.1 -> 0.2"]
+    assert lines(Difference("loss", 2.0, 1.0)) == ["loss: 2 -> 1 (-50.0%)"]
+    assert lines(Difference("env.X", None, "a b")) == ["env.X is new: a b"]
+    assert lines(Difference("env.X", "", None)) == ['env.X is gone: it was ""']
+    assert lines(Difference("script", "x\x1b[2J", "y")) == ['script: "x\\u001b[2J" -> y']
 
 
 def test_every_part_has_its_aspect() -> None:

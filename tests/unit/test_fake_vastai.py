@@ -66,7 +66,7 @@ def test_an_instance_comes_up_by_steps() -> None:
     assert found["public_ipaddr"].endswith("\n"), "it carries white space"
     assert [
         entry.what
-        for entry in account.world.account.settled()
+        for entry in account.world.account.settle()
         if entry.event == "billed" and entry.at - account.world.account.ledger[0].at <= 40
     ] == ["disk"]
 
@@ -241,9 +241,9 @@ def test_every_reply_has_the_form_of_the_providers_documents() -> None:
         "properties"
     ]["instances"]["items"]
     jsonschema.validate(
-        account.world.lists.shown(row), shape
+        account.world.lists.show_instance(row), shape
     )  # the listing's row: the document of a single instance has two fields wrong
     assert (
         shape["properties"].keys() - {"credit_discount_max"}
-        <= account.world.lists.shown(row).keys()
+        <= account.world.lists.show_instance(row).keys()
     ), "no field of a row is missing"

@@ -66,7 +66,7 @@ def test_what_is_billed_is_what_was_rented(
 ) -> None:
     account = kind(faults, seed)
     play(account, actions)
-    ledger = account.world.account.settled()
+    ledger = account.world.account.settle()
     assert [entry.at for entry in ledger] == sorted(entry.at for entry in ledger)
     born = {entry.machine: entry.at for entry in ledger if entry.event == "created"}
     ended = {entry.machine: entry.at for entry in ledger if entry.event == "destroyed"}
@@ -100,7 +100,7 @@ def test_the_same_requests_have_the_same_replies(
     play(one, actions)
     play(other, actions)
     assert one.replies == other.replies
-    assert lines(one.world.account.settled()) == lines(other.world.account.settled())
+    assert lines(one.world.account.settle()) == lines(other.world.account.settle())
 
 
 @EVERY
@@ -224,7 +224,7 @@ def test_no_request_is_too_strange_for_an_answer(
         "select_filters={%22id%22:3}&maxResults=0",
     ):
         reply = account.world.handle(Request(route.method, path, query, KEY, body), account.now)
-        assert reply.status < 500 and isinstance(reply.encoded(), bytes)
+        assert reply.status < 500 and isinstance(reply.encode(), bytes)
 
 
 @given(word=st.sampled_from((*CHANCES, *AMOUNTS)), value=st.floats(0, 1))

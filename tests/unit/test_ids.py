@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from runner.planning.ids import encoded, names, readable, stored
+from runner.planning.ids import encode_value, names, readable, stored_form
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=3))
@@ -17,9 +17,9 @@ from runner.planning.ids import encoded, names, readable, stored
 @example(["a=b", "c,d]%2F[ e"])
 @example(["ü" * 80, "\x1b]0;t\x07"])
 def test_what_people_read_is_what_they_can_type(values: list[str]) -> None:
-    id = f"group/train[{','.join(f'axis{n}={encoded(value)}' for n, value in enumerate(values))}]/inner"
+    id = f"group/train[{','.join(f'axis{n}={encode_value(value)}' for n, value in enumerate(values))}]/inner"
     seen = readable(id)
-    assert stored(seen) == id == stored(id)
+    assert stored_form(seen) == id == stored_form(id)
     assert seen.isprintable()
 
 
@@ -72,20 +72,20 @@ def test_a_step_is_meant_by_its_own_words_and_those_of_what_it_is_an_instance_or
 @example({"a.b": 1})
 @example({"long": "x" * 100})
 def test_a_mapping_is_typed_name_by_name_or_as_json(tree: dict[str, Any]) -> None:
-    id = f"t[m={encoded(tree)},fold=0]"
+    id = f"t[m={encode_value(tree)},fold=0]"
     seen = readable(id)
-    assert stored(seen) == id or stored(seen) in names(id)
-    assert stored(f"t[m={json.dumps(tree)},fold=0]") == id
+    assert stored_form(seen) == id or stored_form(seen) in names(id)
+    assert stored_form(f"t[m={json.dumps(tree)},fold=0]") == id
 
 
 def test_names_of_a_mapping_come_in_any_order() -> None:
-    id = f"t[m={encoded({'name': 'rf', 'n': 10})},fold=0]"
+    id = f"t[m={encode_value({'name': 'rf', 'n': 10})},fold=0]"
     assert readable(id) == "t[m.n=10,m.name=rf,fold=0]"
-    assert stored("t[m.name=rf,m.n=10,fold=0]") == id
-    assert stored('t[m={"name": "rf", "n": 10},fold=0]') == id
+    assert stored_form("t[m.name=rf,m.n=10,fold=0]") == id
+    assert stored_form('t[m={"name": "rf", "n": 10},fold=0]') == id
 
 
 def test_the_end_of_a_long_value_is_enough() -> None:
-    id = f"s[m={encoded({'text': 'x' * 100})}]/t"
+    id = f"s[m={encode_value({'text': 'x' * 100})}]/t"
     assert len(readable(id)) < 30
-    assert stored(readable(id)) in names(id)
+    assert stored_form(readable(id)) in names(id)

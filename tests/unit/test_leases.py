@@ -86,7 +86,7 @@ def test_a_lease_goes_from_the_order_to_the_proof_that_it_is_gone(tmp_path: Path
         row, (host, *_) = await leases.up(row)
         assert alive(tmp_path) == 1 and await leases.release(row, "done")
         await host.aclose()
-        assert leases.ledger.spent(row.key) > 0
+        assert leases.ledger.cost_of(row.key) > 0
 
     on(tmp_path, act)
     assert moves == [

@@ -56,7 +56,7 @@ def test_what_waits_in_a_queue_costs_from_when_it_is_up(ledger: Ledger) -> None:
     for key in ("k1", "rented"):
         ledger.move(ledger.move(ledger.row(key), "COMING", lease={"id": key}), "UP")
         ledger.accrue(ledger.row(key))
-    assert ledger.spent("k1") < 0.1 and ledger.spent("rented") == pytest.approx(3.6, abs=0.1)
+    assert ledger.cost_of("k1") < 0.1 and ledger.cost_of("rented") == pytest.approx(3.6, abs=0.1)
 
 
 def test_of_the_money_for_a_cluster_only_what_was_used_is_gone_and_a_run_stops_before_the_rest_is(
@@ -111,10 +111,10 @@ def test_what_a_lease_cost_is_noted_with_each_move(ledger: Ledger) -> None:
     ledger.ask(ROW._replace(asked=1000.0))
     (row,) = ledger.living()
     row = ledger.move(row, "COMING", lease={"id": "i-1"})
-    first = ledger.spent("k1")
+    first = ledger.cost_of("k1")
     assert first > 0
     gone = ledger.move(ledger.move(ledger.move(row, "UP"), "RELEASING", reason="done"), "GONE")
-    assert gone.gone is not None and first <= ledger.spent("k1") == pytest.approx(
+    assert gone.gone is not None and first <= ledger.cost_of("k1") == pytest.approx(
         3.6 * (gone.gone - 1000.0) / 3600
     )
     assert ledger.living() == [] and [row.reason for row in ledger.of_run("run1")] == ["done"]
@@ -125,7 +125,7 @@ def test_what_was_never_rented_and_what_is_free_costs_nothing(ledger: Ledger) ->
         ledger.ask(ROW._replace(key=key, price=price))
         (row,) = [row for row in ledger.living() if row.key == key]
         ledger.move(ledger.move(row, "RELEASING", lease=lease), "GONE")
-        assert ledger.spent(key) == 0.0
+        assert ledger.cost_of(key) == 0.0
 
 
 def test_a_newer_ledger_is_refused_with_what_to_do(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.storage.records.links import MOST, Link, printed, recorded
+from runner.storage.records.links import MOST, Link, find_links, stored_links
 from runner.storage.records.runs import AttemptRow
 
 ONLINE = """\
@@ -71,18 +71,18 @@ SPACE = "* Trackio project initialized: recipe\n* Found existing space: \x1b[1mh
 def test_a_link_is_what_a_tracker_says_in_a_line_of_its_own(
     log: str, links: list[tuple[str, str]]
 ) -> None:
-    assert printed("train", log.encode(), {"board": "out/board"}) == [
+    assert find_links("train", log.encode(), {"board": "out/board"}) == [
         Link("train", *each) for each in links
     ]
 
 
 def test_a_step_has_few_links_and_a_run_has_each_once() -> None:
     many = "".join(f"recipe-link: a https://a.example/{n}\n" for n in range(50))
-    assert len(printed("train", many.encode(), {})) == MOST
+    assert len(find_links("train", many.encode(), {})) == MOST
     rows = [
         AttemptRow(str(n), "r", "train", n, exit={"links": [["W&B", "https://a.example"]]})
         for n in (1, 2)
     ]
-    assert recorded(
+    assert stored_links(
         [*rows, AttemptRow("3", "r", "after", 1, exit={"links": "none", "code": 0})]
     ) == [Link("train", "W&B", "https://a.example")]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from drivers.base import Denied, Need, Offer, Rejected, Resources, Wish
-from drivers.cloud import About, Filters, Installation, excluded, public
+from drivers.cloud import About, Filters, Installation, public, why_excluded
 from drivers.machine import Facts, cuda, less
 from runner.hosts.renting.offering import UNSAID, Shelf, to_confirm
 from runner.hosts.renting.totals import Pricing
@@ -48,12 +48,12 @@ GOOD = About(verified=True, datacenter=False, inet=500.0, cuda=12.8)
 def test_an_offer_is_left_out_for_one_reason_in_words(
     need: Need, given: dict[str, str], why: str
 ) -> None:
-    assert excluded(OFFER, GOOD, Wish(need), Filters().given(given)) == why
+    assert why_excluded(OFFER, GOOD, Wish(need), Filters().with_more(given)) == why
 
 
 def test_an_offer_that_ends_before_the_work_does_is_left_out() -> None:
-    assert excluded(OFFER, GOOD, Wish(hours=11.0), Filters()) == "not for that long"
-    assert excluded(OFFER, GOOD._replace(verified=False), Wish(), Filters()) == "not verified"
+    assert why_excluded(OFFER, GOOD, Wish(hours=11.0), Filters()) == "not for that long"
+    assert why_excluded(OFFER, GOOD._replace(verified=False), Wish(), Filters()) == "not verified"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_filter_that_cannot_be_read_is_refused_in_a_sentence(
     given: dict[str, str], words: str
 ) -> None:
     with pytest.raises(Rejected, match=words):
-        Filters().given(given)
+        Filters().with_more(given)
 
 
 CARDS = ["RTX 4090, 24564"] * 2

@@ -10,7 +10,7 @@ import pytest
 
 from drivers.base import HostLost, Lease, Need, Unreachable, Wish
 from drivers.fakes.faults import parse
-from drivers.web import charged, number, price
+from drivers.web import number, parse_charge, price
 from tests.virtual import ModelWeb, driver, market, virtual
 
 NEED = Wish(Need(gpus=1))
@@ -50,7 +50,7 @@ def test_a_readable_price_is_read(written: object, usd: float) -> None:
 def test_what_is_no_price_is_none(written: object) -> None:
     assert price(written) is None
     with pytest.raises(Unreachable, match=r"a charge of Vast\.ai cannot be read"):
-        charged({"amount": written}, "amount", "Vast.ai")
+        parse_charge({"amount": written}, "amount", "Vast.ai")
 
 
 def test_a_price_for_a_month_is_read_as_that_of_an_hour() -> None:
@@ -152,4 +152,4 @@ def test_an_instance_of_vastai_whose_container_has_ended_is_broken(
     from drivers.vastai_wire import _instance
 
     names = ("actual_status", "intended_status", "cur_state", "next_state")
-    assert _instance({"id": 1, **dict(zip(names, states, strict=True))}).broken is broken
+    assert _instance({"id": 1, **dict(zip(names, states, strict=True))}).is_broken is broken

@@ -264,7 +264,7 @@ class Schedule:
         """No run may have cost more than its limit, a little time of each of its machines aside."""
         rows = {row.key: row for row in self.ledger.since(0)}
         spent: dict[str, float] = {}
-        for entry in self.world.account.settled():
+        for entry in self.world.account.settle():
             if (
                 entry.event == "billed"
                 and (row := rows.get(entry.mark.rpartition("-")[2])) is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runner.language import document, parse
-from runner.planning.roots import from_root, rooted
+from runner.planning.roots import from_root, move_root
 
 RECIPE = b"""\
 recipe: t@1
@@ -44,7 +44,9 @@ def test_only_a_path_with_dots_in_front_begins_at_the_recipe(
 
 
 def test_every_path_of_a_recipe_below_the_root_begins_there() -> None:
-    recipe = rooted(parse.recipe(document.parse(RECIPE, "t.yaml")), "/repo/configs/t.yaml", "/repo")
+    recipe = move_root(
+        parse.recipe(document.parse(RECIPE, "t.yaml")), "/repo/configs/t.yaml", "/repo"
+    )
     step = recipe.steps["a"]
     assert (
         recipe.home == "/repo"
@@ -69,4 +71,4 @@ def test_every_path_of_a_recipe_below_the_root_begins_there() -> None:
 @pytest.mark.parametrize("source", ["/elsewhere/t.yaml", "/repo-2/t.yaml"])
 def test_a_recipe_from_outside_keeps_its_folder(source: str) -> None:
     recipe = parse.recipe(document.parse(RECIPE, source))
-    assert rooted(recipe, source, "/repo") is recipe
+    assert move_root(recipe, source, "/repo") is recipe

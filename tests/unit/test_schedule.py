@@ -19,8 +19,8 @@ from runner.planning.schedule import (
     State,
     Task,
     backoff,
+    budget_used,
     priorities,
-    spent,
     word,
 )
 
@@ -43,7 +43,7 @@ class World:
     log: list[Move] = field(default_factory=list)
 
     def scheduler(self) -> Scheduler:
-        used = {id: spent(reasons) for id, reasons in self.reasons.items()}
+        used = {id: budget_used(reasons) for id, reasons in self.reasons.items()}
         return Scheduler(
             self.tasks,
             CAPACITY,
@@ -98,7 +98,7 @@ class World:
         if not self.store(list(scheduler.opening), crash_at):
             return None
         for _ in range(10_000):
-            if scheduler.finished:
+            if scheduler.is_finished:
                 assert scheduler.states() == {
                     task.id: self.states.get(task.id, State.WAITING) for task in self.tasks
                 }
@@ -216,7 +216,7 @@ def test_any_interruption_ends_and_what_is_final_stays(world: World, actions: li
         elif what == "end" and now[State.RUNNING]:
             moves = scheduler.end(now[State.RUNNING][0], world.outcome(now[State.RUNNING][0]))
         elif what == "gone" and (made := now[State.DONE] + now[State.FRESH]):
-            moves = scheduler.gone(made[0], "blob is gone")
+            moves = scheduler.lose(made[0], "blob is gone")
             before.pop(made[0])
         elif what == "adopt" and now[State.QUEUED] and not asked:
             moves = scheduler.adopt(now[State.QUEUED][0], "made elsewhere")
@@ -239,7 +239,7 @@ def test_any_interruption_ends_and_what_is_final_stays(world: World, actions: li
     for id, state in scheduler.states().items():
         if state is State.RUNNING:
             scheduler.end(id, Outcome(False, "stopped"))
-    assert scheduler.finished
+    assert scheduler.is_finished
 
 
 def run(scheduler: Scheduler, *ids: str) -> None:
@@ -264,7 +264,7 @@ def test_the_two_budgets_never_mix() -> None:
         assert s.state("a") is state
         if state is State.QUEUED:
             s.start("a")
-    assert spent(["lost", "exit", "stopped", "oom", "preempted"]) == Spent(
+    assert budget_used(["lost", "exit", "stopped", "oom", "preempted"]) == Spent(
         failures=2, preemptions=2
     )
 
@@ -291,7 +291,10 @@ def test_a_failure_blocks_everything_below_it_however_deep() -> None:
     run(s, "s0")
     moves = s.end("s0", Outcome(False))
     assert (
-        len(moves) == n and s.counts[State.BLOCKED] == n - 1 and s.finished and s.result == "FAILED"
+        len(moves) == n
+        and s.counts[State.BLOCKED] == n - 1
+        and s.is_finished
+        and s.result == "FAILED"
     )
     assert moves[1].reason == "needs s0"
 
@@ -341,7 +344,7 @@ def test_an_allowed_failure_lets_the_steps_below_go_on_and_the_run_complete() ->
     run(s, "a")
     s.end("a", Outcome(False))
     s.judge("b", "fresh")
-    assert s.finished and s.result == "COMPLETED"
+    assert s.is_finished and s.result == "COMPLETED"
 
 
 def test_bytes_that_are_gone_put_the_steps_below_back_even_one_that_is_retried() -> None:
@@ -349,7 +352,7 @@ def test_bytes_that_are_gone_put_the_steps_below_back_even_one_that_is_retried()
     s.judge("a", "fresh")
     s.judge("b", "run")
     run(s, "c")
-    assert {m.id: m.after for m in s.gone("a", "blob missing")} == {
+    assert {m.id: m.after for m in s.lose("a", "blob missing")} == {
         "a": "QUEUED",
         "b": "WAITING",
         "d": "WAITING",

@@ -47,7 +47,7 @@ from drivers.slurm import Slurm, _End
 def test_what_slurm_complains_of_says_what_to_do(
     program: str, words: str, kind: type[DriverError], said: str
 ) -> None:
-    error = commands.refused(program, f"{program} ended with 1: {words}", ["main", "short"])
+    error = commands.why_refused(program, f"{program} ended with 1: {words}", ["main", "short"])
     assert type(error) is kind and said in str(error)
 
 
@@ -93,9 +93,10 @@ def test_nodes_that_are_down_are_not_offered_and_the_default_partition_comes_fir
 
 def test_a_node_that_lacks_something_is_a_persons_affair_and_another_end_is_a_lost_host() -> None:
     assert isinstance(
-        commands.ended("7", "JobId=7 JobState=FAILED Reason=NonZeroExitCode ExitCode=93:0"), Denied
+        commands.why_ended("7", "JobId=7 JobState=FAILED Reason=NonZeroExitCode ExitCode=93:0"),
+        Denied,
     )
-    lost = commands.ended("7", "JobId=7 JobState=TIMEOUT Reason=TimeLimit ExitCode=0:15")
+    lost = commands.why_ended("7", "JobId=7 JobState=TIMEOUT Reason=TimeLimit ExitCode=0:15")
     assert (
         isinstance(lost, HostLost)
         and str(lost) == "job 7 of Slurm is over: its walltime ended (TIMEOUT, TimeLimit)"
@@ -126,7 +127,7 @@ def test_accounting_says_how_a_job_ended_where_there_is_any(
     story: str, record: str, said: str
 ) -> None:
     """Recorded from slurmdbd 22.05; without it, or before it knows, the controller's word stands."""
-    assert said in str(commands.ended("7", story, record, {"1000": "ann"}.__getitem__))
+    assert said in str(commands.why_ended("7", story, record, {"1000": "ann"}.__getitem__))
 
 
 def test_settings_that_fight_the_drivers_own_are_named() -> None:
@@ -240,7 +241,7 @@ def test_an_allocation_is_as_large_as_what_runs_at_once_unless_settings_say_it(
 ) -> None:
     driver, wish = Slurm(**settings), Wish(together=together)
     assert (
-        driver._asked(driver._share(Resources(cpus=16, memory=64 << 30, gpus=8), wish), wish)
+        driver._requested(driver._share(Resources(cpus=16, memory=64 << 30, gpus=8), wish), wish)
         == asked
     )
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.paths import glob
-from runner.storage.content.files import Entry, Identity, settled, tree_id
+from runner.storage.content.files import Entry, Identity, is_settled, tree_id
 
 ENTRY = st.builds(
     Entry, st.text(max_size=6), st.sampled_from("fxld"), st.integers(0, 9), st.text(max_size=6)
@@ -26,9 +26,9 @@ def test_no_digest_is_remembered_that_was_begun_in_the_tick_of_the_last_change(
 ) -> None:
     found = Identity(1, 1, 1, mtime, ctime)
     if at <= max(mtime, ctime) + 10_000_000:
-        assert not settled(found, at)
+        assert not is_settled(found, at)
     if at > max(mtime, ctime) + 2_000_000_000:
-        assert settled(found, at)
+        assert is_settled(found, at)
 
 
 def test_a_star_stays_within_a_name_and_two_do_not() -> None:

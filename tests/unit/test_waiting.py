@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from runner.planning.waiting import Taker, Wait, Waiting, WaitKind, explained
+from runner.planning.waiting import Taker, Wait, Waiting, WaitKind, explain_waits
 
 NOW = 1000.0
 RUN = Waiting("r1", due=1.0, driver="local", user="ann", recipe="a@1")
@@ -15,11 +15,11 @@ RUN = Waiting("r1", due=1.0, driver="local", user="ann", recipe="a@1")
 def kinds(
     runs: Sequence[Waiting], takers: Sequence[Taker], worked_on: Sequence[Waiting] = ()
 ) -> list[str]:
-    return [str(wait.kind) for wait in explained(runs, takers, worked_on, NOW)]
+    return [str(wait.kind) for wait in explain_waits(runs, takers, worked_on, NOW)]
 
 
 def only(run: Waiting, *takers: Taker, worked_on: Sequence[Waiting] = ()) -> Wait:
-    (found,) = explained([run], takers, worked_on, NOW)
+    (found,) = explain_waits([run], takers, worked_on, NOW)
     return found
 
 
@@ -54,7 +54,7 @@ def test_higher_priorities_are_first_then_what_has_been_due_longest() -> None:
         RUN._replace(run="tomorrow", due=NOW + 9, priority=5),
         RUN._replace(run="mine", due=None, priority=9),
     ]
-    found = explained(runs, [], [], NOW)
+    found = explain_waits(runs, [], [], NOW)
     assert [wait.run for wait in found] == ["urgent", "early", "late", "tomorrow", "mine"]
     assert [wait.position for wait in found] == [1, 2, 3, 4, 5]
 

@@ -43,7 +43,7 @@ def _above(found: Survey, n: int) -> str:
 def missing(ws: Workspace, found: Survey, n: int) -> list[tuple[str, str]]:
     """What a step is said to need from the disk and cannot have: the path, and what is wrong with it."""
     from ...planning.patterns import AUTO, decode_pattern
-    from ...storage.sources import wanted
+    from ...storage.sources import match_files
 
     node, facts = found.plan.nodes[n], found.facts
     absent = "does not exist"
@@ -73,9 +73,9 @@ def missing(ws: Workspace, found: Survey, n: int) -> list[tuple[str, str]]:
         if source.kind != "path":
             continue
         path = ws.absolute(source.address)
-        if facts.takes.get(source.asked) is None:
+        if facts.takes.get(source.lookup_key) is None:
             wrong.append((source.address, absent))
-        elif path.is_dir() and source.only and not wanted(str(path), source.only):
+        elif path.is_dir() and source.only and not match_files(str(path), source.only):
             wrong.append((source.address, f"holds no {' or '.join(source.only)}"))
         elif path.is_dir() and not any(files for _, _, files in os.walk(path, followlinks=True)):
             wrong.append((source.address, "is an empty folder"))

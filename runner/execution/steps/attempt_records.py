@@ -73,7 +73,7 @@ class AttemptRecords:
             output.name: output.path for output in attempt.node.outputs if output.name in trees
         }
         text = attempt_result.read_head_and_tail(attempt.log, self._commits.masker)
-        return [*links.printed(id, text, paths), *boards]
+        return [*links.find_links(id, text, paths), *boards]
 
     def store(
         self,

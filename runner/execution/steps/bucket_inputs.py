@@ -51,7 +51,7 @@ class BucketInputs:
         """Let a host have the inputs of a step that come from buckets, as far as it can.  Raises what `HostStore.pull` does."""
         for taken in node.takes:
             if taken.in_bucket and place.folder.pulls:
-                identity = str(self._survey.facts.takes[taken.asked])
+                identity = str(self._survey.facts.takes[taken.lookup_key])
                 note = (
                     self._ws.home
                     / "cache"
@@ -87,9 +87,9 @@ class BucketInputs:
         return content
 
     def _listed(self, taken: Source, identity: str) -> Signed | None:
-        from ...storage.signed import listed
+        from ...storage.signed import sign_objects
 
-        return listed(self._ws, taken.address, identity, taken.only, secret=self._secret)
+        return sign_objects(self._ws, taken.address, identity, taken.only, secret=self._secret)
 
     def _known(self, taken: Source, identity: str, note: Path) -> tuple[str, int]:
         """What an input was when it was had last, and its bytes; empty, and -1, where that is not known."""

@@ -14,7 +14,7 @@ from ...hosts.place.place import Place
 from ...hosts.place.staging import Attempt as AttemptDirectory
 from ...language.template import StatePath
 from ...planning import judge as judging
-from ...planning.secret_values import Passed, given, passed
+from ...planning.secret_values import Passed, secrets_set, variables_passed
 from ...planning.step import StepSpec
 from ...secrets import passwords
 from ...storage.workspace import Workspace
@@ -98,7 +98,7 @@ class CommandBuilder:
         image = self._environments.container_image(spec, place)
         devices = attempt.place.capacity.share(seat.rank, attempt.devices)
         inherited = self._inherited_by(spec, place, image)
-        secrets = (*inherited.secrets, *given(spec, self._ws.environ))
+        secrets = (*inherited.secrets, *secrets_set(spec, self._ws.environ))
         command = Command(
             argv,
             paths.cwd,
@@ -153,9 +153,9 @@ class CommandBuilder:
         env = {**inherited, "RECIPE_STEP": attempt.id}
         # A container that is given some GPUs sees no other, and counts them anew.
         if gpus is not None and not (image and gpus):
-            from drivers.devices import assigned
+            from drivers.devices import device_variables
 
-            env |= assigned(devices, env)
+            env |= device_variables(devices, env)
         if not image and seat.python != place.python:
             env["PATH"] = f"{os.path.dirname(seat.python)}:{env['PATH']}"
         env |= self._training_env_of(attempt, seat)
@@ -212,7 +212,7 @@ class CommandBuilder:
         known = self._inherited.get(asked)
         if known is not None:
             return known
-        more = passed(spec, self._env_files.values(spec.env_files), self._ws.environ)
+        more = variables_passed(spec, self._env_files.values(spec.env_files), self._ws.environ)
         if image:
             from ...hosts.containers import base_env
 

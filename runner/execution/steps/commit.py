@@ -389,7 +389,7 @@ class GroupCommit:
 
     def _store(self, landed: Callable[[], None] | None) -> _Group:
         group, state = self._next, self._next.state
-        tiny, logs = self.ws.objects.tiny.unstored()
+        tiny, logs = self.ws.objects.tiny.take_unstored()
         group.tiny |= tiny
         group.logs += logs
         steps = self._steps_of(group)

@@ -194,7 +194,7 @@ class Stopper:
         if self._commits.busy or (version := runs.news()) == self._seen:
             return
         try:
-            request = runs.requested(self._commits.run, self._commits.fence)
+            request = runs.take_request(self._commits.run, self._commits.fence)
         except Busy:  # the run is another worker's by now, and so is what runs
             return self._leave()
         self._seen = version

@@ -61,7 +61,7 @@ class PlanGrowth:
         new = wanted - known | wanted & survey.aside
         survey.aside -= new
         if survey.begin:
-            survey.forced |= {plan.nodes[n].id for n in plan.after(plan.named(survey.begin))}
+            survey.forced |= {plan.nodes[n].id for n in plan.after(plan.nodes_named(survey.begin))}
         self._commits.expanded(fresh, len(new))
         self.add(new | self._publish_new_targets(published_before) & wanted)
 

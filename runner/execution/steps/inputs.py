@@ -13,7 +13,7 @@ from ...planning.plan import Node
 from ...planning.step import StepSpec
 from ...storage.content.files import Content
 from ...storage.content.inputs import StoredInputs
-from ...storage.sources import chosen, fetch
+from ...storage.sources import fetch, identify_files
 from ...storage.workspace import Workspace
 from .commit import GroupCommit
 from .environments import StepEnvironments
@@ -48,11 +48,11 @@ class InputStager:
         for at, content, source, name, group in self._declared(node):
             add(at, content, source, name, copy=not group, group=group)
         for url, commit, at in spec.git:
-            from ...storage.git_checkout import checkout, located
+            from ...storage.git_checkout import checkout, locate
 
             checkout(
                 self._ws,
-                located(url, self._steps.plan.homes[node.home]),
+                locate(url, self._steps.plan.homes[node.home]),
                 commit,
                 Path(directory.target_of(at)),
             )
@@ -61,24 +61,30 @@ class InputStager:
             if kind == "path":
                 source = str(self._ws.absolute(address))
                 if only and os.path.isdir(source):
-                    identity, contents = chosen(cache, source, only)
+                    identity, contents = identify_files(cache, source, only)
                     for path in contents:
                         each = f"{source}/{path}"
                         add(each, contents[path], each, f"{name}/{path}", group=name)
-                    if identity != self._steps.facts.takes[taken.asked]:
+                    if identity != self._steps.facts.takes[taken.lookup_key]:
                         directory.doubtful.append(
                             source
                         )  # one came, went or changed since the key was made
                     continue
-                add(source, self._steps.facts.takes[taken.asked], source, name)
+                add(source, self._steps.facts.takes[taken.lookup_key], source, name)
             elif (
                 kind != "stream" and name not in directory.objects
             ):  # else its host has it from its bucket
                 source = str(
-                    fetch(self._ws, kind, address, str(self._steps.facts.takes[taken.asked]), only)
+                    fetch(
+                        self._ws,
+                        kind,
+                        address,
+                        str(self._steps.facts.takes[taken.lookup_key]),
+                        only,
+                    )
                 )
                 if address in self._ws.addresses:
-                    self._ws.store.runs.opened(self._commits.run, address)
+                    self._ws.store.runs.forget_opener(self._commits.run, address)
                 add(source, None, source, name)
         for producer, output, name, below in node.upstream:
             made = self._steps.made[producer].outputs.get(output)

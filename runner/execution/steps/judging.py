@@ -198,7 +198,7 @@ class Judge:
         """Whether a step that could be judged waits for the shared store, or for another step."""
         if self._downloads is None:
             return False
-        if self._downloads.awaited(id):
+        if self._downloads.is_awaited(id):
             return True
         # These were found to have to run again.
         others = self._waits_for.get(id, ())

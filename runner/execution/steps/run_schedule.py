@@ -106,7 +106,7 @@ class RunSchedule:
 
     def make_again(self, id: str, reason: str) -> None:
         """The bytes of a FRESH or DONE step are gone: it runs again."""
-        self._journal.record(self._scheduler.gone(id, reason))
+        self._journal.record(self._scheduler.lose(id, reason))
 
     def extend(self, tasks: Iterable[Task]) -> None:
         """Add steps to the run, or replace those that still wait."""
@@ -167,12 +167,12 @@ class RunSchedule:
     @property
     def starts_nothing(self) -> bool:
         """Whether nothing new starts: of a run that is paused or ends."""
-        return self._scheduler.held
+        return self._scheduler.is_held
 
     @property
     def is_finished(self) -> bool:
         """Whether every step is final."""
-        return self._scheduler.finished
+        return self._scheduler.is_finished
 
     @property
     def result(self) -> RunState:

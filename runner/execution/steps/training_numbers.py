@@ -152,7 +152,7 @@ class _Reports:
         before, warned = dict(self._values), len(self._warnings)
         for point in points:
             shown = self._masker.value(point) if self._masker else point
-            if not self.diverged and (words := metrics.diverged(shown)):
+            if not self.diverged and (words := metrics.find_divergence(shown)):
                 self.diverged = words
                 self._warn(words)
             for name, value in shown.items():

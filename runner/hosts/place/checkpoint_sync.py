@@ -452,7 +452,7 @@ class CheckpointPruner:
         settled, self._newest = newest == self._newest, newest
         good = [
             name
-            for name, verdict in checkpoints.judged(self._folder, self._pattern)
+            for name, verdict in checkpoints.judge_checkpoints(self._folder, self._pattern)
             if verdict.ok and (settled or name != next(iter(there)))
         ]
         sizes = {name: _total(listing) for name, listing in there.items()}
@@ -565,7 +565,7 @@ def _whole(state: StateFolder) -> dict[str, Listing]:
         return _listings(state.here, None)
     return {
         name: _listing(state.here / name)
-        for name, verdict in checkpoints.judged(state.here, state.pattern)
+        for name, verdict in checkpoints.judge_checkpoints(state.here, state.pattern)
         if verdict.ok
     }
 

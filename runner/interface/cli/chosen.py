@@ -218,7 +218,7 @@ def makers(ws: Workspace, row: RunRow, word: str) -> list[AttemptRow]:
 def find_nodes(found: Survey, word: str) -> list[int]:
     """The nodes that a word names: a step, all instances of a matrix step, or all steps of one that uses another recipe."""
     nodes = found.plan.nodes
-    if chosen := found.plan.named(word):
+    if chosen := found.plan.nodes_named(word):
         return sorted(chosen)
     for pending in found.plan.pending:
         if word == pending.step or word.startswith(f"{pending.step}["):

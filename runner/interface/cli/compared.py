@@ -4,82 +4,81 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from ..differences import ASPECTS, Manifest, Ran, all_of, as_json, compare, values
-from ..tail import named
+from ...api.differences import ASPECTS, Differences, StepDifference
+from ..differences import all_of, as_json
+from ..tail import named, shown, span
+from .one_run import moment_of
+from .overview import overview
+
+if TYPE_CHECKING:
+    from ...api.values import Status
 
 _LISTED, _STEPS = 10, 50
 """Steps that only one run has, and that differ, which are listed."""
 
 
-class Compared(NamedTuple):
-    """A run that is compared with another."""
-
-    head: str
-    inputs: Mapping[str, object]
-    ran: Mapping[str, Ran]
-    facts: Mapping[str, object]
-    """What `--json` prints of it."""
-
-
-def tell(a: Compared, b: Compared, held: Manifest, args: argparse.Namespace) -> None:
+def tell(a: Status, b: Status, found: Differences, args: argparse.Namespace) -> None:
     """Print what differs between two runs."""
-    inputs, steps = values(a.inputs, b.inputs), compare(a.ran, b.ran)
     if args.json:
-        differences = [
-            {
-                "id": step.id,
-                "states": list(step.states),
-                "only": step.only or None,
-                "changes": {
-                    name: [as_json(change, held) for change in changes]
-                    for name, changes in step.changes.items()
-                },
-            }
-            for step in steps
-        ]
-        print(
-            json.dumps(
-                {
-                    "a": a.facts,
-                    "b": b.facts,
-                    "inputs": [as_json(change, held) for change in inputs],
-                    "steps": differences,
-                },
-                indent=2,
-            )
-        )
+        facts = {"a": overview(a), "b": overview(b), **_facts(found)}
+        print(json.dumps(facts, indent=2))
         return
-    for letter, run in (("A", a), ("B", b)):
-        print(f"{letter}  {run.head}")
-    lines = ["inputs", *all_of(inputs, held, "  ")] if inputs else []
+    print(f"A  {_head(a)}\nB  {_head(b)}")
+    lines = ["inputs", *all_of(found.inputs, "  ")] if found.inputs else []
+    lines += _of_steps(found.steps, all=bool(args.verbose))
+    print("\n".join(lines) if lines else "nothing differs in what both ran")
+    for letter, other in (("A", "B"), ("B", "A")):
+        only = [step.id for step in found.steps if step.only == letter]
+        if only:
+            more = f" and {len(only) - _LISTED} more" if len(only) > _LISTED else ""
+            ids = named(", ".join(only[:_LISTED]))
+            print(f"only in {letter}, fresh in {other} or no part of it: {ids}{more}")
+
+
+def _facts(found: Differences) -> dict[str, object]:
+    steps = [
+        {
+            "id": step.id,
+            "states": list(step.states),
+            "only": step.only or None,
+            "changes": {
+                name: [as_json(change) for change in changes]
+                for name, changes in step.changes.items()
+            },
+        }
+        for step in found.steps
+    ]
+    return {"inputs": [as_json(change) for change in found.inputs], "steps": steps}
+
+
+def _head(run: Status) -> str:
+    """A run on one line."""
+    seconds = overview(run)["seconds"]
+    took = f" in {span(seconds)}" if seconds is not None else ""
+    tally = f"{run.counts.ran} ran, {run.counts.fresh} fresh, {run.counts.failed} failed"
+    return f"{run.id}  {shown(run.recipe)}  {moment_of(run.created)}  {run.word}{took}: {tally}"
+
+
+def _of_steps(steps: Sequence[StepDifference], *, all: bool) -> list[str]:
+    """What differs of the steps that both have."""
     differing = [
         step
         for step in steps
         if not step.only and (step.changes or step.states[0] != step.states[1])
     ]
-    listed = differing if args.verbose else differing[:_STEPS]
+    listed = differing if all else differing[:_STEPS]
+    lines = []
     for step in listed:
-        lines.append(
-            named(step.id)
-            + (
-                f"  {step.states[0]} -> {step.states[1]}"
-                if step.states[0] != step.states[1]
-                else ""
-            )
+        moved = (
+            f"  {step.states[0]} -> {step.states[1]}" if step.states[0] != step.states[1] else ""
         )
+        lines.append(named(step.id) + moved)
         for name in ASPECTS:
             changes = step.changes.get(name, ())
-            lines += [f"  {name}", *all_of(changes, held, "    ")] if changes else []
+            lines += [f"  {name}", *all_of(changes, "    ")] if changes else []
     if len(differing) > len(listed):
         lines.append(f"… and {len(differing) - len(listed)} more steps differ (-v shows all)")
-    print("\n".join(lines) if lines else "nothing differs in what both ran")
-    for letter, other in (("A", "B"), ("B", "A")):
-        only = [step.id for step in steps if step.only == letter]
-        if only:
-            more = f" and {len(only) - _LISTED} more" if len(only) > _LISTED else ""
-            print(
-                f"only in {letter}, fresh in {other} or no part of it: {named(', '.join(only[:_LISTED]))}{more}"
-            )
+    return lines

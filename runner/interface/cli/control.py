@@ -14,7 +14,7 @@ from ...api import requests
 from ...api.outcomes import Outcome
 from ...errors import Busy, Invalid, Problem
 from ...execution.terms import choice_of_run, request_of_run, settings_of_run
-from ...planning.ids import stored
+from ...planning.ids import stored_form
 from ...storage.records.runs import FINAL
 from ..handle.here import Here
 from ..tail import shown
@@ -90,7 +90,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             parser.add_argument(
                 "--from",
                 dest="begin",
-                type=stored,
+                type=stored_form,
                 metavar="STEP",
                 help="Rerun STEP and all downstream steps, ignoring cached results",
             )

@@ -99,7 +99,7 @@ def draw(found: Survey) -> dict[str, Box]:
         known = [
             name[found.plan.nodes[n].id]
             for need in step.needs
-            for n in sorted(found.plan.named(need))
+            for n in sorted(found.plan.nodes_named(need))
         ]
         others = [
             other.shown for need in step.needs for other in found.later if need in names(other.id)

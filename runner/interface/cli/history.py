@@ -6,35 +6,40 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypedDict
+from collections.abc import Sequence
+from contextlib import closing
+from itertools import islice
+from typing import TYPE_CHECKING, Final
 
-from ...api.finding import find_run
-from ...api.logs import parts
+from ...api.runs import TRIED
 from ...errors import NotFound, did_you_mean
-from ...planning.ids import names, readable, stored
-from ...survey.comparison import matrix_values
-from ...survey.input_manifests import load_manifest
-from .. import costs
-from ..differences import Ran
+from ...planning.ids import names, readable, stored_form
+from ...planning.waiting import WaitKind
+from ..handle import core
+from ..handle.here import Here
+from ..handle.shells import given, runs_of
+from ..handle.transport import Listing, LogPart
 from ..logs import Follower, for_stdout, show
 from ..tables import aligned
 from ..tail import shown, span
-from .chosen import has_run, makers, moment, near_step, opened, recipe_of
-from .compared import Compared, tell
+from .chosen import has_run, makers, near_step
+from .compared import tell
 from .flags import JSON_HELP, positive
+from .one_run import moment_of
+from .overview import overview
+from .places import looked_at, recipe_at, whereabouts
 
 if TYPE_CHECKING:
-    from ...planning.run_view import RunView
-    from ...storage.records.runs import RunRow
-    from ...storage.records.store import Store
-    from ...storage.workspace import Workspace
+    from ...api.values import Status
+    from ..handle.core import Attempt
+    from ..handle.transport import Transport
     from ..logs import Writer
+
 
 _NEAR, _ALL = 1000, 1_000_000
 """The latest runs are looked at first, then all."""
-_TRIED = 6
-"""Values of a sweep that are shown."""
+BROKEN: Final = ("FAILED", "ACTIVE", "QUEUED")
+"""States of runs among which are those that failed, or have lost their worker."""
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -104,259 +109,148 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.server:
-        from . import there
-
-        return there.run(args)
-    with opened(args.workspace) as ws:
-        return {"runs": _runs, "logs": _logs, "diff": _diff}[args.verb](ws, args)
+    with closing(looked_at(args)) as place:
+        return {"runs": _runs, "logs": _logs, "diff": _diff}[args.verb](place, args)
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------------------------------------
 
 
-def _runs(ws: Workspace, args: argparse.Namespace) -> int:
-    chosen = args.recipe is not None or args.failed or args.tag is not None
-    recipe = recipe_of(ws, args.location, args.recipe) if args.recipe is not None else None
-    overviews: list[RunOverview] = []
-    for last in (max(_NEAR, args.last), _ALL) if chosen else (args.last,):
-        rows = ws.store.runs.latest(recipe=recipe, last=last)
-        overviews = _overviews(
-            ws,
-            [row for row in rows if args.tag is None or args.tag in tags(row)],
-            failed=args.failed,
-        )[: args.last]
-        if len(overviews) == args.last or len(rows) < last:
-            break
+def _runs(place: Transport, args: argparse.Namespace) -> int:
+    recipe = recipe_at(place, args) if args.recipe is not None else ""
+    chosen = bool(recipe or args.failed or args.tag is not None)
+    listing = Listing(
+        _ALL if args.failed else args.last,
+        BROKEN if args.failed else (),
+        recipe,
+        tag=args.tag or "",
+    )
+    rows = (row for row in runs_of(place, listing) if not args.failed or _is_broken(row))
+    found = [*islice(rows, args.last)]
     if args.json:
-        print(json.dumps(overviews, indent=2))
-        return 0
-    if not overviews:
-        print(
-            "there is no such run here" if chosen else "nothing was run here yet", file=sys.stderr
-        )
-        return 0
-    table: list[tuple[str, ...]] = [
-        (
-            "RUN",
-            "BEGAN",
-            "STATE",
-            "RAN",
-            "FRESH",
-            "FAILED",
-            "TIME",
-            "COST",
-            "RECIPE",
-            "INPUTS",
-            "LABEL",
-        )
-    ]
-    for item in overviews:
-        counts = item["steps"]
-        took = span(item["seconds"]) if item["seconds"] is not None else ""
-        given = " ".join(
-            [
-                *([f"--preset {item['preset']}"] if item["preset"] else []),
-                *(f"{k}={v}" for k, v in item["given"].items()),
-                *(_axes(ws, item["id"]) if "-sweep@" in item["recipe"] else ()),
-            ]
-        )
-        numbers = (str(counts["ran"]), str(counts["fresh"]), str(counts["failed"]))
-        label = " ".join(
-            filter(
-                None,
-                [
-                    item["name"],
-                    *(f"#{tag}" for tag in item["tags"]),
-                    item["note"] and f"({item['note']})",
-                ],
-            )
-        )
-        cost = f"${item['usd']:.2f}" if item["usd"] else ""
-        table.append(
-            (
-                item["id"],
-                moment(item["created"]),
-                _standing(item),
-                *numbers,
-                took,
-                cost,
-                item["recipe"],
-                shown(given),
-                shown(label),
-            )
-        )
-    if not any(row[-1] for row in table[1:]):
-        table = [row[:-1] for row in table]
-    if not any(item["usd"] for item in overviews):
-        table = [(*row[:7], *row[8:]) for row in table]
-    print("\n".join(aligned(table, range(3, 8 if any(item["usd"] for item in overviews) else 7))))
+        print(json.dumps([overview(row) for row in found], indent=2))
+    elif found:
+        print("\n".join(_table(found)))
+    else:
+        where = whereabouts(place)
+        none = f"there is no such run {where}" if chosen else f"nothing was run {where} yet"
+        print(none, file=sys.stderr)
     return 0
 
 
-def _overviews(ws: Workspace, rows: Sequence[RunRow], *, failed: bool) -> list[RunOverview]:
-    spent = costs.of_runs(row.id for row in rows)
-    views = ws.run_views.summaries(rows)
-    overviews = [overview(row, view, spent[row.id]) for row, view in zip(rows, views, strict=True)]
-    return [
-        item for item in overviews if not failed or item["state"] in ("FAILED", "NEEDS_RECOVERY")
+def _is_broken(row: Status) -> bool:
+    return row.state == "FAILED" or row.word == "NEEDS_RECOVERY"
+
+
+COLUMNS: Final = (
+    "RUN", "BEGAN", "STATE", "RAN", "FRESH", "FAILED", "TIME", "COST", "RECIPE", "INPUTS", "USER", "LABEL",
+)  # fmt: skip
+SOMETIMES: Final = frozenset({"COST", "USER", "LABEL"})
+"""Columns that are left out where nothing is in them."""
+RIGHT: Final = frozenset({"RAN", "FRESH", "FAILED", "TIME", "COST"})
+
+
+def _table(found: Sequence[Status]) -> list[str]:
+    """Runs, a line each."""
+    users = {row.user for row in found}
+    rows = [_cells(row, several=len(users) > 1) for row in found]
+    shown_columns = [
+        name for name in COLUMNS if name not in SOMETIMES or any(row[name] for row in rows)
     ]
+    right = [n for n, name in enumerate(shown_columns) if name in RIGHT]
+    return aligned([shown_columns, *([row[name] for name in shown_columns] for row in rows)], right)
 
 
-def _standing(item: RunOverview) -> str:
-    """The state of a run, and how far it is."""
-    percent = item["progress"]["percent"]
-    return f"{item['state']} {percent:.0f}%" if percent and item["ended"] is None else item["state"]
-
-
-def tags(row: RunRow) -> list[str]:
-    """The tags that a run was begun with."""
-    found = row.data.get("tags")
-    return [str(tag) for tag in found] if isinstance(found, list) else []
-
-
-class StepCounts(TypedDict):
-    """How many steps of a run came to which end."""
-
-    ran: int
-    fresh: int
-    failed: int
-    other: int
-
-
-class ProgressOverview(TypedDict):
-    """How far a run is, as `--json` prints it."""
-
-    step: int
-    total: int | None
-    percent: float | None
-    eta: float | None
-
-
-class RunOverview(TypedDict):
-    """A run as `--json` prints it.  Times are in seconds."""
-
-    id: str
-    name: str
-    tags: list[str]
-    note: str
-    recipe: str
-    created: float
-    ended: float | None
-    seconds: float | None
-    state: str
-    failure: str
-    reason: str
-    progress: ProgressOverview
-    steps: StepCounts
-    usd: float
-    given: Mapping[str, object]
-    preset: str | None
-    inputs: Mapping[str, object]
-
-
-def overview(row: RunRow, view: RunView, usd: float = 0.0) -> RunOverview:
-    """A run for programs, which cost so many US dollars; the table shows a part of it."""
-    asked = row.data.get("asked")
-    asked = asked if isinstance(asked, dict) else {}
-    ends = {"ran": "DONE", "fresh": "FRESH", "failed": "FAILED"}
-    counts = {name: view.counts.get(state, 0) for name, state in ends.items()}
-    step, total, percent, eta = view.progress
+def _cells(row: Status, *, several: bool) -> dict[str, str]:
+    """What the table shows of a run; its user if there are `several`."""
+    took = overview(row)["seconds"]
+    words = [*([row.name] if row.name else []), *(f"#{tag}" for tag in row.tags)]
+    words += [f"({row.note})"] if row.note else []
+    given = [*([f"--preset {row.preset}"] if row.preset else [])]
+    given += [f"{name}={value}" for name, value in row.given.items()]
+    given += [_axis(name, values) for name, values in row.tried.items()]
     return {
-        "id": row.id,
-        "name": str(row.data.get("name", "")),
-        "tags": tags(row),
-        "note": str(row.data.get("note", "")),
-        "recipe": row.recipe,
-        "created": row.created,
-        "ended": row.ended,
-        "seconds": row.ended - row.created if row.ended is not None else None,
-        "state": view.word,
-        "failure": row.failure,
-        "reason": row.reason,
-        "progress": {"step": step, "total": total, "percent": percent, "eta": eta},
-        "steps": {
-            "ran": counts["ran"],
-            "fresh": counts["fresh"],
-            "failed": counts["failed"],
-            "other": sum(view.counts.values()) - sum(counts.values()),
-        },
-        "usd": usd,
-        "given": asked.get("inputs", {}),
-        "preset": asked.get("preset"),
-        "inputs": dict(row.inputs),
+        "RUN": row.id,
+        "BEGAN": moment_of(row.created),
+        "STATE": _standing(row),
+        "RAN": str(row.counts.ran),
+        "FRESH": str(row.counts.fresh),
+        "FAILED": str(row.counts.failed),
+        "TIME": span(took) if took is not None else "",
+        "COST": f"${row.cost:.2f}" if row.cost else "",
+        "RECIPE": shown(row.recipe),
+        "INPUTS": shown(" ".join(given)),
+        "USER": shown(row.user) if several else "",
+        "LABEL": shown(" ".join(words)),
     }
 
 
-def _axes(ws: Workspace, run: str) -> list[str]:
-    """The values that a sweep tried, by input."""
-    found: dict[str, dict[str, None]] = {}
-    for id in ws.store.runs.steps(run):
-        for name, value in matrix_values(id.partition("/")[0]).items():
-            found.setdefault(name, {})[value] = None
-    more = ",…" if any(len(values) > _TRIED for values in found.values()) else ""
-    return [f"{name}={','.join([*values][:_TRIED])}{more}" for name, values in found.items()]
+def _axis(name: str, values: Sequence[str]) -> str:
+    """The values of one input that a sweep tried."""
+    more = ",…" if len(values) > TRIED else ""
+    return f"{name}={','.join(values[:TRIED])}{more}"
+
+
+def _standing(row: Status) -> str:
+    """The state of a run, and how far it is."""
+    percent = row.progress.percent
+    return f"{row.word} {percent:.0f}%" if percent and not row.ended else row.word
 
 
 # -- logs --------------------------------------------------------------------------------------------------------------------------------------------
 
 
-def _logs(ws: Workspace, args: argparse.Namespace) -> int:
-    row, step = _run_and_step(ws, args.run)
+def _logs(place: Transport, args: argparse.Namespace) -> int:
+    run, step = _run_and_step(place, args.run)
     writer = for_stdout()
     if args.follow and args.attempt is None:
-        return _follow(ws, row, step, writer, args.node)
-    found = parts(ws.store.runs.events(row.id), args.node)
-    chosen = [part for part in found if step is None or step in names(part.step)]
-    if step is not None and not chosen:
-        return _logs_of_makers(ws, args, row, step, writer)
-    if args.attempt is not None:
-        chosen = [part for part in chosen if part.number == args.attempt]
-        if not chosen:
-            raise NotFound(
-                f"there is no attempt {args.attempt} of {step if step is not None else 'any step'} in {row.id}"
-            )
-    else:
-        chosen = list({part.step: part for part in chosen}.values())
-    any_shown = show(ws, row.id, chosen, writer, _say, heads=step is None or len(chosen) > 1)
+        return _follow(place, run, step, writer, args.node)
+    chosen = _chosen(place, run, step, args)
+    if step and not chosen:
+        return _logs_of_others(place, args, run, step, writer)
+    any_shown = show(place, run, chosen, writer, _say, heads=not step or len(chosen) > 1)
     if not any_shown and not args.quiet:
         _say("nothing was printed")
     return 0
 
 
-def _logs_of_makers(
-    ws: Workspace, args: argparse.Namespace, row: RunRow, step: str, writer: Writer
+def _chosen(place: Transport, run: str, step: str, args: argparse.Namespace) -> list[LogPart]:
+    """The attempts whose logs were asked for: the last of each step, or those of a number.  Raises NotFound where there is no such attempt."""
+    found: list[Attempt] = []
+    going: dict[str, Attempt] = {}
+    for event in given(place, core.events(run, 0, False)):
+        core.hear(event, found, going, lambda id, _number: not step or step in names(id))
+    if args.attempt is None:
+        found = list({each.step: each for each in found}.values())
+    elif found:
+        found = [each for each in found if each.number == args.attempt]
+        if not found:
+            of = step or "any step"
+            raise NotFound(f"there is no attempt {args.attempt} of {of} in {run}")
+    return [LogPart(each.step, each.number, 0, False, args.node) for each in found]
+
+
+def _logs_of_others(
+    place: Transport, args: argparse.Namespace, run: str, step: str, writer: Writer
 ) -> int:
     """What the attempts printed whose results a run found: it did not begin the step itself."""
-    state = next(
-        (each.state for id, each in ws.store.runs.steps(row.id).items() if step in names(id)), ""
-    )
-    made = (
-        [attempt for attempt in makers(ws, row, step) if args.attempt in (None, attempt.n)]
-        if state in ("", "FRESH")
-        else []
-    )
+    steps = {each.id: each.state for each in place.run(run).steps}
+    state = next((each for id, each in steps.items() if step in names(id)), "")
+    made = []
+    if isinstance(place, Here) and state in ("", "FRESH"):
+        made = makers(place.ws, place.ws.store.runs.get(run), step)
+        made = [each for each in made if args.attempt in (None, each.n)]
+    if not made and state:
+        _say(f"{readable(step)} was not started: {state}")
+        return 0
     if not made:
-        if state:
-            _say(f"{readable(step)} was not started: {state}")
-            return 0
-        raise NotFound(
-            f'"{step}" did not run in {row.id}',
-            fix=near_step(step, list(ws.store.runs.steps(row.id))),
-        )
+        raise NotFound(f'"{step}" did not run in {run}', fix=near_step(step, list(steps)))
     any_shown = False
-    for run in dict.fromkeys(attempt.run for attempt in made):
-        mine = {
-            (attempt.step, attempt.n): attempt.ended or 0.0
-            for attempt in made
-            if attempt.run == run
-        }
-        _say(earlier(max(mine.values()), run))
-        begun = {
-            (part.step, part.number): part for part in parts(ws.store.runs.events(run), args.node)
-        }
-        chosen = [begun[each] for each in mine if each in begun]  # in the plan's order
-        any_shown |= show(ws, run, chosen, writer, _say, heads=len(made) > 1)
+    for maker in dict.fromkeys(each.run for each in made):
+        mine = [each for each in made if each.run == maker]
+        _say(earlier(max(each.ended or 0.0 for each in mine), maker))
+        chosen = [LogPart(each.step, each.n, 0, False, args.node) for each in mine]
+        any_shown |= show(place, maker, chosen, writer, _say, heads=len(made) > 1)
     if not any_shown and not args.quiet:
         _say("nothing was printed, or its log is not kept")
     return 0
@@ -367,57 +261,59 @@ def earlier(ended: float, run: str) -> str:
     return f"from run {run}, {span(max(0.0, time.time() - ended))} ago"
 
 
-def _run_and_step(ws: Workspace, word: str) -> tuple[RunRow, str | None]:
-    """What is meant: a step of the last run by its own name, else a run, else a run and a step of it."""
-    word = stored(word)
-    rows = (
-        ws.store.runs.latest(last=1) if word.partition("/")[0].partition("~")[0] != "last" else []
-    )
-    ids = list(ws.store.runs.steps(rows[0].id)) if rows else []
-    if rows and (any(word in names(id) for id in ids) or has_run(ws, word, rows[0].recipe)):
-        return rows[0], word  # or it did not run in that one
+def _run_and_step(place: Transport, word: str) -> tuple[str, str]:
+    """What is meant: a step of the last run by its own name, else a run, else a run and a step of it.  The step is empty for all."""
+    word = stored_form(word)
+    is_of_last = word.partition("/")[0].partition("~")[0] == "last"
+    newest = [] if is_of_last else place.list_runs(Listing(1)).runs
+    ids = [each.id for each in place.run(newest[0].id).steps] if newest else []
+    if newest and (any(word in names(id) for id in ids) or _has_run(place, word, newest[0].recipe)):
+        return newest[0].id, word  # or it did not run in that one
     name, slash, step = word.partition("/")
     try:
-        return find_run(ws.store, name), step if slash else None
+        return place.find(name), step if slash else ""
     except NotFound as error:
-        if rows and not slash and has_run(ws, word, None):
-            return rows[0], word  # it is one of another recipe
+        if newest and not slash and _has_run(place, word, None):
+            return newest[0].id, word  # it is one of another recipe
         near = did_you_mean(word, [id.partition("[")[0] for id in ids] + ids)
         raise NotFound(str(error), fix=near or error.fix) from error
 
 
-def _follow(ws: Workspace, row: RunRow, step: str | None, writer: Writer, node: int) -> int:
-    known = ws.store.runs.steps(row.id)
-    if (
-        step is not None
-        and not any(step in names(id) for id in known)
-        and not ws.store.runs.live(row.id)
-    ):
-        raise _did_not_run(ws, row, step, list(known))
-    # Of a step by its whole name the end is known; of a matrix only that of the run, for more instances may follow.
-    alone = step if step is not None and step in known else None
+def _has_run(place: Transport, word: str, recipe: str | None) -> bool:
+    """Whether a word names a step of a recent run: a server would have to be asked for each."""
+    return isinstance(place, Here) and has_run(place.ws, word, recipe)
+
+
+def _follow(place: Transport, run: str, step: str, writer: Writer, node: int) -> int:
+    now = place.run(run)
+    known = [each.id for each in now.steps]
+    is_done = now.over or (now.waits is not None and now.waits.kind == WaitKind.SUBMITTER)
+    if step and is_done and not any(step in names(id) for id in known):
+        raise _did_not_run(place, now, step, known)
     follower = Follower(
-        ws,
-        row.id,
-        lambda id: step is None or step in names(id),
+        place,
+        run,
+        lambda id: not step or step in names(id),
         writer,
         _say,
-        heads=step is None or alone is None,
+        heads=not step,
         node=node,
     )
-    if not follower.follow(step):
-        _say(f"run {row.id} died: its worker is gone; `recipe run` resumes it")
+    ended = follower.follow(step)
+    if ended.state == "PAUSED":
+        _say(f"run {run} is paused; `recipe resume {run}` continues it")
+    elif not ended.over and ended.waits is not None:
+        _say(f"run {run} died: its worker is gone; `recipe run` resumes it")
     return 0
 
 
-def _did_not_run(ws: Workspace, row: RunRow, step: str, known: list[str]) -> NotFound:
-    earlier = ws.store.runs.latest_attempts(row.recipe, [step]).get(step)
-    fix = (
-        f"it ran last in {earlier.run}: recipe logs {earlier.run}/{step}"
-        if earlier is not None
-        else near_step(step, known)
-    )
-    return NotFound(f'"{step}" did not run in {row.id}', fix=fix)
+def _did_not_run(place: Transport, run: Status, step: str, known: list[str]) -> NotFound:
+    fix = near_step(step, known)
+    if isinstance(place, Here):
+        before = place.ws.store.runs.latest_attempts(run.recipe, [step]).get(step)
+        if before is not None:
+            fix = f"it ran last in {before.run}: recipe logs {before.run}/{step}"
+    return NotFound(f'"{step}" did not run in {run.id}', fix=fix)
 
 
 def _say(text: str) -> None:
@@ -427,74 +323,26 @@ def _say(text: str) -> None:
 # -- diff --------------------------------------------------------------------------------------------------------------------------------------------
 
 
-def _diff(ws: Workspace, args: argparse.Namespace) -> int:
-    rows = _compared(ws.store, args.a, args.b)
-
-    def compared(row: RunRow) -> Compared:
-        item = overview(row, ws.run_views.summaries([row])[0])
-        took = f" in {span(item['seconds'])}" if item["seconds"] is not None else ""
-        counts = item["steps"]
-        tally = f"{counts['ran']} ran, {counts['fresh']} fresh, {counts['failed']} failed"
-        head = f"{item['id']}  {item['recipe']}  {moment(item['created'])}  {item['state']}{took}: {tally}"
-        return Compared(head, item["inputs"], _ran(ws, row.id), item)
-
-    tell(compared(rows[0]), compared(rows[1]), lambda content: load_manifest(ws, content), args)
+def _diff(place: Transport, args: argparse.Namespace) -> int:
+    first, second = _compared(place, args.a, args.b)
+    tell(place.run(first), place.run(second), place.differences(first, second), args)
     return 0
 
 
-def _compared(store: Store, a: str | None, b: str | None) -> list[RunRow]:
+def _compared(place: Transport, a: str | None, b: str | None) -> tuple[str, str]:
     """The two runs that were named; one that would be compared with itself is compared with the run of its recipe before it.  Raises NotFound."""
-    second = find_run(store, b or "last")
-    first = find_run(store, a) if a else second
-    if b is None and first.id == second.id:
-        for last in (_NEAR, _ALL):
-            rows = store.runs.latest(recipe=second.recipe, last=last)
-            place = next((n for n, row in enumerate(rows, 1) if row.id == second.id), len(rows))
-            if place < len(rows):
-                break
-        else:
-            raise NotFound(
-                f"{second.id} is the only run of {second.recipe} here",
-                fix="name two runs; `recipe runs` lists them",
-            )
-        first = rows[place]
-    return [first, second]
-
-
-def _ran(ws: Workspace, run: str) -> dict[str, Ran]:
-    """The steps that had something to do in a run, as it remembers them."""
-    attempts = {row.step: row for row in ws.store.runs.attempts(run)}
-    traces = ws.store.index.traces([row.key for row in attempts.values() if row.key])
-    moves = [event for event in ws.store.runs.events(run) if event.subject == "step"]
-    ended = {event.id: event.data for event in moves if event.before == "RUNNING"}
-    states = {
-        event.id: event.after for event in moves
-    }  # in the order in which the steps were first heard of
-    found = {}
-    for id, state in states.items():
-        attempt, data = attempts.get(id), ended.get(id, {})
-        if state == "FRESH":
-            continue
-        if attempt is None:
-            found[id] = Ran(state)
-            continue
-        # Another run may have made the trace of this key first: its outputs need not be those of this run.
-        trace = traces.get(attempt.key)
-        outputs = (
-            {made.path: str(made.content) for made in trace.outputs}
-            if trace is not None and trace.run == run
-            else None
+    second = place.find(b or "last")
+    first = place.find(a) if a else second
+    if b is not None or first != second:
+        return first, second
+    recipe = place.run(second).recipe
+    before = [*runs_of(place, Listing(1, recipe=recipe, after=second))]
+    if not before:
+        raise NotFound(
+            f"{second} is the only run of {recipe} {whereabouts(place)}",
+            fix="name two runs; `recipe runs` lists them",
         )
-        image, metrics, seconds = attempt.preimage, data.get("metrics"), data.get("seconds")
-        found[id] = Ran(
-            state,
-            image if isinstance(image, dict) and image else None,
-            outputs,
-            metrics if isinstance(metrics, dict) else {},
-            float(seconds) if isinstance(seconds, (int, float)) else None,
-            attempt.exit,
-        )
-    return found
+    return before[0].id, second
 
 
 def _rank(text: str) -> int:

@@ -14,7 +14,7 @@ from ...errors import CannotRun, NotFound, did_you_mean
 from ...execution.session import look
 from ...language.units import about
 from ...paths import beside, is_path
-from ...planning.ids import bare, inner_names, names, readable, stored
+from ...planning.ids import bare, inner_names, names, readable, stored_form
 from ...planning.judge import FRESH
 from ...storage.content.files import Content
 from ...survey import kept_state
@@ -34,7 +34,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     if verb == "path":
         parser.add_argument(
             "output",
-            type=stored,
+            type=stored_form,
             metavar="STEP.OUTPUT",
             help="Output of a step, or a step for all its outputs",
         )
@@ -45,7 +45,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument(
         "step",
         nargs="?",
-        type=stored,
+        type=stored_form,
         metavar="STEP",
         help="Step with checkpoints (default: all)",
     )
@@ -240,7 +240,7 @@ def _outputs(found: Survey, word: str) -> list[tuple[int, str]]:
         if chosen := exact or [(n, name) for n, id, name in every if word in means(id)]:
             return chosen
     known = dict.fromkeys(f"{bare(id)}.{name}" for _, id, name in every)
-    if found.plan.named(word):
+    if found.plan.nodes_named(word):
         fix = (
             "`outputs` in its step says what is kept; `recipe checkpoints` shows what is in a state"
         )

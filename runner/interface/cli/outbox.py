@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         outbox = ws.store.runs.outbox
         if args.what == "retry":
             print(f"{outbox.retry(args.numbers)} are tried again", file=sys.stderr)
-        found = outbox.listed()
+        found = outbox.list_letters()
     now = time.time()
     if args.json:
         print(

@@ -32,10 +32,10 @@ SERVERS_TAKE: Final[Mapping[str, frozenset[str]]] = {
             "json",
         }
     ),
-    "runs": frozenset({"last", "recipe", "failed", "json"}),
+    "runs": frozenset({"last", "recipe", "failed", "tag", "json"}),
     "show": frozenset({"recipe", "json"}),
     "status": frozenset({"json"}),
-    "logs": frozenset({"run", "follow", "attempt"}),
+    "logs": frozenset({"run", "follow", "attempt", "node"}),
     "diff": frozenset({"a", "b", "json"}),
     "cancel": frozenset({"run", "no_wait"}),
     "pause": frozenset({"run", "no_wait"}),
@@ -75,6 +75,32 @@ def place_of(args: argparse.Namespace) -> Transport:
     from .chosen import existing
 
     return There(args.server) if args.server else Here(existing(args.workspace))
+
+
+def looked_at(args: argparse.Namespace) -> Transport:
+    """What keeps the runs of a command line, to look at.  Raises RecipeError."""
+    from ..handle.here import Here
+    from ..handle.there import There
+    from .chosen import opened
+
+    return There(args.server) if args.server else Here(opened(args.workspace))
+
+
+def recipe_at(place: Transport, args: argparse.Namespace) -> str:
+    """The recipe of runs that `args.recipe` names.  Raises NotFound, Invalid."""
+    from ..handle.here import Here
+    from .chosen import recipe_of
+
+    if isinstance(place, Here):
+        return recipe_of(place.ws, args.location, args.recipe)
+    known = [each.id for each in place.recipes()]
+    named = [id for id in known if args.recipe in (id, id.partition("@")[0])]
+    return named[0] if named else str(args.recipe)
+
+
+def whereabouts(place: Transport) -> str:
+    """`here`, or `at` a server."""
+    return f"at {place.name}" if place.name else "here"
 
 
 def _refuse_what_servers_ignore(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:

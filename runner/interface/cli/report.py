@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from ...advice import bottleneck
+from ...api import costs
 from ...api.finding import find_run
 from ...api.logs import parts
 from ...api.metrics import links
@@ -19,17 +20,18 @@ from ...language.units import about
 from ...language.values import is_number
 from ...paths import temporary_name
 from ...planning import causes
-from ...planning.ids import bare, names, stored
+from ...planning.ids import bare, names, stored_form
 from ...storage import metrics
 from ...survey import rows, samples
 from ...survey.comparison import is_outcome, lower_is_better
 from ...survey.results import reported_metrics, summarize_points
-from .. import costs
+from .. import costs as told
 from ..tables import aligned
 from ..tail import named, shown, span
 from .chosen import makers, moment, near_step, opened
 from .flags import JSON_HELP, RUN_HELP
-from .history import ProgressOverview, earlier, overview
+from .history import earlier
+from .overview import ProgressOverview
 
 if TYPE_CHECKING:
     from ...api.logs import Part as Attempt
@@ -72,7 +74,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     )
     parser.add_argument(
         "--step",
-        type=stored,
+        type=stored_form,
         metavar="STEP",
         help="Only this step; a matrix step includes all its instances",
     )
@@ -120,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _costs(found: costs.Costs, args: argparse.Namespace) -> int:
-    print(costs.as_json(found) if args.json else "\n".join(costs.as_text(found)))
+    print(told.as_json(found) if args.json else "\n".join(told.as_text(found)))
     return 0
 
 
@@ -218,9 +220,10 @@ class RunReport(TypedDict):
 def described(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
     """A run and its steps, for programs; the text is a part of it.  Raises NotFound when it has no such step."""
     view = ws.run_views.of(row)
-    summary = overview(row, view)
-    if summary["seconds"] is None and ws.store.runs.live(row.id):
-        summary["seconds"] = time.time() - row.created
+    seconds = row.ended - row.created if row.ended is not None else None
+    if seconds is None and ws.store.runs.live(row.id):
+        seconds = time.time() - row.created
+    done_steps, total, percent, eta = view.progress
     done = _steps(ws, row, view)
     chosen = [each for each in done if step is None or step in names(each.view.id)]
     if step is not None and not chosen:
@@ -232,12 +235,12 @@ def described(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
         "id": row.id,
         "recipe": row.recipe,
         "created": row.created,
-        "state": summary["state"],
+        "state": view.word,
         "failure": row.failure,
         "reason": row.reason,
-        "seconds": summary["seconds"],
-        "progress": summary["progress"],
-        "fresh": summary["steps"]["fresh"],
+        "seconds": seconds,
+        "progress": {"step": done_steps, "total": total, "percent": percent, "eta": eta},
+        "fresh": view.counts.get("FRESH", 0),
         "links": [
             each._asdict() for each in links(ws, row) if step is None or step in names(each.step)
         ],

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 from ...errors import NotFound, did_you_mean
-from ...planning.ids import bare, inner_names, names, stored
+from ...planning.ids import bare, inner_names, names, stored_form
 from ...survey import comparison
 from ...survey.comparison import OWN, Cell, Comparison
 from ..tables import aligned, cell, markdown
@@ -32,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     )
     parser.add_argument(
         "--step",
-        type=stored,
+        type=stored_form,
         metavar="STEP",
         help="Only this step; a matrix step includes all its instances",
     )

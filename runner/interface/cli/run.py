@@ -17,7 +17,7 @@ from ...execution.session import look
 from ...execution.session import run as run_session
 from ...execution.terms import Choice, Label, Settings, lower, placed
 from ...language.units import money_text
-from ...planning.ids import stored
+from ...planning.ids import stored_form
 from ...survey.empty_globs import empty_warnings
 from ..pairs import filters
 from ..tail import named, shown, span
@@ -67,23 +67,25 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     steps.add_argument(
         "-R",
         dest="again",
-        type=stored,
+        type=stored_form,
         metavar="STEP",
         action="append",
         default=[],
         help="Rerun STEP, and downstream steps if its outputs change",
     )
-    steps.add_argument("--until", type=stored, metavar="STEP", help="Run STEP and its dependencies")
+    steps.add_argument(
+        "--until", type=stored_form, metavar="STEP", help="Run STEP and its dependencies"
+    )
     steps.add_argument(
         "--from",
         dest="begin",
-        type=stored,
+        type=stored_form,
         metavar="STEP",
         help="Rerun STEP and all downstream steps, ignoring cached results",
     )
     steps.add_argument(
         "--only",
-        type=stored,
+        type=stored_form,
         metavar="STEP",
         help="Run STEP alone; its dependencies must be up to date",
     )
@@ -509,7 +511,9 @@ def _print_plan(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
     for notice in ws.remote_cache.pop_notices() if ws.remote_cache is not None else ():
         print(f"recipe: {notice}", file=sys.stderr)
     verdict = _checked(ws, found, args)
-    expected = ws.store.index.expected(found.plan.recipe, [node.id for node in found.plan.nodes])
+    expected = ws.store.index.expected_seconds(
+        found.plan.recipe, [node.id for node in found.plan.nodes]
+    )
     if args.json:
         print(
             json.dumps(

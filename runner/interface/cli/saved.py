@@ -150,14 +150,15 @@ def _show(args: argparse.Namespace, found: Sequence[Saved]) -> int:
 
 
 def _diff(args: argparse.Namespace, found: Sequence[Saved]) -> int:
-    from ..differences import all_of, as_json, values
+    from ...api.differences import plain, values
+    from ..differences import all_of, as_json
 
     a, b = ({"recipe": each.recipe, "preset": each.preset, **each.inputs} for each in found)
-    changes = values(a, b)
+    changes = [plain(change) for change in values(a, b)]
     if args.json:
-        print(json.dumps([as_json(change, lambda _content: None) for change in changes], indent=2))
+        print(json.dumps([as_json(change) for change in changes], indent=2))
     else:
-        print("\n".join(all_of(changes, lambda _content: None, "")) or "nothing differs")
+        print("\n".join(all_of(changes, "")) or "nothing differs")
     return 0
 
 

@@ -5,31 +5,38 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypedDict
+from contextlib import closing
+from typing import TYPE_CHECKING, Final, NamedTuple, TypedDict
 
+from ...api.differences import plain
 from ...execution.session import look
 from ...planning.judge import FRESH, SKIPPED
+from ...planning.waiting import WaitKind
 from ...survey.upkeep import examine_published, find_stale
-from .. import costs
 from ..differences import lines
+from ..handle.here import Here
+from ..handle.shells import runs_of
+from ..handle.transport import Listing
 from ..tail import named, shown, span
-from .chosen import add_words, answers, in_all, moment, opened, requests, title
+from .chosen import add_words, answers, in_all, moment, requests, title
 from .flags import JSON_HELP
+from .overview import overview
+from .places import looked_at
 from .why import differences, unremembered
 
 if TYPE_CHECKING:
-    from ...planning.run_view import RunView
-    from ...storage.records.runs import RunRow
+    from ...api.values import Status, StepProgress
     from ...storage.workspace import Workspace
     from ...survey.survey import Survey
-    from .history import ProgressOverview
+    from ..handle.transport import Transport
+    from .overview import ProgressOverview
 
 
 FEW = 20
+LISTED: Final = 1000
+"""Runs that are looked at, at most."""
 SOME = 3
 """Numbers of a running step that are shown."""
-_PACE = ("step", "total", "percent", "eta")
-"""How a sample of a machine calls how far the step is: that is the view's to say."""
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -46,40 +53,48 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.server:
-        from . import there
-
-        return there.run(args)
-    with opened(args.workspace) as ws:
-        reports = [report(ws, look(ws, request)) for request in requests(ws, args)]
-        going, died, queued = unfinished(ws)
-        if args.json:
-            print(
-                json.dumps(
-                    {"recipes": reports, "running": going, "died": died, "queued": queued}, indent=2
-                )
-            )
-        elif not args.quiet:
-            for each in reports:
-                print("\n".join(as_text(each, all=bool(args.verbose))))
-            for row in going:
-                since = f"since {moment(row['created'])}{_far(row)}{_spent(row)}"
-                print(
-                    f"running: {row['run']} {shown(row['recipe'])}, {since} (recipe logs {row['run']} -f)"
-                )
-                for id, sample in row["steps"].items():
-                    print(f"  {named(id)}: {pulse(sample, _told(row, id))}")
-                for link in row["links"]:
-                    print(f"  {named(link['step'])}: {shown(link['name'])} {shown(link['to'])}")
-            for row in queued:
-                print(
-                    f"queued: {row['run']} {shown(row['recipe'])}, since {moment(row['created'])}; `recipe worker` carries it out"
-                )
-            for row in died:
-                print(
-                    f"died: {row['run']} {shown(row['recipe'])}, begun {moment(row['created'])}{_spent(row)}; `recipe run` resumes it"
-                )
+    with closing(looked_at(args)) as place:
+        # A server keeps no folder of which outputs could be fresh.
+        here = place.ws if isinstance(place, Here) else None
+        reports = [report(here, look(here, each)) for each in requests(here, args)] if here else []
+        found = unfinished(place)
+    if args.json:
+        print(json.dumps({"recipes": reports, **found._asdict()}, indent=2))
+    elif not args.quiet:
+        for each in reports:
+            print("\n".join(as_text(each, all=bool(args.verbose))))
+        told = runs_as_text(found) or ([] if here else ["no run is under way or waits"])
+        print("\n".join(told), end="\n" if told else "")
     return 0 if all(each["fresh"] for each in reports) else 1
+
+
+def runs_as_text(found: Unfinished) -> list[str]:
+    """The runs that are not over, a line or more each."""
+    text = []
+    for row in found.running:
+        since = f"since {moment(row['created'])}{_far(row)}{_spent(row)}"
+        text.append(
+            f"running: {row['run']} {shown(row['recipe'])}, {since} (recipe logs {row['run']} -f)"
+        )
+        text += [
+            f"  {named(id)}: {pulse(each, _told(row, id))}" for id, each in row["steps"].items()
+        ]
+        text += [
+            f"  {named(link['step'])}: {shown(link['name'])} {shown(link['to'])}"
+            for link in row["links"]
+        ]
+    for row in found.queued:
+        text.append(f"queued: {_since(row)}; `recipe worker` carries it out")
+    for row in found.paused:
+        text.append(f"paused: {_since(row)}; `recipe resume {row['run']}` continues it")
+    for row in found.died:
+        begun = f"{row['run']} {shown(row['recipe'])}, begun {moment(row['created'])}"
+        text.append(f"died: {begun}{_spent(row)}; `recipe run` resumes it")
+    return text
+
+
+def _since(row: Begun) -> str:
+    return f"{row['run']} {shown(row['recipe'])}, since {moment(row['created'])}"
 
 
 class StepStatus(TypedDict):
@@ -134,7 +149,7 @@ def report(ws: Workspace, found: Survey) -> RecipeStatus:
         reasons = list(verdict.reasons)
         if verdict.answer == "run":
             changes = differences(found, n, row)
-            reasons += [lines(change, lambda _content: None)[0] for change in changes or ()]
+            reasons += [lines(plain(change))[0] for change in changes or ()]
             if not reasons:
                 reasons.append("it has not run here before" if row is None else unremembered(row))
         steps.append({"id": nodes[n].id, "answer": verdict.answer, "reasons": reasons})
@@ -184,74 +199,59 @@ def as_text(report: RecipeStatus, *, all: bool) -> list[str]:
     return text
 
 
-def unfinished(ws: Workspace) -> tuple[list[Begun], list[Begun], list[Begun]]:
-    """Runs under way here, runs whose worker died and that no later run of their recipe has made good, and runs that wait for a worker."""
-    from ...api.metrics import links
+class Unfinished(NamedTuple):
+    """Runs that are not over: under way, without their worker, waiting for one, and paused."""
 
-    going, died, queued = [], [], []
-    good: set[str] = set()
-    rows = ws.store.runs.latest(last=1000)
-    open_runs = [row for row in rows if row.state in ("ACTIVE", "QUEUED")]
-    views = {view.id: view for view in ws.run_views.summaries(open_runs)}
-    for row in rows:
-        if row.state == "COMPLETED":
-            good.add(row.recipe)
-        elif row.id in views:
-            view = views[row.id]
-            if ws.store.runs.live(row.id):
-                found = [each._asdict() for each in links(ws, row)]
-                going.append(_run(row, view, _seen(ws, view), found))
-            elif row.due is not None:
-                queued.append(_run(row, view))
-            elif row.state == "ACTIVE" and row.recipe not in good:
-                died.append(_run(row, view))
-    return going, died, queued
+    running: list[Begun]
+    died: list[Begun]
+    """Those that no later run of their recipe has made good."""
+    queued: list[Begun]
+    paused: list[Begun]
 
 
-def _run(
-    row: RunRow,
-    view: RunView,
-    steps: dict[str, dict[str, float]] | None = None,
-    found: list[dict[str, str]] | None = None,
-) -> Begun:
-    usd = costs.of_run(row.id).usd
-    step, total, percent, eta = view.progress
+def unfinished(place: Transport) -> Unfinished:
+    """Return the runs that are not over, the newest first."""
+    found = Unfinished([], [], [], [])
+    for row in runs_of(place, Listing(LISTED, ("ACTIVE", "QUEUED", "PAUSED"))):
+        run = place.run(row.id)
+        if run.state == "PAUSED":
+            found.paused.append(_begun(run))
+        elif run.waits is None:
+            found.running.append(_begun(run))
+        elif run.waits.kind != WaitKind.SUBMITTER:
+            found.queued.append(_begun(run))
+        elif run.state == "ACTIVE" and not _made_good(place, run):
+            found.died.append(_begun(run))
+    return found
+
+
+def _made_good(place: Transport, run: Status) -> bool:
+    """Whether a later run of its recipe is COMPLETED."""
+    newest = [*runs_of(place, Listing(1, ("COMPLETED",), run.recipe))]
+    return bool(newest) and newest[0].created > run.created
+
+
+def _begun(run: Status) -> Begun:
+    short = overview(run)
+    going = [each for each in run.steps if each.state == "RUNNING"]
+    pace = {each.id: _pace(each.progress) | dict(each.machine) for each in going}
+    told = {each.id for each in going if pace[each.id] or each.values}
     return {
-        "run": row.id,
-        "recipe": row.recipe,
-        "created": row.created,
-        "state": view.word,
-        "progress": {"step": step, "total": total, "percent": percent, "eta": eta},
-        "steps": steps or {},
-        "numbers": {
-            id: dict(each.training.values)
-            for id, each in view.steps.items()
-            if steps is not None and id in steps and each.training is not None
-        },
-        "usd": usd,
-        "links": found or [],
+        "run": run.id,
+        "recipe": run.recipe,
+        "created": short["created"],
+        "state": run.word,
+        "progress": short["progress"],
+        "steps": {id: each for id, each in pace.items() if id in told},
+        "numbers": {each.id: dict(each.values) for each in going if each.id in told},
+        "usd": run.cost,
+        "links": [each._asdict() for each in run.links],
     }
 
 
-def _seen(ws: Workspace, view: RunView) -> dict[str, dict[str, float]]:
-    """Of each running step how far it is, and what its machine has to do."""
-    from ...api.logs import parts
-    from ...survey.samples import latest_sample
-
-    events = ws.store.runs.events(view.id)
-    found: dict[str, dict[str, float]] = {}
-    for part in parts(events):
-        if part.ended or part.step not in view.steps:
-            continue
-        machine = latest_sample(ws, view.id, part.step, part.number, part.raw)
-        sample = {name: value for name, value in machine.items() if name not in _PACE}
-        if (training := view.steps[part.step].training) is not None:
-            pace = (training.step, training.total, training.percent, training.eta)
-            known = zip(_PACE, pace, strict=True)
-            sample = {name: value for name, value in known if value is not None} | sample
-        if sample or (training is not None and training.values):
-            found[part.step] = sample
-    return found
+def _pace(progress: StepProgress) -> dict[str, float]:
+    """How far a step is, as far as that is known."""
+    return {name: each for name, each in progress._asdict().items() if each is not None}
 
 
 def pulse(sample: Mapping[str, float], numbers: Sequence[str]) -> str:

@@ -107,9 +107,9 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.verb == "fetch" and args.server:
-        from . import there
+        from . import downloads
 
-        return there.run(args)
+        return downloads.run(args)
     if args.verb == "config":
         return saved.run(args) if args.what is not None else _config(args)
     with Workspace.open(args.workspace) as ws:

@@ -13,7 +13,7 @@ from ...errors import CannotRun
 from ...execution.session import look
 from ...language.units import about
 from ...paths import from_here
-from ...planning.ids import stored
+from ...planning.ids import stored_form
 from ...survey.upkeep import (
     PublishedPath,
     adopt_outputs,
@@ -42,7 +42,7 @@ KEEP_DAYS, KEEP_RUNS = 30.0, 20
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     if verb == "adopt":
         parser.add_argument(
-            "step", type=stored, metavar="STEP", help="Step to adopt the files as outputs of"
+            "step", type=stored_form, metavar="STEP", help="Step to adopt the files as outputs of"
         )
         add_words(parser)
         parser.epilog = (
@@ -162,7 +162,7 @@ def _clean(ws: Workspace, args: argparse.Namespace) -> int:
             recipe, rows = found.plan.recipe, find_stale(ws, found)
         else:
             recipe = _recipe_id(ws, request)
-            rows = [row for _, row in sorted(ws.store.index.published(recipe).items())]
+            rows = [row for _, row in sorted(ws.store.index.list_published(recipe).items())]
         demand_quiet(ws, recipe)
         going += examine_published(ws, rows)
     edited = [item.row.path for item in going if item.now == "edited" and not args.force]

@@ -8,15 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...api.differences import Manifest, resolve
 from ...api.finding import find_run
 from ...execution.session import look
 from ...language.units import about
 from ...planning import fingerprint
 from ...planning.fingerprint import Change
 from ...planning.halving import STOPPED
-from ...planning.ids import stored
+from ...planning.ids import stored_form
 from ...survey.explain import describe_end, describe_replaced, preimage_of
-from ..differences import Manifest, all_of, as_json, text
+from ..differences import all_of, as_json, text
 from ..tail import named, shown, span
 from .chosen import add_words, find_nodes, moment, one_request, opened, title
 from .flags import JSON_HELP, RUN_HELP
@@ -42,7 +43,7 @@ WORDS = {
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument(
         "step",
-        type=stored,
+        type=stored_form,
         metavar="STEP",
         help="Step, one matrix instance (`train[lr=0.1]`), or all instances (`train`)",
     )
@@ -113,7 +114,7 @@ class Answer:
         for id, changes, reasons in self.causes:
             lines.append(f"  {named(id)} would run first:")
             lines += [f"    {named(reason)}" for reason in reasons]
-            lines += all_of(changes, held, "    ")
+            lines += all_of([resolve(each, held) for each in changes], "    ")
         return lines
 
     def _compared(self, held: Any) -> list[str]:
@@ -142,9 +143,12 @@ class Answer:
         if self.answer == "fresh" and not self.chosen:
             return [
                 f"  it ran last {when}, with something else:",
-                *all_of(self.changes, held, "    "),
+                *all_of([resolve(each, held) for each in self.changes], "    "),
             ]
-        return [f"  since it ran {when}:", *all_of(self.changes, held, "    ")]
+        return [
+            f"  since it ran {when}:",
+            *all_of([resolve(each, held) for each in self.changes], "    "),
+        ]
 
     def as_json(self, held: Manifest) -> Mapping[str, object]:
         row, trace = self.against, self.trace
@@ -175,10 +179,14 @@ class Answer:
             "compared_with": compared,
             "changes": None
             if self.changes is None
-            else [as_json(change, held) for change in self.changes],
+            else [as_json(resolve(change, held)) for change in self.changes],
             "made": made,
             "causes": [
-                {"id": id, "reasons": reasons, "changes": [as_json(c, held) for c in changes]}
+                {
+                    "id": id,
+                    "reasons": reasons,
+                    "changes": [as_json(resolve(c, held)) for c in changes],
+                }
                 for id, changes, reasons in self.causes
             ],
         }

@@ -10,18 +10,25 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
+from ...api.differences import Difference, Differences, StepDifference
 from ...api.outcomes import Outcome
 from ...api.values import (
     Artifact,
     ArtifactFile,
+    ExpectedStep,
     Failed,
+    Forecast,
+    GpuMemory,
     LinkTo,
+    Machine,
     OutputFile,
     Point,
     Progress,
     QueuedRun,
     Reason,
+    RecipeEntry,
     Status,
+    StepCounts,
     StepProgress,
     StepStatus,
     Training,
@@ -59,6 +66,7 @@ def status_of(value: object) -> Status:
     failed, training, waits = facts.get("failed"), facts.get("training"), facts.get("waits")
     return found._replace(
         progress=_read(Progress, Progress._fields, facts.get("progress", {})),
+        counts=_read(StepCounts, StepCounts._fields, facts.get("counts", {})),
         failed=_read(Failed, Failed._fields, failed) if failed is not None else None,
         training=_read(Training, Training._fields, training) if training is not None else None,
         waits=_read(Reason, Reason._fields, waits) if waits is not None else None,
@@ -91,6 +99,46 @@ def artifact_of(value: object) -> Artifact:
     found = _read(Artifact, Artifact._fields, value)
     files = [_read(ArtifactFile, ArtifactFile._fields, each) for each in found.files]
     return found._replace(files=files)
+
+
+def recipe_of(value: object) -> RecipeEntry:
+    """Return a recipe of a list."""
+    return _read(RecipeEntry, RecipeEntry._fields, value)
+
+
+def forecast_of(value: object) -> Forecast:
+    """Return what a run would do."""
+    found = _read(Forecast, Forecast._fields, value)
+    machines = [_read(Machine, Machine._fields, each) for each in found.machines]
+    return found._replace(machines=machines, steps=[_expected_of(each) for each in found.steps])
+
+
+def _expected_of(value: object) -> ExpectedStep:
+    found = _read(ExpectedStep, ExpectedStep._fields, value)
+    memory = found.memory
+    return found._replace(
+        memory=_read(GpuMemory, GpuMemory._fields, memory) if memory is not None else None
+    )
+
+
+def differences_of(value: object) -> Differences:
+    """Return what differs between two runs."""
+    found = _mapping(value)
+    steps = [_step_difference_of(each) for each in found.get("steps", ())]
+    return Differences([_difference_of(each) for each in found.get("inputs", ())], steps)
+
+
+def _step_difference_of(value: object) -> StepDifference:
+    found = _read(StepDifference, StepDifference._fields, value)
+    changes = {
+        name: [_difference_of(each) for each in changes] for name, changes in found.changes.items()
+    }
+    first, second = found.states
+    return found._replace(states=(first, second), only=found.only or "", changes=changes)
+
+
+def _difference_of(value: object) -> Difference:
+    return _read(Difference, Difference._fields, value)
 
 
 def outcome_of(value: object) -> Outcome:

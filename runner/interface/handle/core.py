@@ -19,6 +19,8 @@ from .transport import Events, Listing, LogPart, Lost, New, Page, Pieces, Transp
 FEW: Final = 4
 """How often is asked what may be asked twice."""
 ONCE: Final = 1
+AT_ONCE: Final = 200
+"""Runs of a list that are asked for at once."""
 FOREVER: Final = 1 << 60
 LONGEST_NAP: Final = 15.0
 """Seconds between two tries at most."""
@@ -120,7 +122,7 @@ def runs(listing: Listing) -> Talk:
     """Give the runs of a list, page after page."""
     left, after = listing.limit, listing.after
     while left > 0:
-        wanted = listing._replace(limit=left, after=after)
+        wanted = listing._replace(limit=min(left, AT_ONCE), after=after)
         page = yield from _page(wanted)
         for each in page.runs:
             yield Give(each)
@@ -197,7 +199,7 @@ def wait(run: str, clock: Clock) -> Talk:
     yield Give(now if now.over else (yield from _status(run, FOREVER, clock)))
 
 
-class _Attempt:
+class Attempt:
     """An attempt whose log is read."""
 
     def __init__(self, step: str, number: int) -> None:
@@ -228,8 +230,12 @@ def lines(run: str, step: str, attempt: int, follow: bool) -> Talk:
 
     `step` is one of its steps, or all where it is empty; `attempt` one of their attempts.  0: without following, the last of each step, else all.
     """
-    found: list[_Attempt] = []
-    going: dict[str, _Attempt] = {}
+
+    def wanted(id: str, number: int) -> bool:
+        return attempt in (0, number) and (not step or step in (id, id.partition("[")[0]))
+
+    found: list[Attempt] = []
+    going: dict[str, Attempt] = {}
     after, nap, shown = 0, SOON, 0
     over = not follow or (yield from _status(run, FEW)).over
     while True:
@@ -237,7 +243,7 @@ def lines(run: str, step: str, attempt: int, follow: bool) -> Talk:
         for event in some:
             after = event.seq
             over = over or _ends(event)
-            _hear(event, found, going, step, attempt)
+            hear(event, found, going, wanted)
         if some:
             nap = SOON
             continue  # until nothing is new: then all that has ended is known
@@ -247,7 +253,7 @@ def lines(run: str, step: str, attempt: int, follow: bool) -> Talk:
             after, heard = yield from _printed(run, found[shown], follow and not over, after)
             for event in heard:
                 over = over or _ends(event)
-                _hear(event, found, going, step, attempt)
+                hear(event, found, going, wanted)
             shown += 1
         if over:
             return
@@ -255,9 +261,13 @@ def lines(run: str, step: str, attempt: int, follow: bool) -> Talk:
         nap = min(LATER, nap * 1.5)
 
 
-def _hear(
-    event: Event, found: list[_Attempt], going: dict[str, _Attempt], step: str, attempt: int
+def hear(
+    event: Event,
+    found: list[Attempt],
+    going: dict[str, Attempt],
+    wanted: Callable[[str, int], bool],
 ) -> None:
+    """Take note of an attempt that an event begins or ends: in `found` if its step and number are wanted; `going` are those that run, by step."""
     if event.subject != "step":
         return
     number = event.data.get("attempt")
@@ -265,25 +275,41 @@ def _hear(
         known = next(
             (each for each in found if (each.step, each.number) == (event.id, number)), None
         )
-        each = going[event.id] = known or _Attempt(
+        each = going[event.id] = known or Attempt(
             event.id, number
         )  # one that another worker took up is the same
         each.ended = False
-        if (
-            known is None
-            and attempt in (0, number)
-            and (not step or step in (event.id, event.id.partition("[")[0]))
-        ):
+        if known is None and wanted(event.id, number):
             found.append(each)
     elif event.before == "RUNNING" and event.id in going:
         going.pop(event.id).ended = True
+
+
+def log(run: str, part: LogPart) -> Talk:
+    """Give the bytes of a log, from its offset on; where it is followed those that come, until its attempt is over, or the server ends the stream."""
+    offset, tried = part.offset, 0
+
+    def take(piece: bytes) -> tuple[bytes]:
+        nonlocal offset
+        offset += len(piece)
+        return (piece,)
+
+    while True:
+        before = offset
+        trouble = yield from _streamed(_log(run, part._replace(offset=before)), take)
+        if trouble is None:
+            return
+        tried = tried + 1 if offset == before else 1
+        if not part.follow and tried >= FEW:
+            raise trouble.failure
+        yield from _nap(tried, trouble)
 
 
 def _log(run: str, part: LogPart) -> Callable[[Transport], Pieces]:
     return lambda there: there.log(run, part)
 
 
-def _printed(run: str, each: _Attempt, follow: bool, after: int) -> _Part[tuple[int, list[Event]]]:
+def _printed(run: str, each: Attempt, follow: bool, after: int) -> _Part[tuple[int, list[Event]]]:
     """Give what an attempt printed, to its end where it is followed; answers the events that were read meanwhile.
 
     A stream may end because the server does.  So an attempt is read to its end only where it was known to be over before.

@@ -10,21 +10,46 @@ from typing import ParamSpec, TypeVar
 
 from ...api import queue, requests
 from ...api.artifacts import find_file, list_artifacts
+from ...api.differences import Differences, compare_runs
 from ...api.events import event_facts, read_events
 from ...api.finding import find_run
-from ...api.logs import POLL, Part, Tail, available, missing, parts, tail_of
+from ...api.forecasts import Asked, forecast_run
+from ...api.logs import POLL, Part, Tail, available, hear, missing, tail_of
 from ...api.metrics import read_points
 from ...api.outcomes import Outcome
+from ...api.plans import plan_run
+from ...api.recipes import last_used, list_recipes, summary_facts
 from ...api.runs import list_runs, read_run
+from ...api.starting import Start
 from ...api.submitting import submit
-from ...api.values import Artifact, Point, QueuedRun, Status, WorkerStatus
+from ...api.values import (
+    Artifact,
+    Forecast,
+    Point,
+    QueuedRun,
+    RecipeEntry,
+    Status,
+    WorkerStatus,
+)
 from ...errors import CannotRun, Infrastructure, Invalid, Problem
+from ...language import parse
+from ...language.library import find
 from ...planning.ids import names
 from ...storage.content.files import Content
 from ...storage.records.runs import FINAL, Event, RunRow, Wanted
 from ...storage.workspace import Workspace
+from ...survey.bundles import fetch_packed_inputs
 from ...survey.rows import StoredStream
-from .answers import artifact_of, event_of, queued_of, status_of, worker_of
+from ..shelves import of_driver
+from .answers import (
+    artifact_of,
+    event_of,
+    forecast_of,
+    queued_of,
+    recipe_of,
+    status_of,
+    worker_of,
+)
 from .transport import (
     AsyncEvents,
     AsyncPieces,
@@ -53,6 +78,26 @@ class Here:
         with self._lock:
             self.ws.close()
 
+    # -- recipes ---------------------------------------------------------------------------------------------------------------------------------
+
+    def recipes(self) -> Sequence[RecipeEntry]:
+        with self._lock:
+            used = last_used(self.ws)
+            known = list_recipes(self.ws.root, self.ws.environ, in_folder=True)
+        return [recipe_of(summary_facts(each, used.get(each.entry.id))) for each in known]
+
+    def plan(self, new: New) -> Forecast:
+        settings = new.settings
+        with self._lock:
+            self.ws.share(settings.store or None)
+            request = fetch_packed_inputs(self.ws, new.request)
+            found = plan_run(self.ws, request, new.choice)
+            shelves = of_driver(self.ws, found, settings.driver) if found.todo else {}
+            recipe = parse.load(find(new.request.recipe, self.ws.root))
+            asked = Asked(recipe, Start(new.request), settings.driver, settings.limits)
+            facts = forecast_run(self.ws, found, asked, shelves)
+        return forecast_of(facts)
+
     # -- runs ------------------------------------------------------------------------------------------------------------------------------------
 
     def find(self, word: str) -> str:
@@ -60,11 +105,10 @@ class Here:
             return find_run(self.ws.store, word).id
 
     def list_runs(self, listing: Listing) -> Page:
-        wanted = Wanted(tuple(listing.states), listing.recipe, listing.user)
-        if listing.after:
-            wanted = wanted._replace(before=listing.after)
+        wanted = Wanted(tuple(listing.states), listing.recipe, listing.user, tag=listing.tag)
+        wanted = wanted._replace(worked=True)
         with self._lock:
-            page = list_runs(self.ws, wanted, listing.limit, numbers=False)
+            page = list_runs(self.ws, wanted, listing.limit, listing.after, numbers=False)
         return Page([status_of(each) for each in page.runs], page.next or "")
 
     def run(self, run: str) -> Status:
@@ -103,13 +147,19 @@ class Here:
         with self._lock:
             return list(read_points(self.ws, self.ws.store.runs.get(run).id, step, attempt, of))
 
+    def differences(self, a: str, b: str) -> Differences:
+        with self._lock:
+            runs = self.ws.store.runs
+            return compare_runs(self.ws, runs.get(a), runs.get(b))
+
     # -- logs ------------------------------------------------------------------------------------------------------------------------------------
 
     def log(self, run: str, part: LogPart) -> Pieces:
         skip = part.offset
         tail: Tail | StoredStream | None = None
+        heard = _Heard(part)
         try:
-            while (attempt := self._attempt(run, part)) is not None:
+            while (attempt := self._attempt(run, heard)) is not None:
                 # In this order: what is over has printed all before.
                 over = attempt.ended or not part.follow or self._left(run)
                 with self._lock:
@@ -126,22 +176,19 @@ class Here:
             if tail is not None:
                 tail.close()
 
-    def _attempt(self, run: str, part: LogPart) -> Part | None:
+    def _attempt(self, run: str, heard: _Heard) -> Part | None:
         with self._lock:
-            every = parts(self.ws.store.runs.events(run))
-        for each in reversed(every):
-            if part.step in names(each.step) and each.number == part.attempt:
-                return each
-        return None
+            return heard.attempt(self.ws.store.runs.events(run, heard.after))
 
     def _tail(self, run: str, part: Part, follow: bool) -> Tail | StoredStream | None:
         """Raises CannotRun for a log that is being written and cannot be masked; one that is followed is shown when it is over."""
         if unset := missing(self.ws, run, part):
             if follow:
                 return None
+            absent = ", ".join(unset)
             raise CannotRun(
-                f"the log of {part.step} is shown when it is over: it could not be masked",
-                fix=f"set {', '.join(unset)} here",
+                f"the log of {part.step} is shown when it is over; {absent} is not set here, so it could not be masked",
+                fix=f"set {absent} here",
             )
         return tail_of(self.ws, run, part)
 
@@ -212,6 +259,25 @@ class Here:
             return [queued_of(each) for each in queue.list_queue(self.ws)]
 
 
+class _Heard:
+    """What events tell of one attempt, heard piece by piece."""
+
+    def __init__(self, part: LogPart) -> None:
+        self._part, self.after = part, 0
+        self._found: list[Part] = []
+        self._going: dict[str, Part] = {}
+
+    def attempt(self, events: Sequence[Event]) -> Part | None:
+        """The attempt, as it is after these events too; None where it has not begun."""
+        for event in events:
+            self.after = event.seq
+            hear(event, self._found, self._going, self._part.node)
+        for each in reversed(self._found):
+            if self._part.step in names(each.step) and each.number == self._part.attempt:
+                return each
+        return None
+
+
 def _shown(events: Sequence[Event]) -> list[Event]:
     """Events without what they hold for workers alone."""
     return [event_of(event_facts(each)) for each in events]
@@ -225,6 +291,12 @@ class AsyncHere:
 
     def __init__(self, here: Here) -> None:
         self._here, self.name = here, here.name
+
+    async def recipes(self) -> Sequence[RecipeEntry]:
+        return await _apart(self._here.recipes)
+
+    async def plan(self, new: New) -> Forecast:
+        return await _apart(self._here.plan, new)
 
     async def run(self, run: str) -> Status:
         return await _apart(self._here.run, run)

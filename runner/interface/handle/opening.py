@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, closing
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar, cast
 
+from ...api.values import Forecast, RecipeEntry
 from ...errors import Invalid, Problem, did_you_mean
 from ...execution.terms import Choice, Settings
 from ...storage.workspace import Workspace
@@ -20,6 +22,7 @@ from .there import AsyncThere, There, is_server
 from .transport import AsyncTransport, New, Transport
 
 LIMITS = ("time", "cost")
+T = TypeVar("T")
 
 
 class How(TypedDict, total=False):
@@ -158,6 +161,44 @@ async def submitted_async(new: New, to: str | None, root: Path) -> AsyncRun:
     except BaseException:
         await transport.close()
         raise
+
+
+def recipes_of(to: str | None, root: Path) -> list[RecipeEntry]:
+    """The recipes that may be run at an address.  Raises RecipeError."""
+    return list(_ask(to, root, lambda there: there.recipes()))
+
+
+async def recipes_of_async(to: str | None, root: Path) -> list[RecipeEntry]:
+    """The same by `await`."""
+    return list(await _ask_async(to, root, lambda there: there.recipes()))
+
+
+def forecast(new: New, to: str | None, root: Path) -> Forecast:
+    """What a run would do at an address.  Raises RecipeError with every problem."""
+    return _ask(to, root, lambda there: there.plan(new))
+
+
+async def forecast_async(new: New, to: str | None, root: Path) -> Forecast:
+    """The same by `await`."""
+    return await _ask_async(to, root, lambda there: there.plan(new))
+
+
+def _ask(to: str | None, root: Path, of: Callable[[Transport], T]) -> T:
+    with closing(opened(to, root)) as transport:
+        answer: T = next(given(transport, core.ask(of)))
+        return answer
+
+
+async def _ask_async(to: str | None, root: Path, of: Callable[[AsyncTransport], Awaitable[T]]) -> T:
+    transport = _opened_async(to, root)
+    try:
+        # Each question is one that the other kind of transport answers, too.
+        asked = core.ask(cast("Callable[[Transport], object]", of))
+        async with aclosing(given_async(transport, asked)) as items:
+            answer: T = await anext(items)
+            return answer
+    finally:
+        await transport.close()
 
 
 def _submit(new: New) -> core.Talk:

@@ -9,8 +9,17 @@ from datetime import UTC, datetime
 from typing import Any, Final, Generic, NamedTuple, NoReturn, TypeVar
 from urllib.parse import quote
 
+from ...api.differences import Differences
 from ...api.outcomes import Outcome
-from ...api.values import Artifact, Point, QueuedRun, Status, WorkerStatus
+from ...api.values import (
+    Artifact,
+    Forecast,
+    Point,
+    QueuedRun,
+    RecipeEntry,
+    Status,
+    WorkerStatus,
+)
 from ...errors import (
     HELPS,
     NOT_NOTED,
@@ -56,7 +65,12 @@ def list_runs(listing: Listing) -> Question[Page]:
         "limit": min(listing.limit, MOST),
         "metrics": "false",
     }
-    texts = {"recipe": listing.recipe, "user": listing.user, "after": listing.after}
+    texts = {
+        "recipe": listing.recipe,
+        "user": listing.user,
+        "tag": listing.tag,
+        "after": listing.after,
+    }
     query |= {name: text for name, text in texts.items() if text}
     if listing.states:
         query["state"] = list(listing.states)
@@ -121,6 +135,7 @@ def log(run: str, part: LogPart) -> Question[None]:
         "attempt": part.attempt,
         "offset": part.offset,
         **({"follow": "true"} if part.follow else {}),
+        **({"node": part.node} if part.node else {}),
     }
     return Question("GET", _of(run, "logs"), _pieces, query, nothing=404)
 
@@ -177,6 +192,33 @@ def _control(run: str, method: str, path: str, body: Mapping[str, object]) -> Qu
     return Question(method, path, read, {}, body, run=run)
 
 
+def recipes() -> Question[Sequence[RecipeEntry]]:
+    """The recipes that may be run."""
+
+    def read(body: bytes) -> Sequence[RecipeEntry]:
+        return [answers.recipe_of(each) for each in answers.mapping_of(body).get("recipes", ())]
+
+    return Question("GET", "v1/recipes", read)
+
+
+def plan(new: New) -> Question[Forecast]:
+    """What a run would do.  Raises Invalid where a server could not do what is asked."""
+
+    def read(body: bytes) -> Forecast:
+        return answers.forecast_of(answers.mapping_of(body))
+
+    return Question("POST", "v1/plan", read, {}, plan_body_of(new))
+
+
+def differences(a: str, b: str) -> Question[Differences]:
+    """What differs between two runs."""
+
+    def read(body: bytes) -> Differences:
+        return answers.differences_of(answers.mapping_of(body))
+
+    return Question("GET", _of(b, "differences"), read, {"from": a})
+
+
 def workers() -> Question[Sequence[WorkerStatus]]:
     """Who takes runs."""
 
@@ -208,19 +250,34 @@ def _pieces(_body: bytes) -> None:
 
 def body_of(new: New) -> dict[str, Any]:
     """Return the body of `POST /v1/runs`.  Raises Invalid where the server could not do what is asked."""
-    request, ticket, settings = new.request, new.ticket, new.settings
-    if problems := _not_for_servers(new):
-        raise Invalid(problems)
+    ticket = new.ticket
     due = (
         datetime.fromtimestamp(ticket.not_before, UTC).isoformat()
         if ticket.not_before is not None
         else None
     )
     return {
-        "recipe": request.recipe, "inputs": dict(request.inputs), "preset": request.preset, "driver": settings.driver, "priority": ticket.priority,
-        **({"not_before": due} if due else {}), "user": ticket.user, "labels": dict(ticket.labels),
-        **({"limits": dict(settings.limits)} if settings.limits else {}), **({"webhooks": list(new.webhooks)} if new.webhooks else {}),
-    }  # fmt: skip
+        **plan_body_of(new),
+        "priority": ticket.priority,
+        **({"not_before": due} if due else {}),
+        "user": ticket.user,
+        "labels": dict(ticket.labels),
+        **({"webhooks": list(new.webhooks)} if new.webhooks else {}),
+    }
+
+
+def plan_body_of(new: New) -> dict[str, Any]:
+    """Return the body of `POST /v1/plan`.  Raises Invalid where the server could not do what is asked."""
+    if problems := _not_for_servers(new):
+        raise Invalid(problems)
+    request, settings = new.request, new.settings
+    return {
+        "recipe": request.recipe,
+        "inputs": dict(request.inputs),
+        "preset": request.preset,
+        "driver": settings.driver,
+        **({"limits": dict(settings.limits)} if settings.limits else {}),
+    }
 
 
 def _not_for_servers(new: New) -> list[Problem]:

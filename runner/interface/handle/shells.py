@@ -284,6 +284,6 @@ class AsyncRun:
         return f"<AsyncRun {self.id}{f' at {self.transport.name}' if self.transport.name else ''}>"
 
 
-def runs_of(transport: Transport, listing: Listing) -> Sequence[Status]:
-    """The runs that are kept there, the newest first."""
-    return list(given(transport, core.runs(listing)))
+def runs_of(transport: Transport, listing: Listing) -> Iterator[Status]:
+    """The runs that are kept there, the newest first, asked for page by page."""
+    return given(transport, core.runs(listing))

@@ -12,8 +12,17 @@ from urllib.parse import urlsplit
 
 from drivers import install_line
 
+from ...api.differences import Differences
 from ...api.outcomes import Outcome
-from ...api.values import Artifact, Point, QueuedRun, Status, WorkerStatus
+from ...api.values import (
+    Artifact,
+    Forecast,
+    Point,
+    QueuedRun,
+    RecipeEntry,
+    Status,
+    WorkerStatus,
+)
 from ...errors import Infrastructure, Invalid, NotFound, Problem
 from ...storage.records.runs import Event
 from . import questions
@@ -140,7 +149,9 @@ class There:
         name, tilde, back = word.partition("~")
         if name == "last" and (not tilde or back.isdecimal()):
             return self._last(word, int(back) if tilde else 0)
-        near = [row.id for row in self.list_runs(Listing(LISTED)).runs if word and word in row.id]
+        listed = self.list_runs(Listing(LISTED)).runs if word else ()
+        near = [row.id for row in listed if word == row.name]
+        near = near[:1] or [row.id for row in listed if word in row.id]
         if len(near) > 1 and word not in near:
             words = f'"{word}" may be any of {len(near)} runs: {", ".join(near[:3])}, …'
             raise NotFound(words, fix="give more of it")
@@ -163,6 +174,12 @@ class There:
             if not after:
                 words = f"{word}: the oldest run at {self.name} is last~{len(rows) - 1}"
                 raise NotFound(words, fix="`recipe runs` lists them")
+
+    def recipes(self) -> Sequence[RecipeEntry]:
+        return self._answer(questions.recipes())
+
+    def plan(self, new: New) -> Forecast:
+        return self._answer(questions.plan(new))
 
     def list_runs(self, listing: Listing) -> Page:
         return self._answer(questions.list_runs(listing))
@@ -202,6 +219,9 @@ class There:
     def prioritize(self, run: str, priority: int) -> Outcome:
         return self._answer(questions.prioritize(run, priority))
 
+    def differences(self, a: str, b: str) -> Differences:
+        return self._answer(questions.differences(a, b))
+
     def workers(self) -> Sequence[WorkerStatus]:
         return self._answer(questions.workers())
 
@@ -240,6 +260,12 @@ class AsyncThere:
         self._client = httpx.AsyncClient(
             headers=headers, timeout=httpx.Timeout(PATIENCE, connect=CONNECT)
         )
+
+    async def recipes(self) -> Sequence[RecipeEntry]:
+        return await self._answer(questions.recipes())
+
+    async def plan(self, new: New) -> Forecast:
+        return await self._answer(questions.plan(new))
 
     async def run(self, run: str) -> Status:
         return await self._answer(questions.run(run))

@@ -9,9 +9,18 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
+from ...api.differences import Differences
 from ...api.outcomes import Outcome
 from ...api.submitting import Ticket
-from ...api.values import Artifact, Point, QueuedRun, Status, WorkerStatus
+from ...api.values import (
+    Artifact,
+    Forecast,
+    Point,
+    QueuedRun,
+    RecipeEntry,
+    Status,
+    WorkerStatus,
+)
 from ...errors import Infrastructure, RecipeError
 from ...execution.terms import Choice, Settings
 from ...storage.records.runs import Event
@@ -49,6 +58,7 @@ class Listing(NamedTuple):
     states: Sequence[str] = ()
     recipe: str = ""
     user: str = ""
+    tag: str = ""
     after: str = ""
     """The `next` of the page before."""
 
@@ -61,12 +71,13 @@ class Page(NamedTuple):
 
 
 class LogPart(NamedTuple):
-    """What an attempt printed, from a byte on; with `follow` until the attempt is over."""
+    """What an attempt printed, on one of its nodes, from a byte on; with `follow` until the attempt is over."""
 
     step: str
     attempt: int
     offset: int
     follow: bool
+    node: int = 0
 
 
 Of: TypeAlias = Literal["step", "machine"]
@@ -87,6 +98,14 @@ class Transport(Protocol):
 
     def find(self, word: str) -> str:
         """The run that a word names: its name or id, a part of its id that no other has, `last`, `last~1`.  Raises NotFound."""
+        ...
+
+    def recipes(self) -> Sequence[RecipeEntry]:
+        """The recipes that may be run by their names."""
+        ...
+
+    def plan(self, new: New) -> Forecast:
+        """What a run would do, take and cost; nothing is stored, run or rented.  Raises Invalid with every problem."""
         ...
 
     def list_runs(self, listing: Listing) -> Page: ...
@@ -119,6 +138,10 @@ class Transport(Protocol):
 
     def retry(self, run: str, begin: str | None) -> Outcome: ...
     def prioritize(self, run: str, priority: int) -> Outcome: ...
+    def differences(self, a: str, b: str) -> Differences:
+        """What differs between two runs, by what each remembers."""
+        ...
+
     def workers(self) -> Sequence[WorkerStatus]: ...
     def queue(self) -> Sequence[QueuedRun]: ...
     def close(self) -> None: ...
@@ -129,6 +152,8 @@ class AsyncTransport(Protocol):
 
     name: str
 
+    async def recipes(self) -> Sequence[RecipeEntry]: ...
+    async def plan(self, new: New) -> Forecast: ...
     async def run(self, run: str) -> Status: ...
     async def submit(self, new: New, key: str) -> str: ...
     async def events(self, run: str, after: int) -> Sequence[Event]: ...

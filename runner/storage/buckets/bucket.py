@@ -162,7 +162,7 @@ def tries(count: int = ATTEMPTS) -> Policy:
     return backoff(Again, count, FIRST_WAIT, LONGEST_WAIT, random)
 
 
-def answered(do: Callable[[], T], policy: Policy, where: str) -> T:
+def retry_request(do: Callable[[], T], policy: Policy, where: str) -> T:
     """The answer to a request, which is made again as long as it raises Again and the policy says so.  Raises Unreachable."""
     try:
         return retry(do, policy)
@@ -182,7 +182,7 @@ class Short(Exception):
     """The object ends before the part that was asked for."""
 
 
-async def awaited(asked: Any) -> Any:
+async def await_result(asked: Any) -> Any:
     return await asked
 
 

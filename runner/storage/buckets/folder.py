@@ -166,11 +166,11 @@ class Folder:
 
     def _place(self, name: str) -> str:
         target = f"{self.url}/{name}"
-        self._made(os.path.dirname(target))
+        self._make_folder(os.path.dirname(target))
         return target
 
     def _temporary(self) -> str:
-        self._made(f"{self.url}/partial")
+        self._make_folder(f"{self.url}/partial")
         return f"{self.url}/partial/{os.uname().nodename}-{os.getpid()}-{time.time_ns():x}-{next(COUNT)}"
 
     def _demand(self) -> None:
@@ -180,7 +180,7 @@ class Folder:
                 fix="make it, or mount what it should be; a store is never made by itself",
             )
 
-    def _made(self, folder: str) -> None:
+    def _make_folder(self, folder: str) -> None:
         if folder not in self._folders:
             self._demand()  # it may have been unmounted since
             try:

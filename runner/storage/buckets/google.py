@@ -19,10 +19,10 @@ from .bucket import (
     Spread,
     Stat,
     StoreError,
-    answered,
-    awaited,
+    await_result,
     client_options,
     module_of_extra,
+    retry_request,
     tries,
     words_of,
 )
@@ -155,7 +155,7 @@ class Google(CloudBucket):
 
         def once() -> Any:
             try:
-                return sync(fs.loop, awaited, do(fs))
+                return sync(fs.loop, await_result, do(fs))
             except FileNotFoundError as error:
                 if missing:
                     return None
@@ -168,7 +168,7 @@ class Google(CloudBucket):
             except Exception as error:
                 self._raise(error)
 
-        return answered(once, tries(3), self._where)
+        return retry_request(once, tries(3), self._where)
 
     def _raise(self, error: Exception) -> NoReturn:
         import aiohttp

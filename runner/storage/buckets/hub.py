@@ -18,7 +18,7 @@ _NAME = re.compile(r"(datasets/)?([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)")
 T = TypeVar("T")
 
 
-def named(address: str) -> tuple[str, str]:
+def parse_repository(address: str) -> tuple[str, str]:
     """The kind of a repository, `model` or `dataset`, and its name.  Raises Invalid."""
     found = _NAME.fullmatch(address.removeprefix("hf://").rstrip("/"))
     if found is None:
@@ -54,14 +54,14 @@ def check(address: str, environ: Mapping[str, str]) -> None:
             f"{address} cannot be reached: HF_HUB_OFFLINE is set",
             fix="unset it, or give --out a folder",
         )
-    _asked(address, lambda: _api(environ).whoami())
+    _ask_hub(address, lambda: _api(environ).whoami())
 
 
 def is_there(address: str, environ: Mapping[str, str]) -> bool:
     """Whether the repository has the list of an upload.  Raises Infrastructure."""
-    kind, name = named(address)
+    kind, name = parse_repository(address)
     api = _api(environ)
-    return bool(_asked(address, lambda: api.file_exists(name, MANIFEST, repo_type=kind)))
+    return bool(_ask_hub(address, lambda: api.file_exists(name, MANIFEST, repo_type=kind)))
 
 
 def upload(
@@ -77,7 +77,7 @@ def upload(
     """
     from huggingface_hub import CommitOperationAdd
 
-    kind, name = named(address)
+    kind, name = parse_repository(address)
     outputs = facts.get("outputs")
     tops = {file.name.split("/")[0] for file in wanted if _is_output(file.name, outputs)}
     alone = f"{next(iter(tops))}/" if len(tops) == 1 else ""
@@ -105,7 +105,7 @@ def upload(
             repo_type=kind,
         )
 
-    _asked(address, commit)
+    _ask_hub(address, commit)
     return sum(file.size for file in laid)
 
 
@@ -125,7 +125,7 @@ def _api(environ: Mapping[str, str]) -> Any:
     return HfApi(endpoint=environ.get("HF_ENDPOINT") or None, token=environ.get("HF_TOKEN") or None)
 
 
-def _asked(address: str, ask: Callable[[], T]) -> T:
+def _ask_hub(address: str, ask: Callable[[], T]) -> T:
     """The answer of the Hub.  Raises Infrastructure with what to do, Unreachable for what may pass."""
     try:
         return ask()

@@ -46,7 +46,7 @@ def upload(
 
     Raises Infrastructure when the bucket does not take them, Corrupt when a file is not what its digest says.
     """
-    complete, known = _known(bucket.read(MANIFEST))
+    complete, known = _read_manifest(bucket.read(MANIFEST))
     there = {stat.name: stat.size for stat in bucket.names("")} if known else {}
     missing = [
         each
@@ -85,7 +85,7 @@ def point(bucket: Bucket, name: str, folder: str, facts: Mapping[str, object]) -
     bucket.write(name, (json.dumps(listing) + "\n").encode())
 
 
-def lying(
+def files_at(
     name: str, path: Path, content: str, entries: Callable[[], Sequence[Entry]]
 ) -> list[File]:
     """The files of an output that is at `path`, under `name`: itself, or all that a tree holds, with links followed.
@@ -118,18 +118,18 @@ def _put(bucket: Bucket, each: File) -> int:
         if each.size <= PART:
             data = Path(each.path).read_bytes()
             if hashlib.sha256(data).hexdigest() != each.sha256:
-                raise _damaged(each)
+                raise _damage_error(each)
             bucket.write(each.name, data)
         else:
             if files.scan(each.path)[2:] != each.sha256:
-                raise _damaged(each)
+                raise _damage_error(each)
             bucket.write_file(each.name, each.path, each.size, Crew(bucket.width).map)
     except OSError as error:
         raise Infrastructure(f"{each.path} cannot be read: {error.strerror}") from error
     return each.size
 
 
-def _damaged(each: File) -> Corrupt:
+def _damage_error(each: File) -> Corrupt:
     return Corrupt(
         f"{each.path} is not what was made: its bytes have changed",
         fix="run the step again with -R STEP",
@@ -159,7 +159,7 @@ def manifest(held: Sequence[File], facts: Mapping[str, object], *, complete: boo
     ).encode()
 
 
-def _known(data: bytes | None) -> tuple[bool, dict[str, tuple[int, str]]]:
+def _read_manifest(data: bytes | None) -> tuple[bool, dict[str, tuple[int, str]]]:
     """Whether a manifest says that all is there, and the sizes and digests that it lists; nothing of one that is not ours."""
     try:
         parsed = json.loads(data or b"{}")

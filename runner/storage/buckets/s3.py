@@ -27,11 +27,11 @@ from .bucket import (
     Stat,
     StoreError,
     Unreachable,
-    answered,
-    awaited,
+    await_result,
     base64_of,
     client_options,
     module_of_extra,
+    retry_request,
     tries,
     words_of,
 )
@@ -163,7 +163,7 @@ class S3(CloudBucket):
                 raise Again(f"{name} broke off after {len(found) - begun} of {due} bytes")
             return True
 
-        there = answered(ask, policy, self._where)
+        there = retry_request(ask, policy, self._where)
         return bytes(found) if there else None
 
     def create(self, name: str, data: bytes) -> bool:
@@ -179,10 +179,10 @@ class S3(CloudBucket):
                 return again and self.read(name) == data
             return True
 
-        return answered(once, self._policy, self._where)
+        return retry_request(once, self._policy, self._where)
 
     def write(self, name: str, data: bytes) -> None:
-        answered(lambda: self._put(name, data), self._policy, self._where)
+        retry_request(lambda: self._put(name, data), self._policy, self._where)
 
     def _put(self, name: str, data: bytes, **condition: Any) -> None:
         md5 = hashlib.md5(data, usedforsecurity=False)
@@ -224,7 +224,7 @@ class S3(CloudBucket):
 
     def _write_file(self, key: str, path: str, size: int, crew: Spread) -> None:
         length = max(PART, -(-size // _MOST_PARTS))
-        upload, there = self._unfinished(key)
+        upload, there = self._find_unfinished(key)
         if upload is None:
             begun = self._ask("create_multipart_upload", Key=key)
             assert begun is not None
@@ -251,7 +251,7 @@ class S3(CloudBucket):
                 _demand_etag(key, answer, md5.hexdigest())
                 return str(answer["ETag"])
 
-            return {"PartNumber": number, "ETag": answered(once, self._policy, self._where)}
+            return {"PartNumber": number, "ETag": retry_request(once, self._policy, self._where)}
 
         try:
             parts = crew(part, range(1, -(-size // length) + 1))
@@ -268,7 +268,7 @@ class S3(CloudBucket):
                 self._ask("abort_multipart_upload", Key=key, UploadId=upload, absent=True)
             raise
 
-    def _unfinished(self, key: str) -> tuple[str | None, dict[int, tuple[int, str]]]:
+    def _find_unfinished(self, key: str) -> tuple[str | None, dict[int, tuple[int, str]]]:
         """The newest unfinished upload of this object, and its parts: number -> (bytes, MD5)."""
         begun = [(found.begun, found.id) for found in self._uploads(key) if found.key == key]
         if not begun:
@@ -349,7 +349,7 @@ class S3(CloudBucket):
 
     def _ask(self, method: str, *, absent: bool = False, **words: Any) -> Mapping[str, Any] | None:
         """The answer to one request, tried again where that helps.  With `absent`, None when there is no such thing."""
-        return answered(
+        return retry_request(
             lambda: self._once(method, absent=absent, **words), self._policy, self._where
         )
 
@@ -449,7 +449,7 @@ class S3(CloudBucket):
         from fsspec.asyn import sync
 
         _, system = self._client()
-        return sync(system.loop, awaited, asked)
+        return sync(system.loop, await_result, asked)
 
     def _open(self) -> tuple[Any, Any]:
         s3fs = module_of_extra("s3fs", self.url, "s3")

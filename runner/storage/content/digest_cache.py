@@ -23,10 +23,10 @@ from .files import (
     content_id,
     hash_all,
     identity_of,
+    is_settled,
     read_manifest,
     regular,
     see,
-    settled,
     slack,
     stat_of,
     tree_id,
@@ -103,7 +103,7 @@ class DigestCache:
         """The manifest of the tree at `path`; its files are remembered."""
         sight = see(self._full(path))
         return (
-            self._rowed(path, sight)
+            self._digest_rows(path, sight)
             if sight.files <= FEW
             else self._large().entries(path, self._full(path), sight, self.progress)
         )
@@ -147,10 +147,10 @@ class DigestCache:
         """The content of the tree at `path`, without its manifest where it looks as it did."""
         sight = see(self._full(path))
         if sight.files <= FEW:
-            return tree_id(self._rowed(path, sight))
+            return tree_id(self._digest_rows(path, sight))
         return self._large().content(path, self._full(path), sight, self.progress)
 
-    def _rowed(self, path: str, sight: Sight) -> list[Entry]:
+    def _digest_rows(self, path: str, sight: Sight) -> list[Entry]:
         """The manifest of a tree with a row for each file."""
         known: dict[str, list[str]] = {}
         recall = self._rows.get
@@ -186,7 +186,7 @@ class DigestCache:
             self._rows.pop(path, None)
 
     def _remember(self, path: str, found: os.stat_result, content: Content, begun: int) -> Content:
-        if settled(identity_of(found), begun):
+        if is_settled(identity_of(found), begun):
             self._rows[path] = self._new[path] = (path, *identity_of(found), content)
         return content
 

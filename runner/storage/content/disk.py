@@ -161,7 +161,7 @@ class Disk:
         if sys.platform == "darwin":
             _clone_on_apfs(source, target)
             os.chmod(target, 0o755 if kind == "x" else 0o644)
-            os.utime(target, ns=backdated())
+            os.utime(target, ns=backdated_times())
             return
         with open(source, "rb", buffering=0) as origin:
             handle = create(target, kind)
@@ -315,10 +315,10 @@ def pour(handle: int, data: bytes | memoryview) -> None:
 
 
 def _backdate(handle: int) -> None:
-    os.utime(handle, ns=backdated())
+    os.utime(handle, ns=backdated_times())
 
 
-def backdated() -> tuple[int, int]:
+def backdated_times() -> tuple[int, int]:
     """Times of access and change for a file of our making."""
     now = time.time_ns()
     mtime = now - _BACKDATE_NS
@@ -399,7 +399,7 @@ def fail(path: str, error: OSError) -> NoReturn:
     raise files.no_space(error, str(error.filename or path)) from error
 
 
-def changed(path: str) -> NoReturn:
+def raise_changed(path: str) -> NoReturn:
     raise Corrupt(
         f"{path}: changed while it was put away",
         fix="leave it alone while recipe runs, and run again",

@@ -104,7 +104,7 @@ def tree_id(manifest: Sequence[Entry]) -> Content:
     return Content("t:" + digest.of_value("tree/1", manifest))
 
 
-def settled(found: Identity, at_ns: int) -> bool:
+def is_settled(found: Identity, at_ns: int) -> bool:
     """Whether a digest begun at `at_ns` may be remembered under this identity: no later change can look the same."""
     return at_ns - max(found.mtime_ns, found.ctime_ns) > slack(found.mtime_ns)
 

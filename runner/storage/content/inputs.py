@@ -109,7 +109,7 @@ def size_of(cache: DigestCache, source: Source) -> int:
     return sum(entry.size + EACH_FILE for entry in cache.entries(source.at) if entry.kind in "fx")
 
 
-def noted(root: Path) -> Iterator[tuple[Content, float]]:
+def list_inputs(root: Path) -> Iterator[tuple[Content, float]]:
     """Contents that were kept as inputs, and when each was given last: seconds since the epoch."""
     kinds = {suffix: kind for kind, suffix in SUFFIX.items()}
     folder = root / "inputs"

@@ -22,8 +22,8 @@ from .files import (
     Progress,
     Sight,
     identity_of,
+    is_settled,
     read_manifest,
-    settled,
     slack,
     tree_id,
 )
@@ -60,7 +60,7 @@ class Listings:
     def content(self, path: str, full: str, sight: Sight, progress: Progress | None) -> Content:
         """The content of the tree at `full`, without its manifest where it looks as it did; it is remembered as `path`."""
         listing = self._listing(path)
-        if listing is not None and listing.content and _shows(listing, sight, _packed(sight)):
+        if listing is not None and listing.content and _shows(listing, sight, _pack(sight)):
             return Content(listing.content)
         content = tree_id(self.entries(path, full, sight, progress))
         listing = self._listings[path]
@@ -70,15 +70,15 @@ class Listings:
 
     def entries(self, path: str, full: str, sight: Sight, progress: Progress | None) -> list[Entry]:
         """The manifest of a tree, whose listing is brought up to date."""
-        old, packed = self._listing(path), _packed(sight)
-        digests = {folder: _recalled(old, folder, seen) for folder, seen in packed.items()}
+        old, packed = self._listing(path), _pack(sight)
+        digests = {folder: _recall_digests(old, folder, seen) for folder, seen in packed.items()}
         manifest, reads, begun = read_manifest(
             full, sight, {folder: _hexes(column) for folder, column in digests.items()}, progress
         )
         columns = {folder: bytearray(digests[folder]) for folder in {read[0] for read in reads}}
         for folder, n, found, value in reads:
             now = identity_of(found)
-            if settled(now, begun) and now == sight.folders[folder].rows[n][:5]:
+            if is_settled(now, begun) and now == sight.folders[folder].rows[n][:5]:
                 columns[folder][32 * n : 32 * n + 32] = bytes.fromhex(value)
         if reads or old is None or not _shows(old, sight, packed):
             digests |= {folder: bytes(column) for folder, column in columns.items()}
@@ -99,7 +99,7 @@ class Listings:
                 values.get(prefix + name, _UNKNOWN) if row[4] - row[3] > slack(row[3]) else _UNKNOWN
                 for name, row in rows
             )
-        self._keep(path, _Listing("", _packed(sight), sight.links, sight.empty, digests))
+        self._keep(path, _Listing("", _pack(sight), sight.links, sight.empty, digests))
 
     def save(self) -> None:
         """Write what was learned since the last call."""
@@ -121,7 +121,7 @@ class Listings:
         self._unsaved.add(path)
 
 
-def _packed(sight: Sight) -> dict[str, _Packed]:
+def _pack(sight: Sight) -> dict[str, _Packed]:
     pack = _STATS.pack
     return {
         folder: ("\0".join(names).encode("utf-8", "surrogateescape"), b"".join(starmap(pack, rows)))
@@ -136,7 +136,7 @@ def _shows(listing: _Listing, sight: Sight, packed: dict[str, _Packed]) -> bool:
     )
 
 
-def _recalled(listing: _Listing | None, folder: str, seen: _Packed) -> bytes:
+def _recall_digests(listing: _Listing | None, folder: str, seen: _Packed) -> bytes:
     """The digests of the files of a folder, zeros for those that do not look as they did."""
     before = listing.folders.get(folder) if listing is not None else None
     if listing is None or before is None:

@@ -71,7 +71,7 @@ class Manifests:
         except OSError:
             return False
 
-    def known(self, content: Content) -> bool:
+    def is_known(self, content: Content) -> bool:
         """Whether the manifest of a tree can be read, though the tree may not be here."""
         target = place(self._root, content)
         return os.path.lexists(f"{target}.json") or os.path.lexists(target)
@@ -83,7 +83,7 @@ class Manifests:
         except OSError as error:
             fail(place(self._root, content), error)
 
-    def matching(self, content: Content, pattern: str) -> list[Entry]:
+    def match(self, content: Content, pattern: str) -> list[Entry]:
         """The files of a tree that match a glob: `*` and `?` stay within a name, `**` does not."""
         fits = glob(pattern)
         return [entry for entry in self.entries(content) if entry.kind != "d" and fits(entry.path)]

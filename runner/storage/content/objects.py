@@ -32,13 +32,13 @@ from .disk import (
     Disk,
     MakeFile,
     alone,
-    backdated,
-    changed,
+    backdated_times,
     delete,
     fail,
     mark,
     overwrite,
     protect,
+    raise_changed,
     sync,
     sync_one,
     total,
@@ -122,7 +122,7 @@ class Objects:
         name = str(path)
         manifest = files.entries(name) if content[0] == "t" else None
         if manifest is not None and files.tree_id(manifest) != content:
-            changed(name)
+            raise_changed(name)
         self._put(name, content, manifest, mark(name, moves=True) if move else None)
 
     def _put(
@@ -145,7 +145,7 @@ class Objects:
             )
             protect(source)
             if ours and mark(name, moves=True) != before:
-                changed(name)
+                raise_changed(name)
             self._name(source, target, content, manifest)
         except OSError as error:
             fail(name, error)
@@ -192,28 +192,32 @@ class Objects:
 
     def has(self, content: Content) -> bool:
         return (
-            self.tiny.known(content)
+            self.tiny.is_known(content)
             or os.path.lexists(self._path(content))
             or self.tiny.row(content) is not None
         )
 
     def all(self, before: float = math.inf) -> Iterator[Content]:
         """Every object that is here, and was put away last before then: seconds since the epoch."""
-        rows = self.tiny.all()
+        tiny = self.tiny.all()
+        for path, content in self._files():
+            # One that is in the table, too, was put away when its row says.
+            at = tiny.pop(content, -math.inf)
+            if at < before and (before == math.inf or os.lstat(path).st_ctime < before):
+                yield content
+        yield from sorted(content for content, at in tiny.items() if at < before)
+
+    def _files(self) -> Iterator[tuple[str, Content]]:
+        """The files of objects, in the order of their digests."""
         kinds = {suffix: kind for kind, suffix in SUFFIX.items()}
         folder = f"{self._root}/objects"
         for prefix in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
-            if len(prefix) == 2:
-                for name in sorted(os.listdir(f"{folder}/{prefix}")):
-                    if (kind := kinds.get(name[64:])) is not None and len(name) >= 64:
-                        content = Content(f"{kind}:{name[:64]}")
-                        row = rows.pop(content, -math.inf)
-                        if row < before and (
-                            before == math.inf
-                            or os.lstat(f"{folder}/{prefix}/{name}").st_ctime < before
-                        ):
-                            yield content
-        yield from sorted(content for content, at in rows.items() if at < before)
+            if len(prefix) != 2:
+                continue
+            for name in sorted(os.listdir(f"{folder}/{prefix}")):
+                digest, kind = name[:64], kinds.get(name[64:])
+                if kind is not None and len(digest) == 64:
+                    yield f"{folder}/{prefix}/{name}", Content(f"{kind}:{digest}")
 
     def size(self, content: Content) -> int:
         """Bytes of content, without hashing."""
@@ -272,7 +276,7 @@ class Objects:
             temporary = self.disk.temporary()
             if small is not None and content[0] == "f" and spare(temporary):
                 overwrite(temporary, small, self._mode)
-                os.utime(temporary, ns=backdated())
+                os.utime(temporary, ns=backdated_times())
             elif small is not None:
                 write(temporary, small, content[0])
             else:
@@ -364,7 +368,7 @@ class Objects:
         try:
             data = os.read(handle, found.st_size + 1)
             if len(data) != found.st_size:
-                changed(name)
+                raise_changed(name)
             os.fchmod(handle, MODE[kind])
         finally:
             os.close(handle)
@@ -406,7 +410,7 @@ class Objects:
             make_file(name, temporary, content[0])
         if not link and files.scan(temporary) != content:
             unlink(temporary)
-            changed(name)
+            raise_changed(name)
         return temporary
 
     def _place_tree(self, source: str, target: str, content: Content) -> None:
@@ -446,7 +450,7 @@ class Objects:
             handle = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
             if (row := self.tiny.row(content)) is None:
-                _missing(content, source)
+                _raise_missing(content, source)
             return row
         try:
             data = os.read(handle, SMALL + 1)
@@ -455,14 +459,14 @@ class Objects:
         if len(data) > SMALL:
             return None
         if hashlib.sha256(data).hexdigest() != content[2:]:
-            _damaged(source)
+            _raise_damaged(source)
         return data
 
     def _demand(self, content: Content) -> None:
         if not self.has(content):
-            _missing(content, self._path(content))
+            _raise_missing(content, self._path(content))
         if not self.intact(content):
-            _damaged(self._path(content))
+            _raise_damaged(self._path(content))
 
 
 def _rows_below(manifest: Sequence[Entry], below: str) -> Sequence[Entry]:
@@ -506,14 +510,14 @@ def _verify_unsynced(manifests: Manifests, content: Content, target: str) -> boo
     return True
 
 
-def _missing(content: Content, path: str) -> NoReturn:
+def _raise_missing(content: Content, path: str) -> NoReturn:
     raise Corrupt(
         f"{path}: {content[:14]}… is not in the store",
         fix="run again: the step that makes it will be run",
     )
 
 
-def _damaged(path: str) -> NoReturn:
+def _raise_damaged(path: str) -> NoReturn:
     raise Corrupt(
         f"{path}: the stored bytes are not what their name says",
         fix="run again: the step that makes them will be run",

@@ -252,7 +252,7 @@ def faults(folder: Path, pack: Pack, progress: Progress | None = None) -> Iterat
                 if found != shard.size:
                     yield f"{path.name}: {found} bytes instead of {shard.size}"
                 hasher = hashlib.sha256()
-                wrong = list(_damaged(file, shard, hasher))
+                wrong = list(_find_damage(file, shard, hasher))
                 yield from (f"{path.name}: {fault}" for fault in wrong)
                 if found == shard.size and not wrong and hasher.hexdigest() != sha256:
                     yield f"{path.name}: its SHA-256 in {MANIFEST} is another one"
@@ -274,7 +274,7 @@ def faults(folder: Path, pack: Pack, progress: Progress | None = None) -> Iterat
         yield f"{SUMS}: {error.strerror}"
 
 
-def _damaged(file: BinaryIO, shard: Shard, hasher: Any) -> Iterator[str]:
+def _find_damage(file: BinaryIO, shard: Shard, hasher: Any) -> Iterator[str]:
     """The members of a tar of ours that are not as they were written.  The place of each is known, so that one does not hide the next."""
     for entry in shard.entries:
         head = member_header(entry)
@@ -309,14 +309,19 @@ def differences(before: Iterable[Entry], now: Iterable[Entry]) -> list[tuple[str
         old.keys() | new.keys(), key=lambda path: path.encode("utf-8", "surrogateescape")
     ):
         was, entry = old.get(path), new.get(path)
-        if was is None or entry is None:
-            found.append(("new" if was is None else "missing", path))
+        if was is None:
+            found.append(("new", path))
+        elif entry is None:
+            found.append(("missing", path))
         elif was != entry:
-            same = was.value == entry.value and {was.kind, entry.kind} == {"f", "x"}
-            found.append(
-                ("mode" if same else "link" if was.kind == entry.kind == "l" else "changed", path)
-            )
+            found.append((_kind_of_change(was, entry), path))
     return found
+
+
+def _kind_of_change(was: Entry, now: Entry) -> str:
+    if was.value == now.value and {was.kind, now.kind} == {"f", "x"}:
+        return "mode"
+    return "link" if was.kind == now.kind == "l" else "changed"
 
 
 def doubts(manifest: Sequence[Entry]) -> list[str]:
@@ -338,7 +343,7 @@ def doubts(manifest: Sequence[Entry]) -> list[str]:
     ]
     seen: dict[str, str] = {}
     for path in _every(manifest):
-        other = seen.setdefault(_folded(path), path)
+        other = seen.setdefault(_fold_case(path), path)
         if other != path:
             found.append(f"{other!r} and {path!r} are one name where case or accents do not count")
     return found
@@ -366,7 +371,7 @@ def _every(manifest: Sequence[Entry]) -> Iterator[str]:
             parent = parent.rpartition("/")[0]
 
 
-def _folded(path: str) -> str:
+def _fold_case(path: str) -> str:
     if path.isascii():
         return path.lower()
     import unicodedata

@@ -49,7 +49,7 @@ class Seals:
         self._known.pop(content, None)
         self._new.pop(content, None)
 
-    def learned(self, seals: Iterable[Seal]) -> None:
+    def learn(self, seals: Iterable[Seal]) -> None:
         """Take over the seals that another store over the same folder has made."""
         for seal in seals:
             self._known[seal.content] = self._new[seal.content] = seal

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from ..crash import crashpoint
-from .disk import Disk, changed, fail
+from .disk import Disk, fail, raise_changed
 from .files import Content
 
 TINY = 4 << 10
@@ -55,7 +55,7 @@ class TinyContents:
         ] = {}  # small contents that were taken lately: the next step will ask for them
         self._recent_size = 0
 
-    def known(self, content: Content) -> bool:
+    def is_known(self, content: Content) -> bool:
         """Whether it was seen here, without looking for it."""
         return content in self._rows
 
@@ -93,7 +93,7 @@ class TinyContents:
         except OSError as error:
             fail(path, error)
         if len(data) != found.st_size:
-            changed(path)
+            raise_changed(path)
         content = Content(
             f"{'x' if found.st_mode & stat.S_IXUSR else 'f'}:{hashlib.sha256(data).hexdigest()}"
         )
@@ -105,7 +105,7 @@ class TinyContents:
         crashpoint("object-put")
         return content
 
-    def unstored(self) -> tuple[dict[Content, bytes], list[str]]:
+    def take_unstored(self) -> tuple[dict[Content, bytes], list[str]]:
         """The tiny contents that came since the last call, to be stored with the first mention of them, and the logs to be deleted after that."""
         with self._lock:
             tiny, self._tiny = self._tiny, {}
@@ -137,7 +137,7 @@ class TinyContents:
         except OSError as error:
             fail(f"{self._root}/partial", error)
 
-    def _logged(self, content: Content) -> bytes | None:
+    def _read_logged(self, content: Content) -> bytes | None:
         """What a process, alive or dead, has written down of a content and not stored yet."""
         return next(
             (
@@ -180,12 +180,12 @@ class TinyContents:
         )
         if data is None and self._table is not None and content[0] != "t":
             # another process stores what its log has, and deletes the log: between our two looks, unless there is a third
-            for look in (self._stored, self._logged, self._stored):
+            for look in (self._read_stored, self._read_logged, self._read_stored):
                 if (data := look(content)) is not None:
                     break
         return data
 
-    def _stored(self, content: Content) -> bytes | None:
+    def _read_stored(self, content: Content) -> bytes | None:
         """What the table has of a content, if it is sound."""
         data = self._table.tiny([content]).get(content) if self._table is not None else None
         return (

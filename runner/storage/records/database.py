@@ -49,7 +49,7 @@ class Kind(NamedTuple):
     without: str  # what it means to move a damaged one away
 
 
-def _copied(db: sqlite3.Connection) -> sqlite3.Connection:
+def _copy_to_memory(db: sqlite3.Connection) -> sqlite3.Connection:
     """All of a database in memory; the connection to it is closed."""
     copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     with contextlib.closing(db):
@@ -85,13 +85,13 @@ class Database:
             return cls(root, kind, db)
         with _trouble(path, kind):
             try:
-                db, version = _examined(path, kind, read_only=read_only)
+                db, version = _examine(path, kind, read_only=read_only)
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode != sqlite3.SQLITE_READONLY_ROLLBACK:
                     raise
                 # A writer was killed in the midst of a group: what it began is undone, which is not for a connection that only reads.
-                _examined(path, kind, read_only=False)[0].close()
-                db, version = _examined(path, kind, read_only=True)
+                _examine(path, kind, read_only=False)[0].close()
+                db, version = _examine(path, kind, read_only=True)
             try:
                 _set(db, read_only=read_only)
                 if version < len(kind.migrations):
@@ -100,7 +100,7 @@ class Database:
                             f"{path}: format {version} is older than this program's",
                             fix=f"`{kind.migrates}` migrates it",
                         )
-                    db = _copied(db) if read_only else db
+                    db = _copy_to_memory(db) if read_only else db
                     _migrate(db, kind)
                 db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
             except BaseException:
@@ -199,7 +199,7 @@ def damaged_value(stored: object) -> Corrupt:
     )
 
 
-def parsed(stored: object) -> Json:
+def parse_stored(stored: object) -> Json:
     """A stored value.  Raises Corrupt."""
     try:
         return cast("Json", parse_json(str(stored)))
@@ -209,7 +209,7 @@ def parsed(stored: object) -> Json:
 
 def mapping(stored: object) -> Data:
     """A stored object.  Raises Corrupt."""
-    value = {} if stored == "{}" else parsed(stored)
+    value = {} if stored == "{}" else parse_stored(stored)
     if not isinstance(value, dict):
         raise damaged_value(stored)
     return value
@@ -235,7 +235,7 @@ def _set(db: sqlite3.Connection, *, read_only: bool) -> None:
     db.execute("PRAGMA cache_size = -16000")
 
 
-def _examined(path: Path, kind: Kind, *, read_only: bool) -> tuple[sqlite3.Connection, int]:
+def _examine(path: Path, kind: Kind, *, read_only: bool) -> tuple[sqlite3.Connection, int]:
     """A connection and the format version, or a refusal.
 
     The connection is asked, never the file: with the end of any `open` of it, all locks that this process has on it are gone, those of its other
@@ -249,28 +249,28 @@ def _examined(path: Path, kind: Kind, *, read_only: bool) -> tuple[sqlite3.Conne
         short = not pages or pages * size > path.stat().st_size
         db.execute("COMMIT")
         if short:
-            raise _damaged(path, kind, "it is cut short")
+            raise _damage_error(path, kind, "it is cut short")
         if mark != kind.mark:
-            raise _damaged(path, kind, "it is not a store of recipe's")
+            raise _damage_error(path, kind, "it is not a store of recipe's")
         if version > len(kind.migrations):
             raise Unusable(
                 f"{path}: format {version} was written by a newer recipe, this one knows {len(kind.migrations)}",
                 fix="use the newer version",
             )
         if version < 1:
-            raise _damaged(path, kind, "it has no format version")
+            raise _damage_error(path, kind, "it has no format version")
     except BaseException as error:
         db.close()
         if isinstance(error, sqlite3.DatabaseError) and error.sqlite_errorcode in (
             sqlite3.SQLITE_CORRUPT,
             sqlite3.SQLITE_NOTADB,
         ):
-            raise _damaged(path, kind, "it is cut short or is not a database") from error
+            raise _damage_error(path, kind, "it is cut short or is not a database") from error
         raise
     return db, version
 
 
-def _damaged(path: Path, kind: Kind, why: str) -> Unusable:
+def _damage_error(path: Path, kind: Kind, why: str) -> Unusable:
     return Unusable(f"{path} is damaged: {why}", fix=f"restore it, or move it away: {kind.without}")
 
 
@@ -351,7 +351,7 @@ def _trouble(path: Path, kind: Kind) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:  # of a message that quotes a damaged schema
-        raise _damaged(path, kind, "its schema cannot be read") from error
+        raise _damage_error(path, kind, "its schema cannot be read") from error
     except sqlite3.Error as error:
         code = (getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
@@ -360,7 +360,7 @@ def _trouble(path: Path, kind: Kind) -> Iterator[None]:
                 fix="wait for it to end, and try again",
             ) from error
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            raise _damaged(path, kind, str(error)) from error
+            raise _damage_error(path, kind, str(error)) from error
         if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
             raise Unusable(
                 f"{path}: {error}",
@@ -375,5 +375,5 @@ def _trouble(path: Path, kind: Kind) -> Iterator[None]:
             or "not decode" in str(error)
             or "no query solution" in str(error)
         ):
-            raise _damaged(path, kind, str(error)) from error
+            raise _damage_error(path, kind, str(error)) from error
         raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from .database import parsed
+from .database import parse_stored
 
 
 class Output(NamedTuple):
@@ -33,7 +33,7 @@ class Chunk(NamedTuple):
 
 def outputs_of(value: str) -> Sequence[Output]:
     """The outputs of a run, from the text that a backend keeps."""
-    rows = parsed(value)
+    rows = parse_stored(value)
     return (
         tuple(Output._make(row) for row in rows if isinstance(row, list))
         if isinstance(rows, list)

@@ -199,7 +199,7 @@ class Index:
         )
         return bool(count > most)
 
-    def expected(self, recipe: str, steps: Iterable[str]) -> dict[str, float]:
+    def expected_seconds(self, recipe: str, steps: Iterable[str]) -> dict[str, float]:
         """Seconds that each of `steps` may take, from the last times; recent ones weigh more.  Steps never made are absent."""
         newest = "SELECT seconds FROM traces WHERE recipe = ? AND step = value ORDER BY made_at DESC LIMIT 8"
         query = (
@@ -247,7 +247,7 @@ class Index:
                 [(attempt, of, _crc(attempt, of)) for attempt, of in rows],
             )
 
-    def published(self, recipe: str | None = None) -> dict[str, Published]:
+    def list_published(self, recipe: str | None = None) -> dict[str, Published]:
         """Everything that we have put into the workspace, by path."""
         rows = self._database.all(
             "SELECT * FROM published WHERE ? IS NULL OR recipe = ?", (recipe, recipe)

@@ -199,7 +199,9 @@ class Ledger:
             raise AssertionError(f"BUG: the lease {row.key} cannot go from {row.state} to {after}")
         with self._database.transaction() as db:
             failed = row._replace(failure=failure or row.failure, account=account or row.account)
-            return self._moved(db, failed, after, row.lease if lease is None else lease, reason)
+            return self._store_move(
+                db, failed, after, row.lease if lease is None else lease, reason
+            )
 
     def succeed(self, row: LeaseRow, key: str, holder: str, run: str, workspace: str) -> LeaseRow:
         """End one use of a machine that goes on running, and begin another.  Raises NotOurs when it is not as `row` says any more."""
@@ -215,12 +217,14 @@ class Ledger:
             failure="",
         )
         with self._database.transaction() as db:
-            releasing = self._moved(db, row, "RELEASING", row.lease, "the machine keeps running")
-            self._moved(db, releasing, "GONE", row.lease, "")
+            releasing = self._store_move(
+                db, row, "RELEASING", row.lease, "the machine keeps running"
+            )
+            self._store_move(db, releasing, "GONE", row.lease, "")
             _insert(db, after)
         return after
 
-    def _moved(
+    def _store_move(
         self, db: sqlite3.Connection, row: LeaseRow, after: State, lease: Data, reason: str
     ) -> LeaseRow:
         now = time.time()
@@ -249,29 +253,31 @@ class Ledger:
         )
         _demand(cursor, row)
         if row.price and moved.lease:
-            self._accrued(db, row, now, after == "GONE")
+            self._note_accrued(db, row, now, after == "GONE")
         elif (
             row.price and after == "GONE" and now >= row.until
         ):  # it may have been there all its time, and ended itself before anyone looked
-            self._accrued(db, row, row.until, True)
+            self._note_accrued(db, row, row.until, True)
         return moved
 
     def accrue(self, row: LeaseRow) -> None:
         """Note what a lease that is still there has cost so far, by its price."""
         now = time.time()
         with self._database.transaction() as db:
-            self._accrued(db, row, now, False)
+            self._note_accrued(db, row, now, False)
 
     def charge(self, row: LeaseRow, usd: float) -> None:
         """Note what the provider charged for a lease, US dollars: it counts instead of what was accrued."""
         with self._database.transaction() as db:
-            self._spent(db, row, time.time(), usd, "charged", row.state == "GONE")
+            self._note_spent(db, row, time.time(), usd, "charged", row.state == "GONE")
 
-    def _accrued(self, db: sqlite3.Connection, row: LeaseRow, now: float, settled: bool) -> None:
+    def _note_accrued(
+        self, db: sqlite3.Connection, row: LeaseRow, now: float, settled: bool
+    ) -> None:
         hours = max(0.0, now - row.paid_from) / 3600 if row.paid_from is not None else 0.0
-        self._spent(db, row, now, row.price * hours, "accrued", settled)
+        self._note_spent(db, row, now, row.price * hours, "accrued", settled)
 
-    def _spent(
+    def _note_spent(
         self,
         db: sqlite3.Connection,
         row: LeaseRow,
@@ -287,11 +293,11 @@ class Ledger:
 
     def take(self, row: LeaseRow, holder: str) -> LeaseRow:
         """Become the holder of a lease.  Raises NotOurs when it is not as `row` says any more."""
-        return self._guarded(row, row._replace(holder=holder))
+        return self._replace_row(row, row._replace(holder=holder))
 
     def extend(self, row: LeaseRow, until: float) -> LeaseRow:
         """Have a lease end later.  Raises NotOurs when it is not as `row` says any more."""
-        return self._guarded(row, row._replace(until=until))
+        return self._replace_row(row, row._replace(until=until))
 
     def reprice(self, row: LeaseRow, price: float, until: float) -> LeaseRow:
         """Have a lease cost another price an hour, and end at another time.  Raises NotOurs when it is not as `row` says any more."""
@@ -304,7 +310,7 @@ class Ledger:
             _demand(cursor, row)
         return after
 
-    def _guarded(self, row: LeaseRow, after: LeaseRow) -> LeaseRow:
+    def _replace_row(self, row: LeaseRow, after: LeaseRow) -> LeaseRow:
         with self._database.transaction() as db:
             cursor = db.execute(
                 "UPDATE leases SET holder = ?, until = ? WHERE key = ? AND holder = ? AND state = ?",
@@ -336,7 +342,7 @@ class Ledger:
         """All leases that a run ever asked for, the oldest first."""
         return _rows(self._database, "run = ? ORDER BY asked, key", run)
 
-    def spent(self, key: str) -> float:
+    def cost_of(self, key: str) -> float:
         """US dollars that a lease has cost, as far as that was noted: what the provider charged, else what was accrued."""
         found = self.costs([key]).get(key)
         return found.usd if found is not None else 0.0

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from ...failures import RunFailure, StepFailure
 from ...language.values import is_number
-from .links import recorded
+from .links import stored_links
 from .outbox import Letter
 from .runs import FINAL, Event, RunRow, Runs
 
@@ -116,7 +116,7 @@ def job_of(run: RunRow, environ: Mapping[str, str]) -> Job | None:
     return Job(id, environ.get("USER_ID", ""), environ.get("MODEL_NAME", "")) if id else None
 
 
-def wanted(events: Iterable[str], type: str) -> bool:
+def is_wanted(events: Iterable[str], type: str) -> bool:
     """Whether one of these patterns, such as `run.*`, is of the type."""
     return any(fnmatchcase(type, pattern) for pattern in events)
 
@@ -159,7 +159,7 @@ class Letters:
             data |= {"failure": failed.kind, "error": error}
             if view.failed is not None:
                 data["failed"] = view.failed._asdict()
-        if event.after in FINAL and (found := recorded(self._runs.attempts(run.id))):
+        if event.after in FINAL and (found := stored_links(self._runs.attempts(run.id))):
             data["links"] = [each._asdict() for each in found]
         letters = self.generic(
             run, f"run.{event.after.lower()}", f"{run.id}-{event.seq}", event.at, data
@@ -189,14 +189,14 @@ class Letters:
         receivers = [
             f"webhook POST {each.url}"
             for each in self._config.webhooks
-            if wanted(each.events, type)
+            if is_wanted(each.events, type)
         ]
         receivers += [
-            f"notify {each.url}" for each in self._config.notify if wanted(each.events, type)
+            f"notify {each.url}" for each in self._config.notify if is_wanted(each.events, type)
         ]
         own = run.data.get("webhooks")
         for each in own if isinstance(own, list) else ():
-            if wanted(each["events"], type):
+            if is_wanted(each["events"], type):
                 receivers.append(f"hook POST {each['url']}")
         return [Letter(receiver, id, type, body) for receiver in receivers]
 
@@ -402,20 +402,25 @@ def point_of(line: Mapping[str, object], at: float) -> dict[str, object] | None:
     """A metric point of the platform's, from what a trainer reported; None where there is no step, from 0, or no number in it."""
     point: dict[str, object] = {}
     for name in POINT[:-1]:
-        value = next((line[each] for each in (name, *_ALSO.get(name, ())) if each in line), None)
+        spellings = (name, *_ALSO.get(name, ()))
+        value = next((line[each] for each in spellings if each in line), None)
         if is_number(value) and value == value and abs(value) != float("inf"):
             point[name] = value
     step = point.get("step")
     if not is_number(step) or step < 0 or len(point) < 2:
         return None
-    when = line.get("timestamp")
     point["step"] = int(step)
-    point["timestamp"] = (
-        when
-        if isinstance(when, str)
-        else moment(_seconds(when) if is_number(when) and abs(when) < _LATEST else at)
-    )
+    point["timestamp"] = _timestamp(line.get("timestamp"), at)
     return point
+
+
+def _timestamp(reported: object, at: float) -> str:
+    """When a point was, as the trainer says; else `at`, seconds since the epoch."""
+    if isinstance(reported, str):
+        return reported
+    if is_number(reported) and abs(reported) < _LATEST:
+        return moment(_seconds(reported))
+    return moment(at)
 
 
 def _seconds(when: float) -> float:

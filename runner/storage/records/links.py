@@ -45,7 +45,7 @@ def _patterns() -> tuple[tuple[str, re.Pattern[bytes]], ...]:
     )  # fmt: skip
 
 
-def printed(step: str, log: bytes, outputs: Mapping[str, str]) -> list[Link]:
+def find_links(step: str, log: bytes, outputs: Mapping[str, str]) -> list[Link]:
     """The links that stand in the beginning and the end of a log, which is masked.  `outputs` are paths by their names.
 
     What a tracker wrote elsewhere on the machine than into an output is not there any more when the step is over, and is no link.
@@ -88,7 +88,7 @@ def _in_output(step: str, path: str, outputs: Mapping[str, str]) -> str:
     return ""
 
 
-def recorded(attempts: Iterable[AttemptRow]) -> list[Link]:
+def stored_links(attempts: Iterable[AttemptRow]) -> list[Link]:
     """What is stored with the attempts of a run, each once."""
     rows = [(attempt.step, row) for attempt in attempts for row in _rows(attempt.exit.get("links"))]
     return list(dict.fromkeys(Link(step, name, to) for step, (name, to) in rows))

@@ -113,7 +113,7 @@ class Outbox:
         """In how many seconds there is something to `take`; None: nothing waits.  Cheap."""
         rows = self._ask(
             f"SELECT min({self._with.later}) - {self._with.now} FROM outbox AS head WHERE {self._first}",  # noqa: S608
-            _asked(known, busy),
+            _match_values(known, busy),
         )
         return None if rows[0][0] is None else float(rows[0][0])
 
@@ -129,7 +129,7 @@ class Outbox:
             f"UPDATE outbox SET held_until = {words.now} + {HOLD} WHERE held_until <= {words.now} AND number IN"  # noqa: S608
             f" (SELECT number FROM outbox AS head WHERE {self._first} AND due <= {words.now} AND held_until <= {words.now}"
             f" ORDER BY due, number LIMIT :limit{words.skip}) RETURNING {_SHOWN}",
-            _asked(known, busy) | {"limit": limit},
+            _match_values(known, busy) | {"limit": limit},
         )
         return sorted(map(Waiting._make, rows), key=lambda letter: letter.number)
 
@@ -144,7 +144,7 @@ class Outbox:
             " AND earlier.state = 'waiting' AND earlier.number < head.number)"
         )
 
-    def delivered(self, letter: Waiting) -> None:
+    def mark_delivered(self, letter: Waiting) -> None:
         """It has arrived.  An alert is kept as sent, since a rule notices the same again."""
         kept = letter.type.startswith("alert.")
         what = (
@@ -165,7 +165,7 @@ class Outbox:
 
     def of(self, run: str, type: str) -> Waiting | None:
         """The letter of this type that a run has, if it has one."""
-        return next(iter(self._shown("run = :run AND type = :type", 1, run=run, type=type)), None)
+        return next(iter(self._select("run = :run AND type = :type", 1, run=run, type=type)), None)
 
     def hold(self, letter: Waiting) -> bool:
         """Take this very letter.  False: another process has it, or it waits no more."""
@@ -178,7 +178,7 @@ class Outbox:
 
     def oldest(self) -> Waiting | None:
         """What has waited longest."""
-        return next(iter(self._shown("state = 'waiting'", 1)), None)
+        return next(iter(self._select("state = 'waiting'", 1)), None)
 
     def put_off(
         self, letter: Waiting, wait: float, reason: str, failure: str = "", *, counts: bool = True
@@ -224,11 +224,11 @@ class Outbox:
         )
         return len(rows)
 
-    def listed(self, limit: int = 1000) -> list[Waiting]:
+    def list_letters(self, limit: int = 1000) -> list[Waiting]:
         """What waits and what was given up, the oldest first."""
-        return self._shown("state <> 'told'", limit)
+        return self._select("state <> 'told'", limit)
 
-    def _shown(self, where: str, limit: int, **values: str) -> list[Waiting]:
+    def _select(self, where: str, limit: int, **values: str) -> list[Waiting]:
         rows = self._ask(
             f"SELECT {_SHOWN} FROM outbox WHERE {where} ORDER BY number LIMIT :limit",  # noqa: S608
             {**values, "limit": limit},
@@ -267,5 +267,5 @@ class Outbox:
                 return dropped
 
 
-def _asked(known: Collection[str], busy: Collection[str]) -> dict[str, object]:
+def _match_values(known: Collection[str], busy: Collection[str]) -> dict[str, object]:
     return {"known": json.dumps(sorted(known)), "busy": json.dumps(sorted(busy))}

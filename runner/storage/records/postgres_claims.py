@@ -15,7 +15,7 @@ import psycopg
 from psycopg import Connection
 
 from .database import Row
-from .postgres_database import PostgresDatabase, connected
+from .postgres_database import PostgresDatabase, connect
 from .processes import lives, machine, this_process
 from .runs import ELSEWHERE, Stale
 
@@ -69,9 +69,9 @@ class Holder:
     def confirm(self, run: str, fence: int) -> None:
         """See to it that a claimed run is ours at this moment.  Asks only when the last answer is old.  Raises Stale."""
         while boottime() - self.claims.get(run, -SURE) >= SURE:
-            self.requested(run, fence)
+            self.take_request(run, fence)
 
-    def requested(self, run: str, fence: int) -> str:
+    def take_request(self, run: str, fence: int) -> str:
         """What was asked of a claimed run, whose claim begins anew.  Raises Stale."""
         since = boottime()
         rows = self._database.all(
@@ -84,7 +84,7 @@ class Holder:
         self.claims[run] = since
         return str(rows[0][0])
 
-    def known(self) -> dict[str, object]:
+    def find_dead(self) -> dict[str, object]:
         """What this machine can tell of claims: the values of `FREE`."""
         rows = self._database.all(
             "SELECT DISTINCT holder FROM runs WHERE claim <> '' AND starts_with(holder, %s)",
@@ -101,7 +101,7 @@ class Holder:
         return (
             {"dead": self._dead, "machine": f"{machine()} "}
             if time.monotonic() - self.looked < LATELY
-            else self.known()
+            else self.find_dead()
         )
 
 
@@ -117,7 +117,7 @@ class _Beats(Thread):
         db: Connection[Row] | None = None
         while not self.over.wait(BEAT):
             try:
-                db = db if db is not None and not db.closed else connected(self._url)
+                db = db if db is not None and not db.closed else connect(self._url)
                 since = boottime()
                 query = "UPDATE runs SET held_until = now() + %s * interval '1 second' WHERE holder = %s AND claim <> '' RETURNING id"
                 for (run,) in db.execute(query, (CLAIM, self._holder)).fetchall():

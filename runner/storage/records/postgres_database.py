@@ -83,6 +83,12 @@ _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "CREATE TABLE workers (process text PRIMARY KEY, name text NOT NULL, workspace text NOT NULL, driver text NOT NULL,"
         " labels text NOT NULL, at_most text NOT NULL, store text NOT NULL, began float8 NOT NULL, heard float8 NOT NULL)",
     ),
+    (
+        "DROP INDEX runs_by_state",
+        "DROP INDEX runs_by_user",
+        "CREATE INDEX runs_by_state ON runs (workspace, state, created DESC, id DESC)",
+        "CREATE INDEX runs_by_user ON runs (workspace, submitter, created DESC, id DESC)",
+    ),
 )
 """One tuple of statements for each version of the schema.  Released ones never change."""
 
@@ -122,7 +128,7 @@ class PostgresDatabase:
         while True:
             try:
                 if self._connection is None or self._connection.closed:
-                    self._connection = _idle.pop(self._url, None) or connected(self._url)
+                    self._connection = _idle.pop(self._url, None) or connect(self._url)
                     self._news += 1
                 return what(self._connection)
             except psycopg.OperationalError as error:
@@ -145,7 +151,7 @@ _idle: dict[str, Connection[Row]] = {}
 """Connections that were closed, for the next caller of the same address: a Python program opens its workspace anew for each call."""
 
 
-def connected(url: str) -> Connection[Row]:
+def connect(url: str) -> Connection[Row]:
     """Connect.  Notifications are heard at once, or behind a pooler of transactions when the next beat looks."""
     db = psycopg.connect(url, autocommit=True, connect_timeout=10, application_name="recipe")
     if _is_pooled(db):

@@ -38,7 +38,7 @@ class PostgresExchange(Exchange):
         held = self._database.all(
             "INSERT INTO keys VALUES (%(key)s, %(run)s) ON CONFLICT (key) DO UPDATE SET run = excluded.run WHERE keys.run = excluded.run"  # noqa: S608
             f" OR NOT EXISTS (SELECT FROM runs WHERE runs.id = keys.run AND NOT {FREE}) RETURNING 1",
-            {"key": key, "run": run} | self._holder.known(),
+            {"key": key, "run": run} | self._holder.find_dead(),
         )
         return bool(held)
 

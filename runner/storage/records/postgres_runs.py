@@ -161,7 +161,7 @@ class PostgresRuns(Runs):
         return bool(
             self._database.all(
                 f"SELECT 1 FROM runs WHERE id = %(run)s AND NOT {FREE}",  # noqa: S608
-                {"run": run} | self._holder.known(),
+                {"run": run} | self._holder.find_dead(),
             )
         )
 
@@ -172,8 +172,8 @@ class PostgresRuns(Runs):
             self._beaten, self._beats = time.monotonic(), self._beats + 1
         return self._database.news() + self._beats
 
-    def requested(self, run: str, fence: int) -> str:
-        request = self._holder.requested(run, fence)
+    def take_request(self, run: str, fence: int) -> str:
+        request = self._holder.take_request(run, fence)
         self._beaten = time.monotonic()
         return request
 
@@ -248,7 +248,7 @@ class PostgresRuns(Runs):
                 "run": run,
                 "workspace": self.workspace,
             }
-            | self._holder.known(),
+            | self._holder.find_dead(),
         )
         if not rows:
             self.get(run)
@@ -308,7 +308,7 @@ class PostgresRuns(Runs):
         if (
             not rows
             and self._holder.looked < began
-            and values["dead"] != (values := values | self._holder.known())["dead"]
+            and values["dead"] != (values := values | self._holder.find_dead())["dead"]
         ):
             rows = self._database.do(claim)
         if not rows:
@@ -316,7 +316,7 @@ class PostgresRuns(Runs):
         self._holder.keep(rows[0][0], since)
         return run_of(rows[0])
 
-    def opened(self, run: str, address: str) -> None:
+    def forget_opener(self, run: str, address: str) -> None:
         """Another machine may have to fetch it again, so it is kept until the run is over."""
 
     def release(self, run: str, fence: int, *, due: float | None = None) -> None:
@@ -400,7 +400,7 @@ class PostgresRuns(Runs):
                     return int(known[0])
             with db.transaction() if events else nullcontext():  # one statement is a transaction
                 while (row := db.execute(_GROUP.encode(), values).fetchone()) is None:
-                    request = self.requested(run, fence)  # raises Stale
+                    request = self.take_request(run, fence)  # raises Stale
                     if state in LET_GO and request not in ("", answers):
                         raise Requested(request)
                 last = int(row[0]) - 1

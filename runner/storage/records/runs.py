@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 from ...errors import Busy, Invalid, NotFound, Problem
 from ...failures import RunFailure
-from .database import Data, Json, Row, damaged_value, mapping, parsed, text
+from .database import Data, Json, Row, damaged_value, mapping, parse_stored, text
 from .exchange import Exchange, Output, outputs_of
 from .index import NOTHING, Changes
 
@@ -42,6 +42,13 @@ LIMITED: Final = ("user", "recipe", "driver")
 """What runs are counted by."""
 
 
+class RunPlace(NamedTuple):
+    """Where a run stands in a list: by the time it was created, in seconds since the epoch, then by its id."""
+
+    created: float
+    id: str
+
+
 class Wanted(NamedTuple):
     """Which runs are listed.  Empty: any."""
 
@@ -54,7 +61,8 @@ class Wanted(NamedTuple):
     part: str = ""  # of its id
     tag: str = ""
     archived: str = ""  # "yes": only runs that are put away; "no": none of them
-    before: str = "99999999"  # only runs whose ids are less than this: the next page; an id begins with its day
+    worked: bool = False  # also those that were submitted elsewhere, and carried out here
+    before: RunPlace | None = None  # only runs that were created before this one: the next page
 
 
 class Stale(Busy):
@@ -186,7 +194,7 @@ def run_of(row: Row) -> RunRow:
 def attempt_of(row: Row) -> AttemptRow:
     """A row of the table of attempts."""
     return AttemptRow._make(
-        (*row[:5], mapping(row[5]), *row[6:11], mapping(row[11]), parsed(row[12]))
+        (*row[:5], mapping(row[5]), *row[6:11], mapping(row[11]), parse_stored(row[12]))
     )
 
 
@@ -336,7 +344,7 @@ class Runs(Protocol):
         ]
 
     def page(self, wanted: Wanted, limit: int) -> list[RunRow]:
-        """At most `limit` runs that are as `wanted`, by id, the newest first."""
+        """At most `limit` runs that are as `wanted`, the newest first; of one time by id."""
         if (
             len(wanted.states) > 1
         ):  # a page of each, so that an index serves them, and the newest of all
@@ -345,14 +353,15 @@ class Runs(Protocol):
                 for state in dict.fromkeys(wanted.states)
                 for row in self.page(wanted._replace(states=(state,)), limit)
             ]
-            return sorted(found, key=lambda row: row.id, reverse=True)[:limit]
+            return sorted(found, key=lambda row: (row.created, row.id), reverse=True)[:limit]
         values = wanted._asdict() | {
             "state": "".join(wanted.states),
             "label": "=".join(wanted.label or ()),
+            **(wanted.before._asdict() if wanted.before is not None else {}),
         }
         # An index serves a condition only where nothing else could be meant.
         asked = {
-            "before": "id < :before",
+            "before": "(created, id) < (:created, :id)",
             "key": "idempotency = :key",
             "recipe": "recipe = :recipe",
             "state": "state = :state",
@@ -360,11 +369,12 @@ class Runs(Protocol):
         }
         if wanted.archived:
             asked["archived"] = self.words.archived[wanted.archived]
-        here = self.words.meant if wanted.name or wanted.part else self.words.listed
+        meant = wanted.name or wanted.part or wanted.worked
+        here = self.words.meant if meant else self.words.listed
         where = " AND ".join(
             [here, *(condition for name, condition in asked.items() if values[name])]
         )
-        query = f"SELECT {self.words.columns} FROM runs WHERE {where} ORDER BY id DESC LIMIT :limit"  # noqa: S608
+        query = f"SELECT {self.words.columns} FROM runs WHERE {where} ORDER BY created DESC, id DESC LIMIT :limit"  # noqa: S608
         return [
             run_of(row)
             for row in self.all(query, {**values, "workspace": self.workspace, "limit": limit})
@@ -502,7 +512,7 @@ class Runs(Protocol):
         """A number that is another one once something may have been asked or submitted, or a claim has to be kept.  Cheap."""
         ...
 
-    def requested(self, run: str, fence: int) -> str:
+    def take_request(self, run: str, fence: int) -> str:
         """What has been asked of the run that we have claimed; the claim is kept for longer.  Raises Stale."""
         ...
 
@@ -528,7 +538,7 @@ class Runs(Protocol):
         """Claim the first run that is due and that no worker has: by priority, then by how long it has been due.  None: there is none."""
         ...
 
-    def opened(self, run: str, address: str) -> None:
+    def forget_opener(self, run: str, address: str) -> None:
         """Forget what opens an address of a run, which was fetched: where no other machine can be asked to fetch it again."""
         ...
 

@@ -104,12 +104,12 @@ class SqliteRuns(Runs):
         )
 
     def live(self, run: str) -> bool:
-        return self._locks.held(_claim_name(run))
+        return self._locks.is_held(_claim_name(run))
 
     def news(self) -> int:
         return self._database.version()
 
-    def requested(self, run: str, fence: int) -> str:
+    def take_request(self, run: str, fence: int) -> str:
         rows = self._database.all(
             "SELECT request FROM runs WHERE id = ? AND fence = ? AND claim <> ''", (run, fence)
         )
@@ -216,7 +216,7 @@ class SqliteRuns(Runs):
                     if self.live(run)
                     for kind, value in zip(LIMITED, values, strict=True)
                 )
-            for run, *values in _waiting(self._database, offer):
+            for run, *values in _due_runs(self._database, offer):
                 if any(
                     busy[kind, value] >= offer.at_most.get(kind, sys.maxsize)
                     for kind, value in zip(LIMITED, values, strict=True)
@@ -236,7 +236,7 @@ class SqliteRuns(Runs):
                 return self.get(run)
         return None
 
-    def opened(self, run: str, address: str) -> None:
+    def forget_opener(self, run: str, address: str) -> None:
         without = json.dumps({"opens": {address: None}})
         with self._database.transaction() as db:
             db.execute(
@@ -404,7 +404,7 @@ class SqliteRuns(Runs):
                 db.executemany(f"DELETE FROM {table} WHERE {column} = ?", [(run,) for run in runs])  # noqa: S608
 
 
-def _waiting(database: Database, offer: Offer) -> Iterator[Row]:
+def _due_runs(database: Database, offer: Offer) -> Iterator[Row]:
     """Runs that are due and not over, and that a worker may take by its labels and driver, in order: id, user, recipe, driver."""
     values = (time.time(), offer.driver, json.dumps(dict(offer.labels)))
     skipped = 0

@@ -97,6 +97,12 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE TABLE workers (process TEXT PRIMARY KEY, name TEXT, workspace TEXT, driver TEXT, labels TEXT, at_most TEXT, store TEXT,"
         " began REAL, heard REAL) WITHOUT ROWID",
     ),
+    (
+        "DROP INDEX runs_by_state",
+        "DROP INDEX runs_by_user",
+        "CREATE INDEX runs_by_state ON runs (state, created, id)",
+        "CREATE INDEX runs_by_user ON runs (user, created, id)",
+    ),
 )
 STORE = Kind(
     "recipe.db",
@@ -120,7 +126,7 @@ def home(workspace: Path, environ: Mapping[str, str]) -> Path:
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[Callable[[], bool]]:
+def hold_inode(folder: Path) -> Iterator[Callable[[], bool]]:
     """Gives a question: whether `folder` is still the one that it is now.  While it is open, its number is given to no other."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
@@ -155,7 +161,8 @@ class Store:
         """
         database = Database.open(root, STORE, read_only=read_only)
         return cls(
-            database, _shared(shared, workspace, database, read_only=read_only) if shared else None
+            database,
+            _open_shared(shared, workspace, database, read_only=read_only) if shared else None,
         )
 
     def close(self) -> None:
@@ -175,7 +182,7 @@ class Store:
         self.close()
 
 
-def _shared(address: str, workspace: str, database: Database, *, read_only: bool) -> Runs:
+def _open_shared(address: str, workspace: str, database: Database, *, read_only: bool) -> Runs:
     if not address.startswith(("postgresql://", "postgres://")):
         raise Unusable(
             "RECIPE_RUNS is not the address of a PostgreSQL database",

@@ -74,7 +74,7 @@ class RemoteCache:
             for n, verdict in enumerate(verdicts)
             for key in self.unknown(plan.nodes[n], verdict)
         ]
-        return bool(keys) and self._asked(keys)
+        return bool(keys) and self._ask_again(keys)
 
     def unknown(self, node: Node, verdict: Verdict) -> list[str]:
         """The keys of a step that would run although another may have made what it makes; none when there is nothing to ask."""
@@ -97,7 +97,9 @@ class RemoteCache:
             patience=PATIENCE,
         )
 
-    def learned(self, keys: Iterable[str], found: Mapping[str, Found], there: set[Content]) -> bool:
+    def learn_answers(
+        self, keys: Iterable[str], found: Mapping[str, Found], there: set[Content]
+    ) -> bool:
         """Remember the answers to a question."""
         self._looked_up.update(keys)
         self._there |= {
@@ -116,18 +118,18 @@ class RemoteCache:
             self._ws.learn(traces)
         return bool(traces)
 
-    def failed(self, keys: Iterable[str], error: RecipeError) -> None:
+    def give_up(self, keys: Iterable[str], error: RecipeError) -> None:
         """A question went without an answer: do without the store from now on.  Raises what a person who asked for it by name has to know."""
         self._looked_up.update(keys)
         self._stop(error)
 
     def look_again(self, key: str) -> bool:
         """Ask once more what a key gave: whether it is known by now."""
-        return self._asked([key])
+        return self._ask_again([key])
 
-    def _asked(self, keys: Sequence[str]) -> bool:
+    def _ask_again(self, keys: Sequence[str]) -> bool:
         nothing: tuple[Mapping[str, Found], set[Content]] = ({}, set())
-        return self.learned(keys, *self._try(lambda: self.answer(keys), nothing))
+        return self.learn_answers(keys, *self._try(lambda: self.answer(keys), nothing))
 
     def has(self, content: Content) -> bool:
         """Whether the store was seen to have this content."""
@@ -150,7 +152,7 @@ class RemoteCache:
 
     def outline(self, content: Content) -> None:
         """Have the manifest of a tree here, though not the tree.  Nothing happens when it cannot be had: its reader will say so."""
-        if not self._ws.objects.manifests.known(content) and self.holds(content):
+        if not self._ws.objects.manifests.is_known(content) and self.holds(content):
             manifest = self._try(lambda: self.remote.manifest(content), None)
             if manifest is not None:
                 self._ws.objects.manifests.put(content, manifest)
@@ -167,7 +169,7 @@ class RemoteCache:
         lost: set[Content] = set()
         for content in wanted:
             brought = self.fetcher([content])()
-            self.brought(brought)
+            self.note_fetched(brought)
             lost |= brought.lost
             progress(brought.size)
         return lost
@@ -196,9 +198,9 @@ class RemoteCache:
 
         return fetch
 
-    def brought(self, brought: Fetched) -> None:
+    def note_fetched(self, brought: Fetched) -> None:
         """Note what a fetch brought, and what it could not."""
-        self._ws.objects.seals.learned(brought.seals)
+        self._ws.objects.seals.learn(brought.seals)
         self._there |= dict.fromkeys(brought.lost, False)
         self.notices += brought.trouble
         if brought.failed is not None:
@@ -305,7 +307,7 @@ class Downloads:
         self._bug: BaseException | None = None
         remote_cache.indulge()
 
-    def awaited(self, id: str) -> bool:
+    def is_awaited(self, id: str) -> bool:
         if self._bug is not None:
             raise self._bug
         return id in self._under_way
@@ -317,9 +319,9 @@ class Downloads:
 
             def lookup() -> Callable[[], object]:
                 try:
-                    return partial(remote_cache.learned, keys, *remote_cache.answer(keys))
+                    return partial(remote_cache.learn_answers, keys, *remote_cache.answer(keys))
                 except RecipeError as error:
-                    return partial(remote_cache.failed, keys, error)
+                    return partial(remote_cache.give_up, keys, error)
 
             self._begin(id, lookup)
             return True
@@ -332,7 +334,7 @@ class Downloads:
 
         def bring() -> Callable[[], object]:
             brought = fetch()
-            return lambda: remote_cache.brought(brought)
+            return lambda: remote_cache.note_fetched(brought)
 
         self._begin(id, bring)
         return True

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from ...errors import Corrupt
 from ...reading import parse_json
+from ..buckets.bucket import Stat
 from ..content.files import Content
 from . import layout
 from .session import GRACE, Session
@@ -31,38 +32,25 @@ class Garbage:
 def collect(session: Session, keep_days: float, *, dry: bool) -> Garbage:
     """Delete what may go; `dry`: only say what that is."""
     now = session.now()
+    keep = keep_days * 86_400
     # Objects first: a trace that is written while we look names objects younger than any that may go.
-    there = {stat.name: stat for stat in session.listed("objects/")}
-    kept: list[str] = []
-    going: list[str] = []
-    for stat in session.listed("traces/"):
-        (kept if now - stat.at < keep_days * 86_400 else going).append(stat.name)
-    notes = [stat.name for stat in session.listed("states/") if now - stat.at >= keep_days * 86_400]
-    needed = _needed(
-        session, [name[-69:-5] for name in kept], _noted(session, now - keep_days * 86_400)
-    )
-    seen = _seen(session)
-    idle = {name: seen.get(name, now) for name in there if name not in needed}
-    # Written since it was first seen idle: somebody has put it again.
-    idle = {name: since if there[name].at < since else now for name, since in idle.items()}
+    there = {stat.name: stat for stat in session.list_objects("objects/")}
+    traces = session.list_objects("traces/")
+    kept = [stat.name for stat in traces if now - stat.at < keep]
+    going = [stat.name for stat in traces if now - stat.at >= keep]
+    notes = [stat.name for stat in session.list_objects("states/") if now - stat.at >= keep]
+    noted = _find_noted(session, now - keep)
+    needed = _find_needed(session, [_key_of(name) for name in kept], noted)
+    idle = _idle_since(session, {name: there[name] for name in there if name not in needed}, now)
     doomed = [name for name, since in idle.items() if now - since >= GRACE]
     if not dry:
         session.bucket.delete([*going, *notes])
-        # The young are looked at once more: what was written while we looked stays.
-        doomed = [
-            name
-            for name, stat in zip(doomed, session.map(session.bucket.head, doomed), strict=True)
-            if stat is not None and stat.at < idle[name]
-        ]
-        session.bucket.delete(
-            [name for name in doomed if name.endswith(".t.json")]
-        )  # a tree without its manifest is none
-        session.bucket.delete([name for name in doomed if not name.endswith(".t.json")])
+        doomed = _delete_unchanged(session, doomed, idle)
         left = {name: since for name, since in idle.items() if name not in set(doomed)}
         session.bucket.write(_UNREFERENCED, json.dumps(left, separators=(",", ":")).encode())
     uploads = session.bucket.abandon(now - GRACE, dry=dry)
     return Garbage(
-        tuple(name[-69:-5] for name in going),
+        tuple(_key_of(name) for name in going),
         tuple(doomed),
         sum(there[name].size for name in doomed),
         len(idle) - len(doomed),
@@ -70,11 +58,42 @@ def collect(session: Session, keep_days: float, *, dry: bool) -> Garbage:
     )
 
 
-def _noted(session: Session, since: float) -> set[str]:
+def _key_of(trace: str) -> str:
+    """The key of a trace, by the name of its object."""
+    return trace[-69:-5]
+
+
+def _idle_since(session: Session, unneeded: Mapping[str, Stat], now: float) -> dict[str, float]:
+    """Since when each of these objects was seen that nothing needs; one written again since then counts anew."""
+    seen = _read_seen(session)
+    idle: dict[str, float] = {}
+    for name, stat in unneeded.items():
+        since = seen.get(name, now)
+        idle[name] = since if stat.at < since else now
+    return idle
+
+
+def _delete_unchanged(
+    session: Session, names: Sequence[str], idle: Mapping[str, float]
+) -> list[str]:
+    """Delete those of these objects that were not written again, and return them.
+
+    Each is looked at once more: what was written while we looked stays.
+    """
+    heads = zip(names, session.map(session.bucket.head, names), strict=True)
+    doomed = [name for name, stat in heads if stat is not None and stat.at < idle[name]]
+    trees = [name for name in doomed if name.endswith(".t.json")]
+    session.bucket.delete(trees)  # a tree without its manifest is none
+    session.bucket.delete([name for name in doomed if not name.endswith(".t.json")])
+    return doomed
+
+
+def _find_noted(session: Session, since: float) -> set[str]:
     """The objects that notes of checkpoints name which were written since then."""
     names: set[str] = set()
     for data in session.map(
-        session.bucket.read, [stat.name for stat in session.listed("states/") if stat.at >= since]
+        session.bucket.read,
+        [stat.name for stat in session.list_objects("states/") if stat.at >= since],
     ):
         with suppress(ValueError, TypeError, AttributeError, KeyError):  # a damaged one is none
             names |= {
@@ -84,7 +103,7 @@ def _noted(session: Session, since: float) -> set[str]:
     return names
 
 
-def _needed(session: Session, keys: Sequence[str], noted: set[str]) -> set[str]:
+def _find_needed(session: Session, keys: Sequence[str], noted: set[str]) -> set[str]:
     """The names of all objects that these traces rely on, and those of `noted`.  Raises Corrupt rather than to guess."""
     names = set(noted)
     for key, found in zip(keys, session.map(session.trace, keys), strict=True):
@@ -115,7 +134,7 @@ def _needed(session: Session, keys: Sequence[str], noted: set[str]) -> set[str]:
     return names
 
 
-def _seen(session: Session) -> dict[str, float]:
+def _read_seen(session: Session) -> dict[str, float]:
     """Objects that an earlier collection saw unreferenced, and since when."""
     try:
         seen = parse_json(session.bucket.read(_UNREFERENCED) or b"{}")

@@ -145,7 +145,7 @@ def split(manifest: Sequence[Entry], small: int) -> tuple[list[Entry], list[Entr
     return parts
 
 
-def bundled(small: Sequence[Entry]) -> list[list[Entry]]:
+def bundle_files(small: Sequence[Entry]) -> list[list[Entry]]:
     """Files laid together so that one that comes, goes or changes leaves all but one bundle as it was."""
     bundles: list[list[Entry]] = []
     group: list[Entry] = []

@@ -88,7 +88,7 @@ class Remote(Session):
             there = {
                 stat.name
                 for part in self.map(
-                    self.listed, sorted({f"traces/{key[:2]}/" for key in wanted}), deadline
+                    self.list_objects, sorted({f"traces/{key[:2]}/" for key in wanted}), deadline
                 )
                 for stat in part
             }
@@ -182,7 +182,7 @@ class Remote(Session):
             else:
                 stat = self.bucket.head(layout.object_name(content))
                 if stat is None:
-                    raise self.gone(layout.object_name(content), "is not there")
+                    raise self.missing_error(layout.object_name(content), "is not there")
                 get_file(self, layout.object_name(content), temporary, stat.size, content[2:])
                 if content[0] == "x":
                     os.chmod(temporary, 0o755)  # noqa: S103  (what an executable output is; the umask had its say when it was put away)
@@ -205,7 +205,7 @@ class Remote(Session):
         name = layout.object_name(content)
         text = self.bucket.read(name)
         if text is None:
-            raise self.gone(name, "is not there")
+            raise self.missing_error(name, "is not there")
         return entries(self, name, content, text)
 
     # -- throwing away

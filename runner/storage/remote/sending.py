@@ -31,13 +31,13 @@ def put_file(session: Session, name: str, path: str, size: int, sha256: str) -> 
         with open(path, "rb") as file:
             data = file.read()
         if hashlib.sha256(data).hexdigest() != sha256:
-            raise _damaged(path)
+            raise _damage_error(path)
         session.bucket.write(name, data)
     else:
         if files.scan(path)[2:] != sha256:
-            raise _damaged(path)
+            raise _damage_error(path)
         session.bucket.write_file(name, path, size, lambda do, items: session.map(do, items))
-    session.moved(sent=size)
+    session.count_moved(sent=size)
     session.bad.discard(name)
 
 
@@ -46,7 +46,7 @@ def put_tree(session: Session, content: Content, objects: Source) -> None:
     manifest = objects.entries(content)
     top = str(objects.path(content))
     small, large = layout.split(manifest, layout.SMALL)
-    bundles = layout.bundled(small)
+    bundles = layout.bundle_files(small)
 
     def one(entry: Entry) -> None:
         put_file(
@@ -63,7 +63,7 @@ def put_tree(session: Session, content: Content, objects: Source) -> None:
         name = layout.object_name(Content(f"f:{sha256}"))
         if not session.there(name, len(data)):
             session.bucket.write(name, data)
-            session.moved(sent=len(data))
+            session.count_moved(sent=len(data))
             session.bad.discard(name)
         return sha256, len(group)
 
@@ -84,7 +84,7 @@ def put_tree(session: Session, content: Content, objects: Source) -> None:
     )
     crashpoint("remote-parts")
     session.bucket.write(name, text)
-    session.moved(sent=len(text))
+    session.count_moved(sent=len(text))
     session.bad -= {name, name[: -len("json")] + "parts"}
 
 
@@ -92,11 +92,11 @@ def _bytes_of(path: str, entry: Entry) -> bytes:
     with open(path, "rb") as file:
         data = file.read()
     if hashlib.sha256(data).hexdigest() != entry.value:
-        raise _damaged(path)
+        raise _damage_error(path)
     return data
 
 
-def _damaged(path: str) -> Corrupt:
+def _damage_error(path: str) -> Corrupt:
     return Corrupt(
         f"{path}: the stored bytes are not what their name says",
         fix="run again: the step that makes them will be run",

@@ -58,20 +58,20 @@ class Session:
             and self.now() - stat.at < GRACE / 2
         )
 
-    def gone(self, name: str, why: str) -> MissingObject:
+    def missing_error(self, name: str, why: str) -> MissingObject:
         self.bad.add(name)
         return MissingObject(
             f"{self.url}/{name} {why}",
             fix="the step that makes it will be run, and what it makes put there anew",
         )
 
-    def listed(self, prefix: str) -> list[Stat]:
+    def list_objects(self, prefix: str) -> list[Stat]:
         shape = {"traces": layout.TRACE, "states": layout.NOTE}.get(
             prefix.partition("/")[0], layout.OBJECT
         )
         return [stat for stat in self.bucket.names(prefix) if shape.fullmatch(stat.name)]
 
-    def moved(self, *, sent: int = 0, received: int = 0) -> None:
+    def count_moved(self, *, sent: int = 0, received: int = 0) -> None:
         with self._counting:
             self.sent += sent
             self.received += received

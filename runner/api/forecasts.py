@@ -1,0 +1,106 @@
+"""What a run would do, take and cost, as values of JSON: what `POST /v1/plan` answers, and `forecast` in Python.  Changes nothing.
+
+Texts are as they are stored: who shows them to strangers takes the folders of this machine out of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..hosts.renting.offering import Shelf
+from ..language.recipe import Recipe
+from ..storage.workspace import Workspace
+from ..survey.survey import Survey
+from . import starting
+from .plans import StepForecast, restored_bytes, step_plans
+from .starting import Start
+from .values import Facts
+
+if TYPE_CHECKING:
+    from ..advice.estimates import StepEstimate
+
+
+class Asked(NamedTuple):
+    """What is asked for, and where it would run."""
+
+    recipe: Recipe
+    start: Start
+    driver: str = "local"
+    limits: Mapping[str, float] = {}
+    """`time` in seconds, `cost` in US dollars."""
+
+    @property
+    def command(self) -> str | None:
+        """What does the same in a terminal; None where no command line says it."""
+        if self.limits.get("time"):
+            return None
+        return starting.command_line(self.recipe, self.start, self.driver, self.limits.get("cost"))
+
+
+def forecast_run(ws: Workspace, found: Survey, asked: Asked, shelves: Mapping[str, Shelf]) -> Facts:
+    """Return what a run would do, of its plan.
+
+    `shelves`: by the steps that rent a machine, what the driver offers for it.
+    """
+    steps = [_step(each) for each in step_plans(ws, found)]
+    machines = [_machine(step, shelf) for step, shelf in shelves.items()]
+    return {
+        "recipe": found.plan.recipe,
+        "instances": asked.start.instances,
+        "command": asked.command,
+        "driver": asked.driver,
+        "machines": machines,
+        "usd_of_machines": _sum([machine["usd"] for machine in machines]),
+        "inputs": dict(found.plan.inputs),
+        "steps": steps,
+        "seconds": _sum([step["seconds"] for step in steps]),
+        "usd": _sum([step["usd"] for step in steps]),
+        "bytes": restored_bytes(ws, found),
+    }
+
+
+def _machine(step: str, shelf: Shelf) -> Facts:
+    """The machine that a driver would rent for a step: the first that it offers."""
+    offer = shelf.offers[0] if shelf.offers else None
+    none = "" if offer else shelf.failed or f"{shelf.driver} offers no machine that does"
+    return {
+        "step": step,
+        "driver": shelf.driver,
+        "offer": offer.id if offer else None,
+        "gpu": offer.resources.gpu if offer else None,
+        "gpus": offer.resources.gpus if offer else None,
+        "region": offer.region if offer else None,
+        "market": offer.market if offer else None,
+        "usd_an_hour": offer.price if offer else None,
+        "hours": shelf.wish.hours,
+        "usd": shelf.total,
+        "failed": none,
+    }
+
+
+def _step(step: StepForecast) -> Facts:
+    return {
+        "id": step.id,
+        "answer": step.answer,
+        "reasons": list(step.reasons),
+        "needs": list(step.needs),
+        "seconds": step.seconds,
+        "usd": step.usd,
+        "memory": _memory(step.estimate) if step.estimate is not None else None,
+    }
+
+
+def _memory(estimate: StepEstimate) -> Facts:
+    return {
+        "bytes": estimate.found.bytes if estimate.found else None,
+        "usable": estimate.usable,
+        "gpu": estimate.gpu,
+        "fits": estimate.verdict,
+        "words": estimate.memory.removeprefix("memory: "),
+    }
+
+
+def _sum(parts: Sequence[float | None]) -> float | None:
+    known = [part for part in parts if part is not None]
+    return sum(known) if len(known) == len(parts) else None

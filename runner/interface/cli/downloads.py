@@ -1,0 +1,53 @@
+"""`recipe fetch` of a server: what a run made comes over its API.  In a workspace it comes from the shared store, to where the recipe says."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from contextlib import closing
+from pathlib import Path
+
+from ...language.units import about
+from ...paths import beside
+from ...storage.records.runs import FINAL
+from ..handle.shells import Run
+from ..handle.there import There
+from ..tail import shown
+
+
+def run(args: argparse.Namespace) -> int:
+    """Download the outputs of a run of the server `args.server`.  Raises RecipeError."""
+    with closing(There(args.server)) as there:
+        return _fetch(there, args)
+
+
+def _fetch(there: There, args: argparse.Namespace) -> int:
+    run = Run(there, there.find(args.run))
+    now = run.status()
+    folder = (
+        Path(args.location.typed(str(args.out)))
+        if args.out is not None
+        else Path("out") / now.recipe / run.id
+    )
+    folder = args.workspace / folder
+    paths = run.download(folder, overwrite=args.overwrite)
+    names = {path: path.relative_to(os.path.abspath(folder)).as_posix() for path in paths}
+    if args.json:
+        files = [
+            {"name": names[path], "path": beside(str(path)), "bytes": path.lstat().st_size}
+            for path in paths
+        ]
+        print(
+            json.dumps(
+                {"run": run.id, "server": there.name, "state": now.state, "files": files},
+                indent=2,
+            )
+        )
+    elif not args.quiet:
+        for path in paths:
+            print(shown(f"{names[path]}  {beside(str(path))}  {about(path.lstat().st_size)}"))
+    if now.state not in FINAL and not args.quiet:
+        print(f"recipe: run {run.id} is not over: there may be more later", file=sys.stderr)
+    return 0

@@ -1,0 +1,83 @@
+"""A run in short, as people and programs read it, of what the API says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    from ...api.values import Status
+
+
+class StepCounts(TypedDict):
+    """How many steps of a run came to which end."""
+
+    ran: int
+    fresh: int
+    failed: int
+    other: int
+
+
+class ProgressOverview(TypedDict):
+    """How far a run is, as `--json` prints it."""
+
+    step: int
+    total: int | None
+    percent: float | None
+    eta: float | None
+
+
+class RunOverview(TypedDict):
+    """A run as `--json` prints it.  Times are in seconds."""
+
+    id: str
+    name: str
+    tags: list[str]
+    note: str
+    user: str
+    recipe: str
+    created: float
+    ended: float | None
+    seconds: float | None
+    state: str
+    failure: str
+    reason: str
+    progress: ProgressOverview
+    steps: StepCounts
+    usd: float
+    given: Mapping[str, object]
+    preset: str | None
+    inputs: Mapping[str, object]
+
+
+def overview(found: Status) -> RunOverview:
+    """Return a run for programs; the table shows a part of it."""
+    step, total, percent, eta = found.progress
+    ran, fresh, failed, other = found.counts
+    created, ended = seconds_of(found.created) or 0.0, seconds_of(found.ended)
+    return {
+        "id": found.id,
+        "name": found.name,
+        "tags": list(found.tags),
+        "note": found.note,
+        "user": found.user,
+        "recipe": found.recipe,
+        "created": created,
+        "ended": ended,
+        "seconds": round(ended - created, 3) if ended is not None else None,
+        "state": found.word,
+        "failure": found.failure,
+        "reason": found.reason,
+        "progress": {"step": step, "total": total, "percent": percent, "eta": eta},
+        "steps": {"ran": ran, "fresh": fresh, "failed": failed, "other": other},
+        "usd": found.cost,
+        "given": found.given,
+        "preset": found.preset,
+        "inputs": found.inputs,
+    }
+
+
+def seconds_of(text: str | None) -> float | None:
+    """Return a time of RFC 3339 in seconds since the epoch."""
+    return datetime.fromisoformat(text).timestamp() if text else None
