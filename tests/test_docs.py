@@ -363,7 +363,7 @@ def test_the_site_opens_from_disk_and_its_search_finds_the_answers(site: Path) -
         page.wait_for_url("**/tutorial.html")
         for question, name in [
             *((question, "faq") for question in QUESTIONS),
-            ("does not let us in", "errors"),
+            ("authorized_keys", "errors"),
         ]:
             page.click(".md-search__button")
             page.fill("dialog[open] input", question)

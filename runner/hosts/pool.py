@@ -251,11 +251,12 @@ class HostPool:
         if not self.priced and not self.places and self.lost:
             raise NoHost(
                 "\n".join(self.lost),
-                fix=f"`recipe doctor --driver {self.name}` looks at each part of the way there",
+                fix=f"run `recipe doctor --driver {self.name}` to test the connection step by step",
             )
         if not self.priced and not self.places:
             raise Busy(
-                f"all places that {self.name} has are taken", fix="wait, or name another host"
+                f"all slots on {self.name} are in use",
+                fix="wait, raise `slots`, or choose another host",
             )
         self._upkeep.begin()
 
@@ -293,14 +294,14 @@ class HostPool:
                     if ours:
                         raise
                     trouble.append(
-                        f"{self.name} {offer.id}: {str(error) or f'it was not open after {OPENS:g} s'}"
+                        f"{self.name} {offer.id}: {str(error) or f'not ready after {OPENS:g} s'}"
                     )
                     if not alone:
-                        self.say(f"{trouble[-1]}; the run goes on without it")
+                        self.say(f"{trouble[-1]}; continuing without this host")
         if trouble and not self.places:
             raise NoHost(
                 "\n".join(trouble),
-                fix=f"`recipe doctor --driver {self.name}` looks at each part of the way there",
+                fix=f"run `recipe doctor --driver {self.name}` to test the connection step by step",
             )
 
     async def allocate(self) -> Sequence[Place]:
@@ -310,7 +311,9 @@ class HostPool:
                 raise Invalid(
                     [
                         Problem(
-                            "limit", short, fix="raise the limit, or take a preset that needs less"
+                            "limit",
+                            short,
+                            fix="raise the limit, or use a preset that requires less",
                         )
                     ]
                 )
@@ -345,7 +348,7 @@ class HostPool:
                             Problem(
                                 "limit",
                                 short,
-                                fix="raise the limit, or take a preset that needs less",
+                                fix="raise the limit, or use a preset that requires less",
                             )
                         ]
                     )
@@ -402,20 +405,20 @@ class HostPool:
             if found:
                 self.say(f"{found[0].name} is up after {time.monotonic() - began:.0f} s")
                 if together and zone_of(offer) != self.zones.of(need):
-                    found[0].leaving = f"there are too few machines in {zone_of(offer)}"
+                    found[0].leaving = f"too few machines in {zone_of(offer)}"
                 return found[0]
             row = self._of().ledger.of_run(self.run)[-1]
             last = row.reason
             if row.lease:
                 tried.append(f"{self._named(offer) if self._connectors else offer.id}: {last}")
         why = (
-            f"{self.name} has no machine left that does for it"
+            f"{self.name} has no other matching machine"
             if len(tried) < BOOTS
-            else f"{len(tried)} machines of {self.name} failed to come up"
+            else f"{len(tried)} machines of {self.name} failed to start"
         )
         self.refuse(
             need,
-            "; ".join([why, *(tried or [f"the last that was asked for: {last}"] * bool(last))]),
+            "; ".join([why, *(tried or [f"last request: {last}"] * bool(last))]),
         )
         return None
 
@@ -427,8 +430,8 @@ class HostPool:
         """Give up the zone of a need, which has no machine more, with what is up there; whether there is one to give up."""
         if not (zone := self.zones.leave(need, self._zones_of(need))):
             return False
-        why = f"there are too few machines in {zone}"
-        self.say(f"{why} for the nodes of one step: another zone is asked")
+        why = f"too few machines in {zone}"
+        self.say(f"{why} for the nodes of one step; trying another zone")
         for place in self.inventory.serving(need):
             if place.zone == zone and not place.capacity.busy:
                 place.leaving = why
@@ -445,7 +448,7 @@ class HostPool:
         losses = f"with {often:.2g} preemptions an hour"
         if offer.market == "spot":
             left = self.spot.most_taken - self.spot.taken
-            return f", spot: cheaper than ${others[0].price:.2f} on demand also {losses}, and on demand after {left} more"
+            return f", spot: cheaper than ${others[0].price:.2f} on demand even {losses}; on demand after {left} more"
         return f", on demand: spot at ${others[0].price:.2f} is not cheaper {losses}"
 
     def refuse(self, need: Need, why: str) -> None:
@@ -489,10 +492,10 @@ class HostPool:
             await closing
         gone, spot, failure = True, self.spot.market, ""
         if self.spot.gone((place, *with_it)):
-            failure, reason = LeaseFailure.TAKEN_AWAY, f"it was taken away: {reason}"
+            failure, reason = LeaseFailure.TAKEN_AWAY, f"preempted: {reason}"
             if self.spot.market != spot:
                 self.say(
-                    f"{self.spot.most_taken} spot machines were taken away: what is rented from now on is on demand"
+                    f"{self.spot.most_taken} spot machines were preempted; renting on demand from now on"
                 )
         healthy = not (place.lost or place.leaving)
         for row in rows:
@@ -525,7 +528,7 @@ class HostPool:
                 ):
                     return found
         except (DriverError, Infrastructure) as error:
-            self.say(f"there is no other host for {lost.name}: {error}")
+            self.say(f"no replacement for {lost.name}: {error}")
         return ()
 
     async def close(self, *, leave: bool = False) -> None:
@@ -547,7 +550,7 @@ class HostPool:
                             self.leases.hand_over(row)
                 for row, why in await self.leases.close():
                     self.say(
-                        f"the lease {row.key} of {row.driver} could not be given back: {why}; `recipe reap` asks again{self._upkeep.console}"
+                        f"the lease {row.key} of {row.driver} could not be released: {why}; try again with `recipe reap`{self._upkeep.console}"
                     )
             await asyncio.gather(leaving, silent)
             with contextlib.suppress(DriverError, Busy):  # what was accrued stands
@@ -635,12 +638,12 @@ class HostPool:
         if self.priced:
             offers = self._pricing(wish.need).ranked(offers, wish)
         for host, why in leases.driver.left_out.items():
-            self.say(f"{host} is left out: {why}")
+            self.say(f"skipped host {host}: {why}")
         if not offers and not self.priced:
             why = f": {'; '.join(leases.driver.excluded)}" if leases.driver.excluded else ""
             raise NoHost(
                 f"the driver {self.name} offers no host{why}",
-                fix=f"`recipe doctor --driver {self.name}` says what there is",
+                fix=f"check the hosts with `recipe doctor --driver {self.name}`",
             )
         return offers
 
@@ -672,7 +675,7 @@ class HostPool:
                 await self._enter(offer, [*kept, *taken], ready, reached) if kept or taken else ()
             )
         except (Exception, asyncio.CancelledError) as error:
-            await self._of().close({row.key for row in taken}, f"it cannot be used: {error}")
+            await self._of().close({row.key for row in taken}, f"cannot use it: {error}")
             raise
 
     @contextlib.contextmanager
@@ -681,8 +684,8 @@ class HostPool:
         try:
             yield
         except Rejected as error:
-            fix = "make room there, or name a folder that can be written as `root` in the driver's settings; `recipe doctor` says what it lacks"
-            raise CannotRun(f"{self._named(offer)} cannot be used: {error}", fix=fix) from error
+            fix = "free disk space, or set `root` to a writable directory in the driver's settings; `recipe doctor` shows the details"
+            raise CannotRun(f"cannot use {self._named(offer)}: {error}", fix=fix) from error
 
     async def _enter(
         self,
@@ -760,7 +763,7 @@ def _disposable(*faults: type[Exception]) -> Iterator[None]:
     except NotAsSold:
         raise
     except faults as error:
-        raise NotAsSold(f"it did not come up: {error}", LeaseFailure.FAILED) from error
+        raise NotAsSold(f"the machine did not start: {error}", LeaseFailure.FAILED) from error
 
 
 def _box(settings: Mapping[str, Any]) -> dict[str, Any]:
