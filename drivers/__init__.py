@@ -59,7 +59,7 @@ def load(name: str, known: Mapping[str, tuple[str, str]] = DRIVERS) -> Callable[
 
         near = get_close_matches(name, known, n=1)
         raise Rejected(
-            f'there is no driver "{name}"'
+            f'unknown driver "{name}"'
             + (f', did you mean "{near[0]}"?' if near else "")
             + f" (known: {', '.join(sorted(known))})"
         )
@@ -68,10 +68,12 @@ def load(name: str, known: Mapping[str, tuple[str, str]] = DRIVERS) -> Callable[
     try:
         made: Callable[..., Driver] = getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
-        raise Denied(f'the driver "{name}" needs {error.name}: {_install(name, advice)}') from error
+        raise Denied(
+            f'the driver "{name}" requires {error.name}: {_install(name, advice)}'
+        ) from error
     except (ImportError, AttributeError) as error:
         raise Denied(
-            f'the driver "{name}" is {target}, which cannot be imported ({error}): {_install(name, advice)}'
+            f'cannot import {target} of the driver "{name}" ({error}): {_install(name, advice)}'
         ) from error
     return made
 

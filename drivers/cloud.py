@@ -304,7 +304,7 @@ class Filters(NamedTuple):
         read = {}
         for name, value in more.items():
             if name not in self._fields:
-                raise Rejected(f'there is no filter "{name}"{suggest(name, self._fields)}')
+                raise Rejected(f'unknown filter "{name}"{suggest(name, self._fields)}')
             read[name] = _read(name, value, getattr(self, name))
         return Filters._make(read.get(name, getattr(self, name)) for name in self._fields)
 
@@ -321,12 +321,12 @@ def _read(name: str, value: Value, default: Value) -> Value:
         }
         if value in known:
             return known[value]
-        raise Rejected(f"the filter {name} is true or false, not {json.dumps(value)}")
+        raise Rejected(f"the filter {name} must be true or false, not {json.dumps(value)}")
     if isinstance(default, float):
         with suppress(TypeError, ValueError):
             if math.isfinite(number := float(str(value))) and number >= 0:
                 return number
-        raise Rejected(f"the filter {name} is a number, not {json.dumps(value)}")
+        raise Rejected(f"the filter {name} must be a number, not {json.dumps(value)}")
     if isinstance(default, tuple):
         return tuple(
             str(each).strip()
@@ -360,19 +360,19 @@ def why_excluded(offer: Offer, about: About, wish: Wish, filters: Filters) -> st
     have, need = offer.resources, wish.need
     told = filters.gpu.lower().replace("_", " ")
     tests = (
-        ("fewer GPUs than needed", (have.gpus or 0) < (need.gpus or 0)),
+        ("too few GPUs", (have.gpus or 0) < (need.gpus or 0)),
         ("another GPU", bool(told) and told not in (have.gpu or "").lower()),
         (
             "another GPU",
             bool(need.gpu) and (need.gpu or "").lower() not in (have.gpu or "").lower(),
         ),
         (
-            "less GPU memory",
+            "too little GPU memory",
             (have.gpu_memory or 0) < max(need.gpu_memory or 0, filters.gpu_memory * 1e9),
         ),
-        ("less disk", (have.disk or 0) < max(need.disk or 0, wish.disk or 0)),
+        ("too little disk", (have.disk or 0) < max(need.disk or 0, wish.disk or 0)),
         (
-            "less memory or processors",
+            "too little memory or too few CPUs",
             not enough(have, Wish(replace(need, market="any", nodes=1, gpu=None), wish.disk)),
         ),
         ("several machines are one order", need.nodes != 1),
@@ -382,7 +382,7 @@ def why_excluded(offer: Offer, about: About, wish: Wish, filters: Filters) -> st
             and not any(region.lower() in offer.region.lower() for region in filters.regions),
         ),
         (
-            "another kind of machine",
+            "other machine type",
             filters.machine.lower() not in offer.data.get("shape", offer.id).lower(),
         ),
         ("another zone", filters.zone.lower() not in offer.data.get("zone", offer.region).lower()),
@@ -392,11 +392,11 @@ def why_excluded(offer: Offer, about: About, wish: Wish, filters: Filters) -> st
         ),
         ("not verified", filters.verified and not about.verified),
         ("not in a datacenter", filters.datacenter and not about.datacenter),
-        ("a slower network", about.inet < filters.inet),
-        ("an older CUDA", about.cuda < filters.cuda),
-        ("dearer than max_price", offer.price > filters.max_price),
+        ("network too slow", about.inet < filters.inet),
+        ("CUDA version too old", about.cuda < filters.cuda),
+        ("above max_price", offer.price > filters.max_price),
         (
-            "not for that long",
+            "available for too short a time",
             offer.longest is not None and wish.hours is not None and offer.longest < wish.hours,
         ),
     )
@@ -501,7 +501,7 @@ class Deadman(Rented[_Wire]):
     async def prolong(self, lease: Lease, until: datetime) -> None:
         """Have the machine end itself later, or earlier."""
         if (found := await self.hosts(lease)) is None:
-            raise Unreachable(f"the machine of {lease.key} is not up")
+            raise Unreachable(f"the machine of {lease.key} is not running")
         left = str(int((until - datetime.now(UTC)).total_seconds()))
         renew = 'echo "$(($(date +%s) + $1))" >~/.recipe-new && mv -f ~/.recipe-new ~/.recipe-until'
         async for _ in found[0].call(("/bin/sh", "-c", renew, "sh", left)):

@@ -137,7 +137,7 @@ class Gcp(cloud.Rented[Wire]):
         judged = [
             (
                 offer,
-                "a larger disk than there is"
+                "disk larger than the maximum"
                 if disk > MOST_DISK
                 else cloud.why_excluded(offer, ABOUT, wish, filters),
             )
@@ -231,7 +231,7 @@ class Gcp(cloud.Rented[Wire]):
         zone = self._filters.zone
         if not re.fullmatch(r"[a-z]+-[a-z]+[0-9]+-[a-z]", zone):
             raise Rejected(
-                'a program makes a machine in one zone, and the stack names none: add zone = "us-central1-a", say'
+                'a Pulumi program requires a zone, but the stack has none: set `zone`, for example zone = "us-central1-a"'
             )
         wish, listed = (
             Wish(Need(market=market)),
@@ -241,9 +241,7 @@ class Gcp(cloud.Rented[Wire]):
             offer for offer in listed if not cloud.why_excluded(offer, ABOUT, wish, self._filters)
         ]
         if not fit:
-            raise Rejected(
-                f"no machine of the {self._prices.words} in {zone} is what the stack asks for"
-            )
+            raise Rejected(f"no machine in the {self._prices.words} for {zone} matches the stack")
         offer = min(fit, key=lambda each: (each.hourly, each.id))
         shape, kind = gcp_prices.SHAPES[offer.data["shape"]], offer.data["shape"].partition("+")[0]
         own = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "stack"
@@ -269,7 +267,7 @@ class Gcp(cloud.Rented[Wire]):
         if asked.code.startswith((*FULL, *QUOTAS)):
             raise self._full(offer, asked)
         if asked.code:
-            raise Rejected(f"Google cannot make {offer.id}: {asked.words}")
+            raise Rejected(f"Google cannot create {offer.id}: {asked.words}")
         return lease
 
     def _full(self, offer: Offer, failed: Operation) -> NoCapacity:
@@ -277,8 +275,8 @@ class Gcp(cloud.Rented[Wire]):
         self._empty[offer.id] = time.monotonic()
         for zone in failed.zones:
             self._empty.pop(offer.id.replace(offer.data["zone"], zone, 1), None)
-        some = f"; there are some in {', '.join(failed.zones)}" if failed.zones else ""
-        return NoCapacity(f"{offer.id} cannot be had: {failed.words or failed.code}{some}")
+        some = f"; available in {', '.join(failed.zones)}" if failed.zones else ""
+        return NoCapacity(f"{offer.id} is not available: {failed.words or failed.code}{some}")
 
     def _body(self, order: Order) -> Mapping[str, object]:
         """The instance as it is ordered: Google deletes it at `until`, and its disk with it, or stops it, also when no program of ours runs."""
@@ -375,7 +373,7 @@ class Gcp(cloud.Rented[Wire]):
             await harmless(self._wire.start(*_place(lease), seconds)) if found is not None else None
         )
         if asked is None:
-            raise HostLost(f"Google has no instance {lease.id} any more")
+            raise HostLost(f"the instance {lease.id} no longer exists at Google")
         if not asked.done:
             asked = await harmless(self._wire.wait(asked))
         if asked.code.startswith((*FULL, *QUOTAS)):
@@ -430,9 +428,9 @@ class Gcp(cloud.Rented[Wire]):
         if not await harmless(self._wire.rule(name)):
             return []
         if left := await self.leases():
-            return [f"the firewall rule {name} stays: {len(left)} other machine(s) use it"]
+            return [f"kept the firewall rule {name}: {len(left)} other machine(s) use it"]
         return (
-            [f"the firewall rule {name} is removed"]
+            [f"deleted the firewall rule {name}"]
             if await harmless(self._wire.drop_rule(name))
             else []
         )
@@ -444,7 +442,7 @@ class Gcp(cloud.Rented[Wire]):
         """What there is to know of the account, as words: nothing is changed."""
         project = await self._wire.project()
         total = (await harmless(self._wire.quotas())).get("GPUS_ALL_REGIONS")
-        none = f": nothing can be rented; ask for some at {self._wire.quotas_page}"
+        none = f": renting is impossible; request a quota at {self._wire.quotas_page}"
         quota = (
             "not listed"
             if total is None
@@ -469,9 +467,9 @@ class Gcp(cloud.Rented[Wire]):
         with suppress(DriverError):
             taken = await self._wire.was_preempted(*_place(lease))
         if taken:
-            raise HostLost(f"Google took the spot machine {lease.id} away")
+            raise HostLost(f"Google preempted the spot machine {lease.id}")
         raise HostLost(
-            f"Google has no instance {lease.id} any more"
+            f"the instance {lease.id} no longer exists at Google"
             if found is None
             else f"the instance {lease.id} was stopped"
         )
@@ -487,9 +485,7 @@ def _regions(prices: PriceList, filters: Filters) -> Filters:
     """The filters, if there are prices for a region of each name.  Raises NoCapacity."""
     for asked in filters.regions:
         if not any(asked.lower() in known for known in prices.rates):
-            raise NoCapacity(
-                f'no prices are known of a region "{asked}"{suggest(asked, prices.rates)}'
-            )
+            raise NoCapacity(f'no prices for the region "{asked}"{suggest(asked, prices.rates)}')
     return filters
 
 

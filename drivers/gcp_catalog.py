@@ -79,11 +79,11 @@ def update(file: Path) -> PriceList:
         NotImplementedError,
     ) as error:
         raise Unreachable(
-            f"the catalog of prices at {base} cannot be read: {error or type(error).__name__}"
+            f"cannot read the price catalog at {base}: {error or type(error).__name__}"
         ) from error
     if not rates:
         raise Rejected(
-            f"the catalog of prices at {base} says nothing of the machines that are offered here: the prices stay as they were"
+            f"the price catalog at {base} has no prices for the supported machine types; keeping the earlier prices"
         )
     found = PriceList(f"{datetime.now(UTC):%Y-%m-%d}", rates)
     new = file.with_name(f".{file.name}.{os.getpid()}")

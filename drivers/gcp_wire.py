@@ -223,7 +223,7 @@ class Wire:
             await self._token()
         if not self._project:
             raise Denied(
-                "no Google Cloud project is named: set `project` in [drivers.gcp], or CLOUDSDK_CORE_PROJECT"
+                "no Google Cloud project is set: set `project` in [drivers.gcp], or CLOUDSDK_CORE_PROJECT"
             )
         return self._project
 
@@ -241,7 +241,7 @@ class Wire:
             )
             if fields.get("unreachables"):
                 raise Unreachable(
-                    f"the list of {what} is not complete: Google did not reach {printable(str(fields['unreachables']))}"
+                    f"the list of {what} is incomplete: Google did not reach {printable(str(fields['unreachables']))}"
                 )
             for where, scope in inner(
                 fields.get("items", {}), f"the list of {what}", WHOSE
@@ -251,7 +251,7 @@ class Wire:
                 )
                 if code not in (None, "NO_RESULTS_ON_PAGE"):
                     raise Unreachable(
-                        f"the list of {what} is not complete: {printable(where)}: {printable(str(code))}"
+                        f"the list of {what} is incomplete: {printable(where)}: {printable(str(code))}"
                     )
                 scopes.append(inner(scope, where, WHOSE))
             if not (
@@ -276,19 +276,19 @@ class Wire:
     def _check(self, answer: Answer) -> Answer:
         if answer.status == 429 or answer.code in RATES:
             raise Throttled(
-                f"Google was asked too often: {answer.words}",
+                f"too many requests to Google: {answer.words}",
                 after=wait(answer.headers.get("retry-after", "")),
             )
         if answer.status == 401:
             raise Denied(
-                f"Google does not accept the credentials of {self.source}: {answer.words} `gcloud auth application-default login` makes new ones"
+                f"Google rejected the credentials of {self.source}: {answer.words} Log in again with `gcloud auth application-default login`"
             )
         if answer.status == 403 and answer.code not in (*QUOTAS, "alreadyExists"):
             raise Denied(
-                f"Google allows this account nothing here (project {self._project}): {answer.words}"
+                f"this account has no permission in the project {self._project} at Google: {answer.words}"
             )
         if answer.status >= 500:
-            raise Unsure(f"Google has a problem of its own ({answer.status}): {answer.words}")
+            raise Unsure(f"server error at Google ({answer.status}): {answer.words}")
         return answer
 
     async def _token(self) -> str:
@@ -312,11 +312,11 @@ class Wire:
                 self._credentials.refresh(_request)
             return f"{self._credentials.token}"
         except exceptions.TransportError as error:
-            raise Unreachable(f"Google gives no token: {error}") from error
+            raise Unreachable(f"cannot get an access token from Google: {error}") from error
         except exceptions.GoogleAuthError as error:
             looked = f"neither {TOKEN} nor GOOGLE_APPLICATION_CREDENTIALS nor the application default credentials have any"
             raise Denied(
-                f"there are no credentials for Google Cloud: {looked} ({printable(f'{error}')}); run `gcloud auth application-default login`"
+                f"no credentials for Google Cloud: {looked} ({printable(f'{error}')}); run `gcloud auth application-default login`"
             ) from error
 
 
@@ -377,17 +377,15 @@ def _is_gone(answer: Answer, name: str) -> bool:
 def _good(answer: Answer, what: str) -> Fields:
     """The fields of a reply that reports no error."""
     if answer.status >= 400:
-        raise Rejected(f"Google refuses {what}: {answer.words}")
+        raise Rejected(f"Google rejected {what}: {answer.words}")
     if not answer.fields or ("error" in answer.fields and "operationType" not in answer.fields):
-        raise Unsure(
-            f"the reply of Google about {what} cannot be read: {printable(answer.text[:80])}"
-        )
+        raise Unsure(f"cannot read Google's reply about {what}: {printable(answer.text[:80])}")
     return answer.fields
 
 
 def _operation(row: Fields) -> Operation:
     if not row.get("name") or not row.get("status"):
-        raise Unsure("the reply of Google about an operation cannot be read")
+        raise Unsure("cannot read Google's reply about an operation")
     done = row.get("status") == "DONE"
     made = Operation(f"{row['name']}", _last(row.get("zone")), done)
     errors = rows(
@@ -421,7 +419,7 @@ def _instance(row: Fields) -> Instance:
     ):
         kind += f"+{number(each, 'acceleratorCount'):.0f}x{_last(each.get('acceleratorType'))}"
     if not row.get("name") or not row.get("status"):
-        raise Unsure("the reply of Google about an instance cannot be read")
+        raise Unsure("cannot read Google's reply about an instance")
     return Instance(
         f"{row['name']}", _last(row.get("zone")), f"{row['status']}", f"{access[0].get('natIP') or ''}" if access else "", kind,
         inner(row.get("scheduling") or {}, "an instance", WHOSE).get("provisioningModel") == "SPOT",

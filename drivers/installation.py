@@ -40,12 +40,12 @@ class Installation:
             return cls(bytes.fromhex(file.read_text("ascii").strip()), file.parent)
         except (OSError, ValueError) as error:
             way = (
-                "remove it if no machine is rented"
+                "delete the file if no machine is rented"
                 if isinstance(error, ValueError)
-                else "let XDG_CONFIG_HOME name a folder that can be written"
+                else "set XDG_CONFIG_HOME to a writable directory"
             )
             raise Denied(
-                f"the secret of this installation, {file}, cannot be used: {error}; {way}"
+                f"cannot use the secret of this installation, {file}: {error}; {way}"
             ) from error
 
     def with_name(self, name: str) -> Self:

@@ -252,7 +252,7 @@ class Loopback(Driver):
                 order.key not in known
                 and sum(lease.data["host"] == name for lease in known.values()) >= self._slots
             ):
-                raise NoCapacity(f"all places of {name} are taken ({self._slots})")
+                raise NoCapacity(f"all slots on {name} are in use ({self._slots})")
             data = {"host": name, "root": str(self._root / name / ROOT), "python": self._python}
             if self._boots:
                 data["up"] = str(time.time() + self._boots)
@@ -538,7 +538,7 @@ class _Passage:
         cut = None
         if self._left is not None:
             data, self._left = data[: self._left], self._left - len(data)
-            cut = Unreachable("the connection was cut") if self._left <= 0 else None
+            cut = Unreachable("connection lost") if self._left <= 0 else None
         if self._rate:
             await asyncio.sleep(len(data) / self._rate)
         return data, cut

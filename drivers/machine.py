@@ -72,7 +72,7 @@ GPUS = f"command -v nvidia-smi >/dev/null 2>&1 && echo smi=yes\n{CUDA}"
 """More of a question: whether a machine can say which GPUs it has, and the newest CUDA that its driver runs."""
 HUNG = f"nvidia-smi did not answer within {PATIENCE:g} s"
 WEDGED = (
-    "reboot the machine; where nvidia-smi is only slow, `nvidia-smi -pm 1` keeps the driver loaded"
+    "reboot the machine; if nvidia-smi is only slow, keep the driver loaded with `nvidia-smi -pm 1`"
 )
 
 

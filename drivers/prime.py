@@ -40,7 +40,7 @@ IMAGE: Final = "ubuntu_22_cuda_12"
 ENDED: Final = ("STOPPED", "ERROR", "DELETING", "TERMINATED")
 PATIENCE: Final = 20.0  # seconds in which a pod must show its host key
 EMPTY: Final = (
-    ": nothing can be rented; add some at https://app.primeintellect.ai/dashboard/billing"
+    ": renting is impossible; add credit at https://app.primeintellect.ai/dashboard/billing"
 )
 FIRST_USE: Final = (
     "Prime's pods cannot prove who they are: the first host key that one shows is believed. Write `first_use = true` below `[drivers.prime]` "
@@ -115,8 +115,8 @@ class Prime(cloud.Rented[Wire]):
                 why = f"without the image {image}"
             why = (
                 why
-                or ("" if ask.there else "none to be had now")
-                or ("less disk" if (ask.resources.disk or 0) < disk * 10**9 else "")
+                or ("" if ask.there else "not available now")
+                or ("too little disk" if (ask.resources.disk or 0) < disk * 10**9 else "")
             )
             judged.append((offer, why))
         return sorted(self._choose_fitting(judged), key=lambda offer: (offer.hourly, offer.id))
@@ -146,15 +146,13 @@ class Prime(cloud.Rented[Wire]):
             answer.status in (400, 409)
             and any(word in said.lower().replace(" ", "") for word in _FULL)
         ):
-            raise NoCapacity(f"{offer.id} cannot be had: {said}")
+            raise NoCapacity(f"{offer.id} is not available: {said}")
         if answer.status >= 400:
-            raise Rejected(f"Prime refuses the order of {offer.id}: {said}")
+            raise Rejected(f"Prime rejected the order of {offer.id}: {said}")
         try:
             made = pod(answer.fields)
         except Unsure as error:
-            raise Unsure(
-                f"the reply of Prime to the order cannot be read: {answer.words[:80]}"
-            ) from error
+            raise Unsure(f"cannot read Prime's reply to the order: {answer.words[:80]}") from error
         self._agreed[made.id] = offer.price
         return Lease("prime", made.id, order.key, self._data)
 
@@ -231,7 +229,7 @@ class Prime(cloud.Rented[Wire]):
             *([("login", f"{self._key}, which the account has")] if usable else ()),
             (
                 "host keys",
-                "the first that a pod shows is believed" if self._first_use else FIRST_USE,
+                "trusted on first use" if self._first_use else FIRST_USE,
             ),
             self._clock(),
         ]
@@ -256,7 +254,7 @@ class Prime(cloud.Rented[Wire]):
         ours = " ".join(cloud.public(self._private()).split()[:2])
         if ours not in await harmless(self._wire.keys()):
             raise Denied(
-                f"the account at Prime does not have the SSH key {self._key}; add its public half at https://app.primeintellect.ai/dashboard/profile"
+                f"the account at Prime has no SSH key {self._key}; add its public key at https://app.primeintellect.ai/dashboard/profile"
             )
 
     def _private(self) -> bytes:
@@ -265,7 +263,7 @@ class Prime(cloud.Rented[Wire]):
             asyncssh.import_private_key(found)
         except (OSError, asyncssh.KeyImportError, asyncssh.KeyEncryptionError) as error:
             raise Denied(
-                f"the SSH key {self._key} cannot be used: {error}; name another as `key` in `[drivers.prime]`"
+                f"cannot use the SSH key {self._key}: {error}; set another `key` in `[drivers.prime]`"
             ) from error
         return found
 
@@ -273,9 +271,9 @@ class Prime(cloud.Rented[Wire]):
         """What Prime says of a pod.  Raises HostLost when it is gone or will not run."""
         found = await harmless(self._wire.show(lease.id))
         if found is None:
-            raise HostLost(f"Prime has no pod {lease.id} any more")
+            raise HostLost(f"the pod {lease.id} no longer exists at Prime")
         if found.status in ENDED or found.failure:
-            raise HostLost(f"the pod {lease.id} does not run: {found.failure or found.status}")
+            raise HostLost(f"the pod {lease.id} is not running: {found.failure or found.status}")
         return found
 
 

@@ -85,7 +85,7 @@ class Wire:
             found += [ask for row in items if (ask := _ask(row, disk)) is not None]
             if len(items) < PAGE or page * PAGE >= number(fields, "totalCount"):
                 return found
-        raise Unreachable("the list of Prime's offers has no end")
+        raise Unreachable("Prime's list of offers: pagination did not end")
 
     async def create(self, order: Fields) -> Answer:
         return await self.ask("POST", "/api/v1/pods", order)
@@ -131,7 +131,7 @@ class Wire:
             if len(items) < PAGE:
                 break
         if len(totals) > 1 or len(found) != max(totals):
-            raise Unreachable(f"{what} at Prime changed while it was read")
+            raise Unreachable(f"{what} at Prime changed during the request")
         return [*found.values()]
 
     async def destroy(self, id: str) -> None:
@@ -163,15 +163,15 @@ class Wire:
         """Send one request.  Raises Unreachable when it cannot have been read, Unsure when that is not known, Throttled, Denied."""
         answer = await self.web.ask(method, path, api_key(), body, query)
         if answer.status == 429:
-            raise Throttled(f"Prime was asked too often: {words(answer)}", after=TOO_OFTEN)
+            raise Throttled(f"too many requests to Prime: {words(answer)}", after=TOO_OFTEN)
         if answer.status in (401, 403):
-            raise Denied(f"Prime does not accept the key of {key_source()}: {words(answer)}")
+            raise Denied(f"Prime rejected the API key of {key_source()}: {words(answer)}")
         if answer.status == 402:
             raise Denied(
-                f"Prime rents nothing to this account: {words(answer)} See https://app.primeintellect.ai/dashboard/billing"
+                f"Prime does not rent to this account: {words(answer)} See https://app.primeintellect.ai/dashboard/billing"
             )
         if answer.status >= 500:
-            raise Unsure(f"Prime has a problem of its own ({answer.status}): {words(answer)}")
+            raise Unsure(f"server error at Prime ({answer.status}): {words(answer)}")
         return answer
 
 
@@ -195,7 +195,7 @@ def api_key() -> str:
     if key := os.environ.get("PRIME_API_KEY", "").strip() or config("api_key"):
         return key
     raise Denied(
-        f"there is no key for Prime: neither in PRIME_API_KEY nor in {config_file()}; make one at https://app.primeintellect.ai/dashboard/tokens"
+        f"no API key for Prime in PRIME_API_KEY or {config_file()}; create one at https://app.primeintellect.ai/dashboard/tokens"
     )
 
 
@@ -230,7 +230,7 @@ def words(answer: Answer) -> str:
 def pod(row: Fields) -> Pod:
     """A pod.  Raises Unsure when it is none."""
     if not isinstance(row.get("id"), str) or not isinstance(row.get("status"), str):
-        raise Unsure("the reply of Prime about a pod cannot be read")
+        raise Unsure("cannot read Prime's reply about a pod")
     logins = row.get("sshConnection")
     first = next(
         (
@@ -253,9 +253,9 @@ def pod(row: Fields) -> Pod:
 def _good(answer: Answer, what: str, empty: bool = False) -> Fields:
     """The fields of a reply that reports no error."""
     if answer.status >= 400:
-        raise Rejected(f"Prime refuses {what}: {words(answer)}")
+        raise Rejected(f"Prime rejected {what}: {words(answer)}")
     if not answer.fields and not empty:
-        raise Unsure(f"the reply of Prime about {what} cannot be read: {answer.words[:80]}")
+        raise Unsure(f"cannot read Prime's reply about {what}: {answer.words[:80]}")
     return answer.fields
 
 

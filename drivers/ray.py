@@ -131,9 +131,9 @@ class Ray(Driver):
         ]
         if not fitting or len(fitting) < wish.need.nodes:
             what = (
-                f"{len(fitting)} nodes that do for it, and {wish.need.nodes} are asked for"
+                f"{len(fitting)} matching nodes, but {wish.need.nodes} are requested"
                 if fitting
-                else "no node that does for it"
+                else "no matching node"
             )
             self.excluded = {f"the Ray cluster has {what}": len(nodes) or 1}
             return []
@@ -161,7 +161,7 @@ class Ray(Driver):
         if state in ("PENDING", "PREPARED"):
             asked = ", ".join(f"{amount:g} {name}" for name, amount in bundles[0].items())
             self.waits = (
-                f"Ray has no room yet for {len(bundles)} nodes with {asked}"
+                f"Ray has no free capacity yet for {len(bundles)} nodes with {asked}"
                 if state == "PENDING"
                 else ""
             )
@@ -169,9 +169,9 @@ class Ray(Driver):
         if state != "CREATED":
             self._hosts.pop(lease.id, None)
             raise HostLost(
-                "a node of Ray is gone"
+                "lost a Ray node"
                 if state == "RESCHEDULING"
-                else "the placement group of Ray is gone"
+                else "the Ray placement group no longer exists"
             )
         self.waits = ""
         if lease.id not in self._hosts:
@@ -179,7 +179,7 @@ class Ray(Driver):
             for name in _names(lease.id, len(bundles)):
                 actor = await self._ask(partial(self._actor, name))
                 if actor is None:
-                    raise HostLost(f"the actor {name} of Ray is gone")
+                    raise HostLost(f"the Ray actor {name} no longer exists")
                 try:
                     told = await asyncio.wait_for(self.answer(actor.about.remote()), SHORT)
                 except TimeoutError:
@@ -440,18 +440,18 @@ def foreign(error: Exception) -> DriverError:
     if isinstance(error, RayTaskError):
         cause = error.cause
         return Denied(
-            f"the folder of ours on a node of Ray cannot be used: {cause}: name another as `root` in [drivers.ray]"
+            f"cannot use the work directory on a Ray node: {cause}: set another `root` in [drivers.ray]"
         )
     if isinstance(error, ActorUnavailableError | GetTimeoutError | RaySystemError) or not str(
         error
     ):
-        return Unreachable(f"the Ray cluster does not answer: {words}")
+        return Unreachable(f"no response from the Ray cluster: {words}")
     if isinstance(error, RayActorError):
-        return HostLost(f"its actor of Ray is gone: {words}")
+        return HostLost(f"lost its Ray actor: {words}")
     if "ersion mismatch" in words:
-        return Denied(f"the Ray cluster is of another version, or of another Python: {words}")
+        return Denied(f"the Ray cluster has another Ray or Python version: {words}")
     if isinstance(error, OSError) or any(sign in words.lower() for sign in SILENT):
         return Unreachable(
-            f"no Ray cluster answers: {words}: start one, or name its `address` in [drivers.ray]"
+            f"cannot reach a Ray cluster: {words}: start one, or set its `address` in [drivers.ray]"
         )
-    return Denied(f"Ray refuses this: {words}")
+    return Denied(f"Ray rejected the request: {words}")

@@ -119,11 +119,11 @@ class Runpod(cloud.Deadman[Wire]):
                 # What is wished of the disk, the region and the CUDA version is part of the order.
                 why = cloud.priceless(offer) or cloud.why_excluded(offer, about, wish, filters)
                 if disk > MOST_DISK:
-                    why = "a larger disk than there is"
+                    why = "disk larger than the maximum"
                 elif gpu.most[name] < count:
-                    why = "fewer GPUs than needed"
+                    why = "too few GPUs"
                 elif not gpu.there:
-                    why = why or "none to be had now"
+                    why = why or "not available now"
                 judged.append((offer, why))
         return sorted(self._choose_fitting(judged), key=lambda offer: (offer.price, offer.id))
 
@@ -172,21 +172,21 @@ class Runpod(cloud.Deadman[Wire]):
                 made = pod(answer.fields)
             except Unsure as error:
                 raise Unsure(
-                    f"the reply of RunPod to the order cannot be read: {answer.words[:80]}"
+                    f"cannot read RunPod's reply to the order: {answer.words[:80]}"
                 ) from error
             self._agreed[made.id] = offer.price
             return Lease("runpod", made.id, order.key, self._data)
         if answer.status == 402:
             raise Denied(
-                f"RunPod rents nothing to this account: {said} See https://console.runpod.io/user/billing"
+                f"RunPod does not rent to this account: {said} See https://console.runpod.io/user/billing"
             )
         if (
             answer.status in (400, 403)
         ):  # 400: nothing is there, or the request is wrong: when all are refused, the words say which
-            raise NoCapacity(f"{offer.id} cannot be had: {said}")
+            raise NoCapacity(f"{offer.id} is not available: {said}")
         if answer.status < 400:
-            raise Unsure(f"the reply of RunPod to the order cannot be read: {answer.words[:80]}")
-        raise Rejected(f"RunPod refuses the order of {offer.id}: {said}")
+            raise Unsure(f"cannot read RunPod's reply to the order: {answer.words[:80]}")
+        raise Rejected(f"RunPod rejected the order of {offer.id}: {said}")
 
     def _body(self, order: Order) -> Mapping[str, object]:
         data = order.offer.data
@@ -243,10 +243,10 @@ class Runpod(cloud.Deadman[Wire]):
             answer = await harmless(self._wire.act(lease.id, "start"))
             if answer.status == 402:
                 raise Denied(
-                    f"RunPod starts nothing for this account: {words(answer)} See https://console.runpod.io/user/billing"
+                    f"RunPod does not start pods for this account: {words(answer)} See https://console.runpod.io/user/billing"
                 )
             if answer.status in (400, 403):
-                raise NoCapacity(f"the pod {lease.id} cannot be started: {words(answer)}")
+                raise NoCapacity(f"cannot start the pod {lease.id}: {words(answer)}")
             if (
                 answer.status >= 400 and answer.status != 409 and not none(answer)
             ):  # 409: somebody else was faster
@@ -260,9 +260,11 @@ class Runpod(cloud.Deadman[Wire]):
                 return
             await asyncio.sleep(self.traits.poll.total_seconds())
         if found is None:
-            raise HostLost(f"RunPod has no pod {lease.id} any more")
+            raise HostLost(f"the pod {lease.id} no longer exists at RunPod")
         if not found.gpus:
-            raise HostLost(f"the pod {lease.id} was started without a GPU: others have them")
+            raise HostLost(
+                f"the pod {lease.id} started without a GPU: all GPUs of its machine are in use"
+            )
 
     async def stop(self, lease: Lease) -> bool:
         """Have a pod stand still.  True once RunPod says so; its volume is billed on, at twice the rate."""
@@ -316,9 +318,9 @@ class Runpod(cloud.Deadman[Wire]):
         """What RunPod says of a pod.  Raises HostLost when it is gone or will not run."""
         found = await harmless(self._wire.show(lease.id))
         if found is None:
-            raise HostLost(f"RunPod has no pod {lease.id} any more")
+            raise HostLost(f"the pod {lease.id} no longer exists at RunPod")
         if found.status in STOPPED:
-            raise HostLost(f"the pod {lease.id} does not run: {found.status}")
+            raise HostLost(f"the pod {lease.id} is not running: {found.status}")
         return found
 
 

@@ -139,15 +139,15 @@ class Wire:
         answer = await self.web.ask(method, path, api_key(), body, query)
         if answer.status == 429:
             raise Throttled(
-                f"RunPod was asked too often: {words(answer)}",
+                f"too many requests to RunPod: {words(answer)}",
                 after=wait(answer.headers.get("retry-after", "")),
             )
         if answer.status == 401:
-            raise Denied(f"RunPod does not accept the key of RUNPOD_API_KEY: {words(answer)}")
+            raise Denied(f"RunPod rejected the API key in RUNPOD_API_KEY: {words(answer)}")
         if answer.status == 410:
-            raise Denied(f"RunPod has ended this interface: {words(answer)} Upgrade recipe")
+            raise Denied(f"RunPod no longer supports this API: {words(answer)} Upgrade recipe")
         if answer.status >= 500:
-            raise Unsure(f"RunPod has a problem of its own ({answer.status}): {words(answer)}")
+            raise Unsure(f"server error at RunPod ({answer.status}): {words(answer)}")
         return answer
 
 
@@ -156,7 +156,7 @@ def api_key() -> str:
     if key := os.environ.get("RUNPOD_API_KEY", "").strip():
         return key
     raise Denied(
-        "there is no key for RunPod in RUNPOD_API_KEY; make one at https://console.runpod.io/user/settings"
+        "no API key for RunPod in RUNPOD_API_KEY; create one at https://console.runpod.io/user/settings"
     )
 
 
@@ -179,7 +179,7 @@ def words(answer: Answer) -> str:
 def pod(row: Fields) -> Pod:
     """A pod.  Raises Unsure when it is none."""
     if not isinstance(row.get("id"), str) or not isinstance(row.get("status"), str):
-        raise Unsure("the reply of RunPod about a pod cannot be read")
+        raise Unsure("cannot read RunPod's reply about a pod")
     ssh = row.get("ssh")
     direct = (
         ssh.get("direct") if isinstance(ssh, dict) else None
@@ -217,11 +217,11 @@ def _inside(row: Fields, name: str) -> Fields:
 def _good(answer: Answer, what: str, empty: bool = False) -> Fields:
     """The fields of a reply that reports no error."""
     if answer.status == 403:
-        raise Denied(f"the key of RUNPOD_API_KEY does not allow {what}: {words(answer)}")
+        raise Denied(f"the API key in RUNPOD_API_KEY does not allow {what}: {words(answer)}")
     if answer.status >= 400:
-        raise Rejected(f"RunPod refuses {what}: {words(answer)}")
+        raise Rejected(f"RunPod rejected {what}: {words(answer)}")
     if not answer.fields and not empty:
-        raise Unsure(f"the reply of RunPod about {what} cannot be read: {answer.words[:80]}")
+        raise Unsure(f"cannot read RunPod's reply about {what}: {answer.words[:80]}")
     return answer.fields
 
 

@@ -190,9 +190,9 @@ class Slurm(Driver):
             else:
                 nodes = sum(group.nodes for group in fitting or groups)
                 short = (
-                    f"{nodes} nodes, and {wish.need.nodes} are asked for"
+                    f"{nodes} nodes, but {wish.need.nodes} are requested"
                     if fitting
-                    else "no node that does for it"
+                    else "no matching node"
                 )
                 left_out[f"partition {name} has {short}"] = nodes or 1
         self.excluded = left_out
@@ -245,15 +245,15 @@ class Slurm(Driver):
             return self._hosts[lease.id]
         age = max(0.0, time.time() - job.submitted) if job.submitted else 0.0
         begins = (
-            f", and may begin at {self._begins[lease.key]}" if self._begins.get(lease.key) else ""
+            f", expected start {self._begins[lease.key]}" if self._begins.get(lease.key) else ""
         )
         self.waits = (
-            f"job {job.id} waits in the queue of Slurm ({job.reason}){begins}"
+            f"job {job.id} is waiting in the Slurm queue ({job.reason}){begins}"
             if job.reason != "None"
             else ""
         )
         if (why := commands.hopeless(job.reason)) and age > PATIENCE:
-            raise Denied(f"job {job.id} never begins: {why} ({job.reason})")
+            raise Denied(f"job {job.id} cannot start: {why} ({job.reason})")
         self._again[lease.id] = time.monotonic() + commands.pause(age)
         return None
 
@@ -273,7 +273,7 @@ class Slurm(Driver):
         """A job of one processor, as long as its partition allows, which submits the next before its time is over.  Raises DriverError."""
         if self._login is not None:
             raise Denied(
-                "a worker in the cluster needs the disk of this machine, and `login` names another: run the command there"
+                "a worker in the cluster requires the disk of this machine, but `login` is another machine: run the command on that machine"
             )
         groups = commands.groups(await self._ask(commands.sinfo()))
         group = next(
@@ -281,7 +281,7 @@ class Slurm(Driver):
         )
         if group is None:
             raise Denied(
-                f"no node of partition {self._pattern.partition or 'any'} may begin a job now"
+                f"no node of partition {self._pattern.partition or 'any'} can start a job now"
             )
         asked = self._pattern._replace(
             name="recipe-worker",
@@ -337,7 +337,7 @@ class Slurm(Driver):
                 commands.look(self._pattern, self._python, self._root, probe, self._setup)
             )
         except (Denied, Unreachable) as error:
-            return [("a node", f"none could be looked at now: {error}")]
+            return [("a node", f"cannot check a node now: {error}")]
         finally:
             with suppress(OSError):
                 (root / probe).unlink()
@@ -393,7 +393,7 @@ class Slurm(Driver):
                 raise Unreachable(f"{node} does not answer: {error}") from error
         if not end.words:
             await self._job(lease)
-            raise Unreachable(f"{node} broke the connection while {argv[0]} ran there")
+            raise Unreachable(f"lost the connection to {node} while {argv[0]} ran")
         how, _, words = end.words.decode("utf-8", "replace").partition("\n")
         if how != "ended with 0":
             raise Rejected(f"{argv[0]} {how}" + (f": {words.strip()}" if words.strip() else ""))

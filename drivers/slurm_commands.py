@@ -87,28 +87,28 @@ OVER = frozenset(
 )
 """States of a job that is charged no more."""
 ENDS = {
-    "TIMEOUT": "its walltime ended",
-    "NODE_FAIL": "a node of it failed",
-    "BOOT_FAIL": "a node of it did not boot",
-    "PREEMPTED": "Slurm gave its nodes to another job",
+    "TIMEOUT": "its time limit expired",
+    "NODE_FAIL": "one of its nodes failed",
+    "BOOT_FAIL": "one of its nodes did not boot",
+    "PREEMPTED": "preempted by another job",
     "DEADLINE": "its deadline passed",
-    "OUT_OF_MEMORY": "it used more memory than it had, and `memory` in [drivers.slurm] asks for more",
+    "OUT_OF_MEMORY": "out of memory; request more with `memory` in [drivers.slurm]",
     "CANCELLED": "it was cancelled",
 }
 """How a job ended, in words, by its state."""
 DOWN = ("down", "drain", "drng", "fail", "maint", "unk", "inval", "boot", "power", "not_resp")
 """How the states of nodes begin that begin no job now."""
 NEVER = {
-    "PartitionConfig": "the partition has not so many nodes, or ends jobs earlier than `time` says",
-    "PartitionNodeLimit": "the partition lets no job have so many nodes",
-    "PartitionTimeLimit": "the partition ends jobs earlier than `time` says",
+    "PartitionConfig": "the partition has too few nodes, or a lower time limit than `time`",
+    "PartitionNodeLimit": "the partition allows fewer nodes per job",
+    "PartitionTimeLimit": "the partition has a lower time limit than `time`",
     "PartitionDown": "the partition is down",
-    "PartitionInactive": "the partition takes no jobs now",
-    "BadConstraints": "no node has what `constraint`, `gres` and `cpus` ask for",
-    "InvalidAccount": "the `account` may not be used",
-    "InvalidQOS": "the `qos` may not be used",
-    "ReqNodeNotAvail": "the nodes that do for it are reserved or down",
-    "Licenses": "a licence that `options` ask for is not there",
+    "PartitionInactive": "the partition accepts no jobs now",
+    "BadConstraints": "no node matches `constraint`, `gres` and `cpus`",
+    "InvalidAccount": "this user may not use the `account`",
+    "InvalidQOS": "this user may not use the `qos`",
+    "ReqNodeNotAvail": "all matching nodes are reserved or down",
+    "Licenses": "a licence in `options` does not exist",
 }
 """Reasons for which a job waits that do not pass by themselves, in words; those that begin with AssocGrp, AssocMax or QOSMax are others."""
 SILENT = (
@@ -123,10 +123,8 @@ NO_PYTHON, NO_ROOM = 93, 94
 """How the batch script ends when a node has no Python, or no folder can be made there."""
 YEAR = 365 * 86400
 """Seconds from now after which nothing is estimated: Slurm means that it does not know."""
-WITHOUT_PYTHON = "a node of the cluster has no Python 3.9 or later: name one as `python` in [drivers.slurm], or load one by `setup`"
-WITHOUT_ROOM = (
-    "the folder of ours on a node cannot be written: name another as `root` in [drivers.slurm]"
-)
+WITHOUT_PYTHON = "a node of the cluster has no Python 3.9 or later: set `python` in [drivers.slurm], or load a Python in `setup`"
+WITHOUT_ROOM = "the work directory on a node is not writable: set another `root` in [drivers.slurm]"
 OLDEST = (20, 11)
 """The first version that has `srun --overlap`."""
 NODE, JOB = "%N|%o", "%i|%T|%r|%V|%N|%L|%l|%j|%k"
@@ -446,7 +444,7 @@ def too_old(version: str) -> str:
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None or (int(found[1]), int(found[2])) >= OLDEST:
         return ""
-    return f"Slurm {version} has no `srun --overlap`, by which programs are begun in an allocation: 20.11 or later is needed"
+    return f"Slurm {version} has no `srun --overlap`: Slurm 20.11 or later is required"
 
 
 def partitions(said: str) -> list[str]:
@@ -525,7 +523,7 @@ def why_ended(
     )
     why = ENDS.get(state, "") + (f" by {name(by)}" if by else "")
     return HostLost(
-        f"job {job} of Slurm is over"
+        f"Slurm job {job} has finished"
         + (f": {why} ({marks})" if why else f": {marks}" if marks else "")
     )
 
@@ -545,7 +543,7 @@ def hopeless(reason: str) -> str:
     """Why a job for that reason never begins, in words; empty where it may."""
     name = reason.partition(",")[0].strip()
     if name.startswith(("AssocGrp", "AssocMax", "QOSMax", "QOSGrp", "QOSMin")):
-        return "the account or QOS does not allow so much"
+        return "the account or QOS does not allow this request"
     return NEVER.get(name, "")
 
 
@@ -583,16 +581,16 @@ def why_refused(program: str, words: str, known: Iterable[str] = ()) -> DriverEr
         rf"\b{program}: (command )?not found", words
     ):
         return Denied(
-            f"there is no {program} here: install the commands of Slurm (the package slurm-client), or name a login node as `login`"
+            f"{program} is not installed: install the Slurm commands (package slurm-client), or set `login` to a login node"
         )
     if "munge" in low or "authentication" in low:
         return Denied(
-            f"munge does not vouch for us to Slurm: start munged, or ask the administrators ({_line(said)})"
+            f"munge authentication with Slurm failed: start munged, or ask the administrators ({_line(said)})"
         )
     if "socket timed out" in low and program == "sbatch":
         return Unsure(f"the reply to sbatch was lost: {_line(said)}")
     if any(sign in low for sign in SILENT):
-        return Unreachable(f"the controller of Slurm does not answer: {_line(said)}")
+        return Unreachable(f"cannot reach slurmctld: {_line(said)}")
     if "temporarily unable" in low or "try again later" in low:
         return Throttled(_line(said))
     if program != "sbatch":
@@ -607,31 +605,33 @@ def why_refused(program: str, words: str, known: Iterable[str] = ()) -> DriverEr
         ("feature", "constraint"),
     ):
         if sign in low:
-            return Denied(f"Slurm refuses the `{setting}` of [drivers.slurm]: {_line(said)}")
+            return Denied(f"Slurm rejected `{setting}` of [drivers.slurm]: {_line(said)}")
     if "option" in low or "usage" in low:
-        return Rejected(f"sbatch does not take these `options`: {_line(said)}")
-    return Denied(f"Slurm refuses the job: {_line(said)}")
+        return Rejected(f"sbatch rejected `options`: {_line(said)}")
+    return Denied(f"Slurm rejected the job: {_line(said)}")
 
 
 def no_partition(name: str, known: Iterable[str]) -> str:
     """That a cluster has no such partition, and which may be meant."""
-    return f'there is no partition "{name}"{suggest(name, known, "there are")}'
+    return f'unknown partition "{name}"{suggest(name, known, "there are")}'
 
 
 def check(options: Sequence[str], container: str) -> str:
     """What is wrong with these settings, in words; empty when nothing is."""
     if container and container not in CONTAINERS:
         near = get_close_matches(container, CONTAINERS, n=1)
-        known = f'did you mean "{near[0]}"?' if near else f"there are {', '.join(CONTAINERS)}"
-        return f'nothing runs images that is called "{container}": {known}'
+        known = f'did you mean "{near[0]}"?' if near else f"available: {', '.join(CONTAINERS)}"
+        return f'unknown container engine "{container}": {known}'
     for option in options:
         name = option.partition("=")[0] if option.startswith("--") else option[:2]
         if (
             any(ours.startswith(name) for ours in OURS) and len(name) > 1 and name != "--"
         ):  # sbatch takes the beginning of a name for the name
-            return f'the option "{option}" is the driver\'s own: leave it out of `options`, and use the setting of [drivers.slurm]'
+            return (
+                f'`options` cannot contain "{option}": use the setting in [drivers.slurm] instead'
+            )
         if not name.startswith("-"):
-            return f'"{option}" in `options` is no option of sbatch: write it as one word, such as "--reservation=NAME"'
+            return f'"{option}" in `options` is not an sbatch option: write it as one word, such as "--reservation=NAME"'
     return ""
 
 

@@ -179,11 +179,11 @@ def call(name: str, mark: str, argv: list[str]) -> None:
             except ConnectionRefusedError:
                 if time.monotonic() > give_up_at:
                     sys.exit(
-                        "nothing in this allocation begins programs: its batch script did not come so far, or has ended"
+                        "the allocation cannot start programs: its batch script has not started yet, or has ended"
                     )
                 time.sleep(0.02)
         if _peer(connection) != os.getuid():
-            sys.exit("what answers in this allocation is another user's")
+            sys.exit("the process in this allocation belongs to another user")
         body = json.dumps(argv).encode()
         given = array.array("i", (0, out, err))
         connection.sendmsg(

@@ -157,7 +157,7 @@ class Ssh(Driver):
     ) -> None:
         if not hosts:
             raise Rejected(
-                'the ssh driver has no hosts: name one with `--host user@name`, or in recipe.toml: [drivers.ssh] hosts = ["user@name"]'
+                'the ssh driver has no hosts: pass `--host user@name`, or set [drivers.ssh] hosts = ["user@name"] in recipe.toml'
             )
         socket = os.environ.get("SSH_AUTH_SOCK") if agent is True else agent or None
         files = (identity,) if isinstance(identity, str) else tuple(identity)
@@ -254,7 +254,7 @@ class Ssh(Driver):
         )
         if not took:
             raise NoCapacity(
-                f"all places of {each.route} are taken ({each.slots}; `slots` in the settings says how many it has)"
+                f"all slots on {each.route} are in use ({each.slots}; the number is `slots` in the settings)"
             )
         self._took.add(lease.id)
         return lease
@@ -264,7 +264,7 @@ class Ssh(Driver):
         if lease.id in self._took:
             self._took.remove(lease.id)
         elif not await each.places("has", lease.id):
-            raise HostLost(f'the lease "{lease.key}" of {each.route} was given back')
+            raise HostLost(f'the lease "{lease.key}" of {each.route} was released')
         if lease.id not in self._hosts:
             self._hosts[lease.id] = SshHost(
                 each,
@@ -285,7 +285,7 @@ class Ssh(Driver):
         each = self._machines.get(lease.data.get("host", ""))
         if each is None:
             raise Denied(
-                f"{lease.data.get('host')} is not among the hosts in the settings any more: its lease cannot be given back"
+                f"{lease.data.get('host')} is no longer in the `hosts` setting, so its lease cannot be released"
             )
         each.forget()
         self._took.discard(lease.id)
@@ -307,7 +307,7 @@ class Ssh(Driver):
                     found.append(Lease("ssh", id, key, data))
             except (ValueError, TypeError) as error:
                 raise Denied(
-                    f"what is kept in leases/ on {each.route} is no list of leases: look there, and remove what is not ours"
+                    f"leases/ on {each.route} contains unknown files: check and remove them"
                 ) from error
         return found
 
@@ -459,11 +459,11 @@ class Machine:
                     )
             except TimeoutError as error:
                 raise Denied(
-                    f"{self.route} did not say within {ANSWERS:g} s what it has: a disk there does not answer (`df`), or `setup` waits"
+                    f"{self.route} did not report its hardware within {ANSWERS:g} s: a disk on the host may hang (check with `df`), or `setup` waits"
                 ) from error
             if not told.get("root", ("",))[0].startswith("/"):
                 raise Denied(
-                    f"{self.route}: the login has no home directory to put {self._root} in: name an absolute `root` in the settings"
+                    f"{self.route}: the login has no home directory for {self._root}: set an absolute `root` in the settings"
                 )
             self._told, self._asked = told, time.monotonic()
         return self._told
@@ -538,7 +538,7 @@ def _route(
         return route  # a `Host *` that names the way for all names it for that server, too
     if depth == LONGEST_WAY:
         raise Denied(
-            f"the way to {route} goes through more than {LONGEST_WAY} servers, or in a circle"
+            f"the ProxyJump chain to {route} has more than {LONGEST_WAY} servers, or is circular"
         )
     # The last hop is the one next to the server, and is itself reached through those before it.
     before = ",".join(hops[:-1]) or None
@@ -577,8 +577,8 @@ class _Configured:
             said = self._config.settings_of(name, user, port)
         except (OSError, ValueError) as error:
             raise Denied(
-                f"the configuration of ssh cannot be used for {name}: {error}\n"
-                "correct it, or leave it out: use_config = false under [drivers.ssh]"
+                f"cannot use the ssh configuration for {name}: {error}\n"
+                "correct the configuration, or set use_config = false under [drivers.ssh]"
             ) from error
         for word in said.passed_over:
             names = self._passed_over.setdefault(word, [])

@@ -143,7 +143,7 @@ def _run_client(argv: Sequence[str]) -> _Values:
             argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise ValueError(f"`ssh -G` did not answer within {PATIENCE:g} s") from error
+        raise ValueError(f"no response from `ssh -G` within {PATIENCE:g} s") from error
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
         raise ValueError("; ".join(said[-3:]) or f"`ssh -G` ended with {done.returncode}")
@@ -217,7 +217,7 @@ def _make_said(
     ]
     proxy, agent = one("proxycommand"), values.get("identityagent")
     if proxy and (bad := next(filter(UNSAFE.search, (name, host, login)), "")):
-        raise ValueError(f'"{bad}" cannot be given to the ProxyCommand of {name}')
+        raise ValueError(f'cannot pass "{bad}" to the ProxyCommand of {name}')
     return Said(
         host=host,
         user=given_user,
@@ -288,5 +288,5 @@ class _Filling:
         if match[2]:
             return self._tokens.get(match[2], match[0])
         if match[1] not in os.environ:
-            raise ValueError(f"the variable {match[1]}, which a value needs, is not set")
+            raise ValueError(f"the variable {match[1]} is used in a value but not set")
         return os.environ[match[1]]

@@ -302,9 +302,9 @@ class Link:
                 ) from error
             if "matching" in str(error):
                 raise Denied(
-                    f"{route} has no cipher or key exchange in common with us: {error}"
+                    f"{route} supports none of our ciphers or key exchanges: {error}"
                 ) from error
-            raise Unreachable(f"{route}: the key exchange broke ({error})") from error
+            raise Unreachable(f"{route}: the key exchange failed ({error})") from error
         except (asyncssh.Error, OSError, ValueError) as error:
             raise _foreign(error, route) from error
 
@@ -352,13 +352,13 @@ class Link:
             except asyncssh.ChannelOpenError as error:
                 session.give_room()
                 if connection.is_closed():
-                    raise Unreachable(f"{self.route} broke the connection") from error
+                    raise Unreachable(f"lost the connection to {self.route}") from error
                 room.refuse()
                 if room.taken:
                     raise _Full from error
                 refused += 1
                 if refused > REFUSALS:
-                    raise Denied(f"{self.route} refuses to run commands: {error}") from error
+                    raise Denied(f"{self.route} does not allow commands: {error}") from error
                 await asyncio.sleep(0.02 * refused)
             except (asyncssh.Error, OSError, ValueError) as error:
                 session.give_room()
@@ -598,7 +598,7 @@ def _frame_command(argv: Argv) -> tuple[bytes, bytes]:
         command = b"""exec /bin/sh -c 'eval "$(printf %b "$1")"' sh '""" + coded + b"'"
     if len(command) > LONGEST:
         raise Rejected(
-            f"{argv[0][:100]} is given {len(command)} bytes of arguments, and {LONGEST} are possible: send them as its input"
+            f"{argv[0][:100]} has {len(command)} bytes of arguments, but at most {LONGEST} are possible: send them on standard input"
         )
     return f"\x1e{one}{other} ".encode(), command
 
@@ -609,7 +609,7 @@ def _judge(session: _Session, noise: bytes, mark: bytes, argv: Argv, route: Rout
     if not session.whole or (
         session.code is None and not session.signal
     ):  # the code often arrives before the last of the output
-        raise Unreachable(f"the connection to {route} broke while {argv[0]} ran there")
+        raise Unreachable(f"lost the connection to {route} while {argv[0]} ran")
     if not session.pid:
         told = _readable(noise + before + words)
         raise Denied(
@@ -634,7 +634,7 @@ async def _await_beginning(session: _Session, login: float) -> bytes:
 def _explain_stuck(route: Route, words: bytes) -> str:
     told = _readable(words)
     return (
-        f"{route} began no command within {LOGIN:g} s of the login: its start-up files (~/.bashrc, ~/.profile) wait, read or print"
+        f"{route} started no command within {LOGIN:g} s after login: its start-up files (~/.bashrc, ~/.profile) wait, read input or print"
         + (f"; they say: {told[-200:]}" if told else "")
         + "; make the first line of ~/.bashrc `case $- in *i*) ;; *) return ;; esac`"
     )
@@ -697,21 +697,17 @@ class _Keys:
             asyncssh.read_private_key(path)
         except OSError as error:
             if not self._ask_agent(public) and not route.lenient:
-                raise Denied(
-                    f"the key {path} for {route} cannot be read: {error.strerror}"
-                ) from error
+                raise Denied(f"cannot read the key {path} for {route}: {error.strerror}") from error
         except (asyncssh.KeyImportError, asyncssh.KeyEncryptionError) as error:
             locked = "passphrase" in str(error).lower()
             if (locked or public == path) and route.agent and self._ask_agent(public):
                 return
             if locked and not route.lenient:
                 raise Denied(
-                    f"the key {path} for {route} has a passphrase: give it to the agent first (ssh-add {shlex.quote(str(path))})"
+                    f"the key {path} for {route} has a passphrase: add the key to the agent first (ssh-add {shlex.quote(str(path))})"
                 ) from error
             if not locked:
-                raise Denied(
-                    f"{path} is not a private key that can be used for {route}: {error}"
-                ) from error
+                raise Denied(f"{path} is not a usable private key for {route}: {error}") from error
         else:
             self._files.append(str(path))
 
@@ -760,7 +756,7 @@ def odd_lines(routes: Iterable[Route]) -> list[str]:
                 several = ", ".join(map(str, odd[:5])) + (", …" if len(odd) > 5 else "")
                 words = "line" if len(odd) == 1 else "lines"
                 notices.append(
-                    f"{name}: {words} {several} cannot be understood and {'is' if len(odd) == 1 else 'are'} passed over"
+                    f"{name}: {words} {several} cannot be parsed and {'is' if len(odd) == 1 else 'are'} ignored"
                 )
     return notices
 
@@ -779,7 +775,7 @@ def _trusted_keys(route: Route) -> _Trusted:
             return [asyncssh.import_public_key(route.host_key)], [], []
         except (asyncssh.KeyImportError, ValueError) as error:
             raise Denied(
-                f'the pinned host key of {route} is not one: it reads like "ssh-ed25519 AAAA…"'
+                f'the pinned host key of {route} is invalid: expected the form "ssh-ed25519 AAAA…"'
             ) from error
     lines = []
     for name in route.known_hosts:
@@ -788,7 +784,7 @@ def _trusted_keys(route: Route) -> _Trusted:
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise Denied(f"{name} cannot be read: {error.strerror}") from error
+            raise Denied(f"cannot read {name}: {error.strerror}") from error
     return asyncssh.import_known_hosts("\n".join(lines))
 
 
@@ -807,17 +803,17 @@ def _explain_unverified(
     if shown is None:
         return f"the host key of {name} is not accepted, and nothing was sent: {why}"
     shows = f"it shows {shown.get_algorithm()} {shown.get_fingerprint()}"
-    check = f"On the machine itself, `ssh-keygen -lf /etc/ssh/ssh_host_{_kind(shown)}_key.pub` prints its true key"
+    check = f"On the machine itself, `ssh-keygen -lf /etc/ssh/ssh_host_{_kind(shown)}_key.pub` prints the real host key"
     if not known:
         scan = f"ssh-keyscan -p {route.port} -t {_kind(shown)} {route.host} >> {route.known_hosts[0] if route.known_hosts else 'known_hosts'}"
-        return f"the host key of {name} is not known here, and nothing was sent: {shows}.\n{check}; if it is this one: {scan}"
+        return f"the host key of {name} is not known here, and nothing was sent: {shows}.\n{check}; if the keys match, trust it with: {scan}"
     was = ", ".join(f"{key.get_algorithm()} {key.get_fingerprint()}" for key in known)
     forget = (
         "change `host_key`"
         if route.host_key is not None
-        else f"ssh-keygen -R '{name}', and learn the new one"
+        else f"ssh-keygen -R '{name}', then trust the new key"
     )
-    return f"the host key of {name} has changed, and nothing was sent: {shows}; known is {was}.\n{check}; if it was installed anew: {forget}"
+    return f"the host key of {name} has changed, and nothing was sent: {shows}; known is {was}.\n{check}; if the machine was reinstalled: {forget}"
 
 
 def _kind(key: asyncssh.SSHKey) -> str:
@@ -827,9 +823,9 @@ def _kind(key: asyncssh.SSHKey) -> str:
 
 def _not_let_in(route: Route) -> str:
     tried = ", ".join(route.identity) or "the keys in ~/.ssh" + (
-        " and those of the agent" if route.agent else ""
+        " and the keys of the agent" if route.agent else ""
     )
-    return f"{route} does not let us in with {tried}: add the public key to its ~/.ssh/authorized_keys, or name another key (`identity`)"
+    return f"{route} rejected {tried}: add the public key to ~/.ssh/authorized_keys on that host, or set `identity` to another key"
 
 
 def _foreign(error: Exception, route: Route) -> DriverError:
@@ -849,9 +845,9 @@ def _foreign(error: Exception, route: Route) -> DriverError:
             )
         case asyncssh.DisconnectError() if "authentication failures" in str(error):
             return Denied(
-                f"{route} accepts none of the first keys, and takes no more: name the one that opens it (`identity`)"
+                f"{route} rejected the first keys and accepts no more attempts: set `identity` to the right key"
             )
         case OSError() if error.errno:
-            return Unreachable(f"{route} cannot be reached: {os.strerror(error.errno)}")
+            return Unreachable(f"cannot reach {route}: {os.strerror(error.errno)}")
         case _:
-            return Unreachable(f"{route} cannot be reached: {error or type(error).__name__}")
+            return Unreachable(f"cannot reach {route}: {error or type(error).__name__}")

@@ -36,7 +36,7 @@ from .web import number
 
 API: Final = "https://console.vast.ai"
 IMAGE: Final = "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime"
-EMPTY: Final = ": nothing can be rented; add some at https://cloud.vast.ai/billing/"
+EMPTY: Final = ": renting is impossible; add credit at https://cloud.vast.ai/billing/"
 SEARCHED: Final = 3000  # offers in one reply
 OVER_BID: Final = (
     1.1  # so much above the least bid: a machine that is bid for at that is taken away at once
@@ -157,11 +157,11 @@ class Vastai(cloud.Deadman[Wire]):
             return lease
         if answer.status < 400:
             raise Unsure(
-                f"the reply of Vast.ai to the order cannot be read: {answer.words[:80]}",
+                f"cannot read Vast.ai's reply to the order: {answer.words[:80]}",
                 lease=lease,
             )
         if "no_such_ask" in answer.words + answer.code or answer.status == 410:
-            raise NoCapacity(f"{offer.id} is not on offer any more", lease=lease)
+            raise NoCapacity(f"{offer.id} is no longer offered", lease=lease)
         if answer.code == "invalid_price":
             raise NoCapacity(f"the price of {offer.id} has risen: {answer.words}", lease=lease)
         if any(
@@ -169,10 +169,10 @@ class Vastai(cloud.Deadman[Wire]):
             for word in ("credit", "billing", "spend_rate")
         ):
             raise Denied(
-                f"Vast.ai rents nothing to this account: {answer.words} See https://cloud.vast.ai/billing/",
+                f"Vast.ai does not rent to this account: {answer.words} See https://cloud.vast.ai/billing/",
                 lease=lease,
             )
-        raise Rejected(f"Vast.ai refuses the order of {offer.id}: {answer.words}", lease=lease)
+        raise Rejected(f"Vast.ai rejected the order of {offer.id}: {answer.words}", lease=lease)
 
     async def _open_machine(self, lease: Lease) -> SshHost | None:
         """The machine, once it lets us in and has shown the host key that we gave it."""
@@ -198,7 +198,7 @@ class Vastai(cloud.Deadman[Wire]):
         if await self.stands(lease) != "runs" and not await harmless(
             self._wire.become(lease.id, "running")
         ):
-            raise HostLost(f"Vast.ai has no instance {lease.id} any more")
+            raise HostLost(f"the instance {lease.id} no longer exists at Vast.ai")
 
     async def stop(self, lease: Lease) -> bool:
         """Have a machine stand still.  True once Vast.ai says so; its disk is billed on."""
@@ -255,14 +255,14 @@ class Vastai(cloud.Deadman[Wire]):
         """What Vast.ai says of a machine.  Raises HostLost when it is gone or will not run."""
         found = await harmless(self._wire.show(lease.id))
         if found is None:
-            raise HostLost(f"Vast.ai has no instance {lease.id} any more")
+            raise HostLost(f"the instance {lease.id} no longer exists at Vast.ai")
         if found.is_stopped:
             raise HostLost(
                 f"the instance {lease.id} was stopped: outbid, or the account has no credit left"
             )
         if found.is_broken:
             raise HostLost(
-                f"the instance {lease.id} cannot run: {found.states[0]} {found.said[:200]}".strip()
+                f"the instance {lease.id} cannot start: {found.states[0]} {found.said[:200]}".strip()
             )
         return found
 
@@ -282,7 +282,5 @@ def _itself(api: str, keep: bool) -> str:
 def _why_unsuited(ask: Ask, market: Market, disk: int, bid: float) -> str:
     """Why a machine cannot be rented with so many GB of disk, or for such a bid; empty when it can."""
     if (ask.resources.disk or 0) < disk * 10**9:
-        return "less disk"
-    return (
-        "dearer than the highest bid" if market == "spot" and (ask.least_bid or 0.0) > bid else ""
-    )
+        return "too little disk"
+    return "above the highest bid" if market == "spot" and (ask.least_bid or 0.0) > bid else ""

@@ -111,13 +111,13 @@ class Wire:
             page = [_instance(row) for row in rows(fields, "instances", "Vast.ai")]
             if any(int(each.id) <= last for each in page):
                 raise Unreachable(
-                    "Vast.ai lists instances that were not asked for: the list cannot be read"
+                    "cannot read Vast.ai's list of instances: it contains instances that were not requested"
                 )
             found += page
             if len(page) < PAGE:
                 return found
             last = max(int(each.id) for each in page)
-        raise Unreachable("the list of Vast.ai's instances has no end")
+        raise Unreachable("Vast.ai's list of instances: pagination did not end")
 
     async def destroy(self, id: str) -> None:
         answer = await self.ask("DELETE", f"/api/v0/instances/{id}/", {})
@@ -200,7 +200,7 @@ def api_key() -> str:
     except (OSError, ValueError):
         pass
     raise Denied(
-        f"there is no key for Vast.ai: neither in VAST_API_KEY nor in {key_file()}; make one at https://cloud.vast.ai/manage-keys/"
+        f"no API key for Vast.ai in VAST_API_KEY or {key_file()}; create one at https://cloud.vast.ai/manage-keys/"
     )
 
 
@@ -230,20 +230,20 @@ def _check_answer(answer: Answer) -> Answer:
             )
             raise Denied(f"Vast.ai allows no more searches until {when}")
         told = answer.headers.get("retry-after") or answer.words.rpartition("threshold=")[2]
-        raise Throttled(f"Vast.ai was asked too often: {answer.words}", after=wait(told))
+        raise Throttled(f"too many requests to Vast.ai: {answer.words}", after=wait(told))
     if answer.status in (401, 403) or answer.code == "auth_error":
-        raise Denied(f"Vast.ai does not accept the key of {key_source()}: {answer.words}")
+        raise Denied(f"Vast.ai rejected the API key of {key_source()}: {answer.words}")
     if answer.status >= 500:
-        raise Unsure(f"Vast.ai has a problem of its own ({answer.status}): {answer.words}")
+        raise Unsure(f"server error at Vast.ai ({answer.status}): {answer.words}")
     return answer
 
 
 def _good(answer: Answer, what: str) -> Fields:
     """The fields of a reply that reports no error."""
     if answer.status >= 400 or answer.fields.get("success") is False:
-        raise Rejected(f"Vast.ai refuses {what}: {answer.words}")
+        raise Rejected(f"Vast.ai rejected {what}: {answer.words}")
     if not answer.fields:
-        raise Unsure(f"the reply of Vast.ai about {what} cannot be read: {answer.words[:80]}")
+        raise Unsure(f"cannot read Vast.ai's reply about {what}: {answer.words[:80]}")
     return answer.fields
 
 

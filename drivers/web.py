@@ -115,10 +115,10 @@ class Web:
             httpx.InvalidURL,
         ) as error:
             raise Unreachable(
-                f"{self.api} cannot be reached: {error or type(error).__name__}"
+                f"cannot reach {self.api}: {error or type(error).__name__}"
             ) from error
         except httpx.HTTPError as error:
-            raise Unsure(f"{self.api} gave no reply: {error or type(error).__name__}") from error
+            raise Unsure(f"no reply from {self.api}: {error or type(error).__name__}") from error
         if (
             300 <= reply.status_code < 400
         ):  # a redirect is not from the provider: what comes with it is no reply of its own
@@ -181,7 +181,7 @@ def parse_charge(row: Fields, name: str, whose: str) -> float:
     """US dollars of a bill.  Raises Unreachable when it cannot be read: what was accrued counts then."""
     usd = price(row.get(name))
     if usd is None:
-        raise Unreachable(f"a charge of {whose} cannot be read: {printable(repr(row.get(name)))}")
+        raise Unreachable(f"cannot read a charge of {whose}: {printable(repr(row.get(name)))}")
     return usd
 
 
@@ -190,7 +190,7 @@ def seconds(text: object, whose: str) -> float:
     try:
         return datetime.fromisoformat(f"{text}").timestamp()
     except ValueError as error:
-        raise Unsure(f"a time of {whose} cannot be read") from error
+        raise Unsure(f"cannot read a time of {whose}") from error
 
 
 def wait(told: str) -> timedelta:
@@ -214,7 +214,7 @@ def next_page(token: object, seen: set[str], what: str) -> str:
     if not token:
         return ""
     if (text := f"{token}") in seen or len(seen) >= PAGES:
-        raise Unreachable(f"{what} has no end")
+        raise Unreachable(f"{what}: pagination did not end (repeated or too many page tokens)")
     seen.add(text)
     return text
 
@@ -222,7 +222,7 @@ def next_page(token: object, seen: set[str], what: str) -> str:
 def inner(value: object, what: str, whose: str) -> Fields:
     """An object.  Raises Unsure when it is none."""
     if not isinstance(value, dict):
-        raise Unsure(f"the reply of {whose} about {what} cannot be read")
+        raise Unsure(f"cannot read the reply of {whose} about {what}")
     return value
 
 

@@ -94,7 +94,7 @@ def clash(kind: str, name: str, origins: list[str]) -> Problem:
         "name-clash",
         f'the {kind} "{name}" comes from {" and from ".join(origins)}',
         None,
-        "uninstall one of them",
+        "uninstall one of these packages",
     )
 
 

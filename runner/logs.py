@@ -92,8 +92,8 @@ def begin(verbose: int, wish: str) -> None:
     level, _, path = wish.partition(":")
     if wish and level.lower() not in LEVELS:
         raise NotFound(
-            f'RECIPE_LOG: there is no level "{level}"',
-            fix=f"write {', '.join(LEVELS)}, or a level, a colon and a file",
+            f'RECIPE_LOG: unknown level "{level}"',
+            fix=f"use {', '.join(LEVELS)}, optionally followed by a colon and a file",
         )
     wanted = logging.getLevelName(level.upper()) if wish else logging.WARNING
     shown = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]

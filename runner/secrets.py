@@ -53,7 +53,7 @@ class Secret:
 def unusable(variable: str, value: str | None, *, required: bool) -> str:
     """What is wrong with the value of a secret's environment variable, to follow the secret's name; empty when nothing is."""
     if value and len(value) < SHORTEST:
-        return f"is too short: {variable} has {len(value)} characters, and fewer than {SHORTEST} cannot be masked in a log"
+        return f"is too short: {variable} has {len(value)} characters, but masking in logs requires at least {SHORTEST}"
     if value or not required:
         return ""
     return "is not set" if value is None else f"is empty: {variable} is set, but to an empty text"

@@ -72,7 +72,7 @@ class Head:
     port: int
 
     def __str__(self) -> str:
-        return f"{self.driver} {self.host}, which the other nodes dial at {self.address}:{self.port}; nothing is paid for it here"
+        return f"{self.driver} {self.host}, reached by the other nodes at {self.address}:{self.port}; not part of the cost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +143,9 @@ class Config:
             return self.stacks[name]
         fix = (
             did_you_mean(name, self.stacks)
-            or f"add [stacks.{name}] with a driver to {NAME}; `recipe config` shows those there are"
+            or f"add [stacks.{name}] with a `driver` to {NAME}; `recipe config` lists the existing stacks"
         )
-        raise NotFound(f'there is no stack "{name}"', fix=fix)
+        raise NotFound(f'unknown stack "{name}"', fix=fix)
 
     def on(self, name: str) -> Config:
         """These settings, with what a stack says of its driver.  Raises NotFound."""
@@ -179,9 +179,9 @@ class Config:
             )
         fix = did_you_mean(wanted, self.stores)
         raise NotFound(
-            f'there is no store "{wanted}"',
+            f'unknown store "{wanted}"',
             fix=fix
-            or f"add [stores.{wanted}] with a url to {NAME}; `recipe config` shows those there are",
+            or f"add [stores.{wanted}] with a `url` to {NAME}; `recipe config` lists the existing stores",
         )
 
     def store_of(self, address: str) -> StoreSettings | None:
@@ -258,7 +258,7 @@ def _read(path: Path, problems: list[Problem]) -> _File | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        problems.append(Problem("unreadable", f"{path} cannot be read: {error.strerror}"))
+        problems.append(Problem("unreadable", f"cannot read {path}: {error.strerror}"))
         return None
     import tomllib
 
@@ -269,7 +269,7 @@ def _read(path: Path, problems: list[Problem]) -> _File | None:
         problems.append(
             Problem(
                 "not-utf8",
-                "this is not UTF-8 text",
+                "the file is not UTF-8 text",
                 Location(str(path), data[: error.start].count(b"\n") + 1, 1),
             )
         )
@@ -413,7 +413,7 @@ def _strange_drivers(value: Mapping[str, Any]) -> list[_Fault]:
     return [
         (
             "unknown-driver",
-            f'there is no driver "{name}"',
+            f'unknown driver "{name}"',
             keys,
             did_you_mean(name, there) or _drivers_fix(there),
         )
@@ -444,26 +444,26 @@ def _clashes(value: Mapping[str, Any]) -> list[_Fault]:
     for name, stack in value.get("stacks", {}).items():
         for key in (key for key in stack.get("extra", {}) if key in Stack.__slots__):
             fix = (
-                f"write `{key} = …` beside `driver`"
+                f"move `{key} = …` next to `driver`"
                 if key in stack or key in _OF_DRIVER
-                else "take it out"
+                else "remove this setting"
             )
             found.append(
                 (
                     "clash",
-                    f"stacks.{name}.extra.{key} is a setting of the stack itself",
+                    f"stacks.{name}.extra.{key} is a setting of the stack, not of its `extra`",
                     ("stacks", name, "extra"),
                     fix,
                 )
             )
         if "auto_stop" in stack and "keep" not in stack:
-            words = f"stacks.{name}.auto_stop says when a kept machine stops, and none is kept"
+            words = f"stacks.{name}.auto_stop requires `keep`: it stops a persistent machine"
             found.append(
                 (
                     "clash",
                     words,
                     ("stacks", name, "auto_stop"),
-                    'add keep = "stopped", or take it out',
+                    'add `keep = "stopped"`, or remove `auto_stop`',
                 )
             )
         if stack["driver"].partition(":")[0] == ANY:
@@ -489,29 +489,29 @@ def _clashes_of_head(name: str, stack: Mapping[str, Any]) -> Iterator[tuple[str,
     """What the head of a stack and its other settings say against each other, and what to do."""
     if stack["head"]["port"] > 65535:
         yield (
-            f"{name}.head.port cannot be {stack['head']['port']}",
-            "write a number from 1 to 65535",
+            f"{name}.head.port is out of range: {stack['head']['port']}",
+            "use a number from 1 to 65535",
         )
     if stack["driver"] == "local":
         yield (
-            f"{name} has a head, and the driver local has no workers for it",
-            "name a driver that has other machines, such as vastai",
+            f"{name} has a head, but the driver local provides no workers",
+            "use a driver with other machines, such as vastai",
         )
     if "nodes" in stack:
-        words = f"{name}.nodes is for steps with `accelerate`, which take no head"
+        words = f"{name}.nodes applies only to steps with `accelerate`, which do not use a head"
         yield (
             words,
-            "take `nodes` out: a step with `run` says itself on how many nodes it runs, the head among them",
+            "remove `nodes`; set it in each step with `run`, counting the head as one node",
         )
     if "keep" in stack:
         yield (
-            f"{name} keeps one machine, and a head has as many workers as a step says",
-            "take `keep` or `head` out",
+            f"{name} cannot have both `keep` (one persistent machine) and `head` (several workers)",
+            "remove `keep` or `head`",
         )
 
 
 def _drivers_fix(known: Mapping[str, object]) -> str:
-    return f"known: {', '.join(sorted(known))}; install the package that brings it, or take the table away"
+    return f"known drivers: {', '.join(sorted(known))}; install the package with this driver, or remove the table"
 
 
 _KINDS: Final[dict[str, tuple[tuple[type, ...], str]]] = {
@@ -545,7 +545,12 @@ def _check(
         if not re.search(part.get("pattern", ""), value) or len(value) < part.get("minLength", 0):
             shown = "***" if _SECRET.search(keys[-1]) or keys[0] == "notify" else value
             return [
-                ("bad-value", f'{name} cannot be "{shown}"', keys, str(part.get("description", "")))
+                (
+                    "bad-value",
+                    f'{name} has an invalid value "{shown}"',
+                    keys,
+                    str(part.get("description", "")),
+                )
             ]
     elif (
         isinstance(value, (int, float))
@@ -569,7 +574,7 @@ def _check(
             found.append(
                 (
                     "missing-key",
-                    f"{name} says no {missing}",
+                    f"{name} has no {missing}",
                     keys,
                     str(known[missing].get("description", "")),
                 )
@@ -583,7 +588,7 @@ def _check(
             found.append(
                 (
                     "unknown-key",
-                    f'there is no setting "{".".join((*keys, key))}"',
+                    f'unknown setting "{".".join((*keys, key))}"',
                     (*keys, key),
                     _advice(key, known),
                 )
@@ -595,8 +600,8 @@ def _advice(key: str, known: Mapping[str, Any]) -> str:
     if hint := did_you_mean(key, known):
         return hint
     if _SECRET.search(key):
-        return "credentials do not belong in this file: use a profile of ~/.aws, AWS_* variables, or `gcloud auth application-default login`"
-    return f"known: {', '.join(sorted(known))}"
+        return "remove the credentials from this file; use a profile in ~/.aws, AWS_* variables, or `gcloud auth application-default login`"
+    return f"known drivers: {', '.join(sorted(known))}"
 
 
 # -- where something stands ---------------------------------------------------------------------------------------------------------------------

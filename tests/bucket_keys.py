@@ -28,7 +28,7 @@ def key_set(seed: int) -> dict[str, bytes]:
 
 
 def files_of(keys: Mapping[str, bytes]) -> dict[str, bytes] | None:
-    """The files that these keys are; None where they cannot be files of one folder."""
+    """The files that these keys are; None where they cannot be file names in one directory."""
     files = {key: data for key, data in keys.items() if key and (key[-1] != "/" or data)}
     for key in files:
         parts = key.split("/")
@@ -68,7 +68,7 @@ def _of_set(ws: Workspace, s3: Any, bucket: str, seed: int) -> str:
         arrived = fetch(ws, "s3", address, ask(ws, "s3", address), ())
     except CannotRun as error:
         assert expected is None, (seed, put, str(error))
-        assert "cannot be files of one folder" in str(error), (seed, put, str(error))
+        assert "cannot be file names in one directory" in str(error), (seed, put, str(error))
         return "refused"
     else:
         assert expected == _files_below(arrived), (seed, put)

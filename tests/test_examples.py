@@ -258,7 +258,7 @@ steps:
 def test_a_plan_for_four_nodes_is_refused_by_one(example: Example) -> None:
     space = example("05-pretrain")
     code, _, err = space.command("run", "text=./text")
-    assert code == 2 and "train needs 4 nodes; the driver local gives one" in err
+    assert code == 2 and "train requires 4 nodes, but the driver local has one" in err
 
 
 def test_the_number_of_nodes_is_no_reason_to_train_again(example: Example) -> None:
@@ -441,7 +441,7 @@ def test_more_steps_continue_and_fewer_start_over(example: Example) -> None:
     assert notes == [
         None,
         "resumes from step-20.json",
-        "earlier state was made under max_steps=40, above what is asked now; starting over",
+        "ignoring checkpoints that were trained with max_steps=40, more than requested now; starting over",
     ]
 
     assert space.run({"max_steps": 20}) == []  # remembered: its model is put back

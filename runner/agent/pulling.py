@@ -291,7 +291,7 @@ def _asked(
             answer.status == 206
             and not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-")
         ):
-            raise Refused("the bucket answers something else than it was asked there")
+            raise Refused("the bucket sent an unexpected reply there")
     except Refused:
         answer.close()
         raise

@@ -168,20 +168,22 @@ def find_file(ws: Workspace, row: RunRow, name: str, path: str = "") -> StoredFi
     found = next((each for each in outputs if each["name"] == name), None)
     if found is None:
         names = ", ".join(each["name"] for each in outputs[:10])
-        raise NotFound("the run has no such output", fix=f"it has {names or 'none yet'}")
+        raise NotFound("unknown output of the run", fix=f"available outputs: {names or 'none yet'}")
     content = Content(found["content"])
     if not ws.objects.has(content):
         raise NotStored
     place = ws.objects.path(content)
     if content[0] != "t":
         if path:
-            raise NotFound("the output is a file, not a folder", fix="ask for it without `path`")
+            raise NotFound(
+                "the output is a file, not a directory", fix="repeat the request without `path`"
+            )
         return StoredFile(place, content, found["path"] or name)
     for entry in ws.objects.manifests.entries(content):
         if path in (entry.path, whole(entry.path)) and entry.kind in "fx":
             return StoredFile(place / entry.path, entry.value, entry.path)
-    fix = "its `files` are listed; give one as `path`"
-    raise NotFound("the output is a folder and has no such file", fix=fix)
+    fix = "pass one of the listed `files` as `path`"
+    raise NotFound("the output is a directory without this file", fix=fix)
 
 
 def open_stored(ws: Workspace, place: Path) -> BinaryIO:
@@ -203,4 +205,6 @@ class NotStored(NotFound):
     """The bytes of an output are not stored here any more."""
 
     def __init__(self) -> None:
-        super().__init__("the output is not stored here any more", fix="run it again")
+        super().__init__(
+            "the output is no longer stored in this workspace", fix="run the recipe again"
+        )

@@ -32,7 +32,7 @@ class NotHere(CannotRun):
     """The checkpoints of a run are not in the workspace of this server."""
 
     def __init__(self) -> None:
-        super().__init__(fix="ask where the run is carried out")
+        super().__init__(fix="use the machine that executes the run")
 
 
 def find_checkpoints(ws: Workspace, row: RunRow) -> Checkpoints:
@@ -61,8 +61,8 @@ def resume_from(ws: Workspace, row: RunRow, step: str, state: str, number: int) 
     for each in find_checkpoints(ws, row).kept:
         if (each.step, each.state) == (step, state):
             return whole(kept_state.go_back(ws, each, number).path.name)
-    fix = "GET …/checkpoints lists them"
-    raise NotFound(f"the run has no step {whole(step)} with a state {whole(state)}", fix=fix)
+    fix = "list the checkpoints with GET …/checkpoints"
+    raise NotFound(f"the run has no step {whole(step)} with checkpoints {whole(state)}", fix=fix)
 
 
 def _facts(state: StepState) -> list[Facts]:

@@ -21,9 +21,9 @@ from .values import Facts, moment, whole
 
 PACKAGES: Final = 2000
 NOT_KEPT: Final = (
-    "code and packages are not known: the run was carried out elsewhere, or by an earlier version"
+    "code and packages are unknown: the run was executed elsewhere, or by an earlier version"
 )
-NO_REPOSITORY: Final = "the workspace is in no git repository, so no commit is known"
+NO_REPOSITORY: Final = "the commit is unknown: the workspace is not in a git repository"
 _PYTHON: Final = re.compile(r"(?P<path>.*) \((?P<version>[^()]*)\)")
 
 
@@ -102,11 +102,11 @@ def _python(ws: Workspace, text: str, steps: list[str], noted: Mapping[str, Any]
     parts = _PYTHON.fullmatch(text)
     path, version = (parts["path"], parts["version"]) if parts else (text, "")
     packages: list[str] = []
-    words = "its packages were not noted: it is on another machine, or the step names it"
+    words = "packages not recorded: the Python is on another machine, or is set by the step"
     if path.startswith(f"{ws.home}/envs/"):  # made once for a lock, and never changed
-        packages, words = packages_of(path), "made from a lock"
+        packages, words = packages_of(path), "created from a lock file"
     elif path == noted.get("path"):
-        packages, words = _texts(noted.get("packages")), "as installed when the run began"
+        packages, words = _texts(noted.get("packages")), "as installed when the run started"
     return {
         "path": path,
         "version": version,
@@ -179,10 +179,10 @@ def _recipe(row: RunRow) -> tuple[Recipe | None, str]:
         recipe = parse.load(path)
         changed = os.stat(path).st_mtime > row.created
     except (RecipeError, OSError):
-        return None, "the defaults are not known: the recipe of the run is not here any more"
+        return None, "the defaults are unknown: the recipe of the run no longer exists here"
     if recipe.id != row.recipe:
-        return None, f"the defaults are not known: the recipe's file holds {recipe.id} now"
-    said = "the recipe was changed since the run began: these are its defaults of now"
+        return None, f"the defaults are unknown: the recipe file now contains {recipe.id}"
+    said = "these are the current defaults; the recipe has changed since the run started"
     return recipe, said if changed else ""
 
 

@@ -23,15 +23,18 @@ def find_run(store: Store, word: str) -> RunRow:
     """
     runs = store.runs
     if not runs.latest(last=1):
-        raise NotFound("nothing was run here", fix="`recipe run` does; -C names another workspace")
+        raise NotFound(
+            "no runs in this workspace",
+            fix="start a run with `recipe run`, or select another workspace with `-C`",
+        )
     name, tilde, back = word.partition("~")
     if name == "last" and (not tilde or back.isdecimal()):
         number = int(back) if tilde else 0
         rows = runs.latest(last=number + 1)
         if number >= len(rows):
             raise NotFound(
-                f"{word}: the oldest run here is last~{len(rows) - 1}",
-                fix="`recipe runs` lists them",
+                f"{word}: the oldest run in this workspace is last~{len(rows) - 1}",
+                fix="list the runs with `recipe runs`",
             )
         return rows[number]
     found = word and (runs.page(Wanted(name=word), 1) or runs.page(Wanted(part=word), SHOWN + 1))
@@ -40,11 +43,11 @@ def find_run(store: Store, word: str) -> RunRow:
     if found:
         shown = ", ".join(row.id for row in found[:SHOWN])
         raise NotFound(
-            f'"{word}" may be any of several runs: {shown}{", …" if len(found) > SHOWN else ""}',
-            fix="give more of it",
+            f'"{word}" matches several runs: {shown}{", …" if len(found) > SHOWN else ""}',
+            fix="use a longer part of the run ID",
         )
     near = [row.id for row in runs.latest(last=NEAR)]
     raise NotFound(
-        f'there is no run "{word}"',
-        fix=did_you_mean(word, [*near, "last"]) or "`recipe runs` lists them",
+        f'no run "{word}"',
+        fix=did_you_mean(word, [*near, "last"]) or "list the runs with `recipe runs`",
     )

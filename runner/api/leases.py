@@ -89,16 +89,19 @@ def lease_to_end(known: Sequence[Known], key: str) -> Known:
     """Return the lease of a key, which may be ended.  Raises NotFound; CannotRun if a run is at work on it, or a stack keeps it."""
     by_key = {each.row.key: each for each in known}
     if key not in by_key:
-        fix = did_you_mean(key, by_key) or "`recipe reap -n` lists them"
-        raise NotFound(f"there is no lease {key}", fix=fix)
+        fix = did_you_mean(key, by_key) or "list the leases with `recipe reap -n`"
+        raise NotFound(f"no lease {key}", fix=fix)
     found = by_key[key]
     if found.row.kept and not found.fate.end:
-        words = f"the lease {key} is a machine that is kept for the stack {found.row.stack}"
+        words = f"the lease {key} is the persistent machine of the stack {found.row.stack}"
         name = found.row.stack.partition(" ")[0]
-        raise CannotRun(words, fix=f"`recipe stack down {name}` ends it")
+        raise CannotRun(words, fix=f"terminate it with `recipe stack down {name}`")
     if found.fate.reason == "at-work":
-        words = f"the run {found.row.run} is at work on the lease {key}"
-        raise CannotRun(words, fix=f"`recipe cancel {found.row.run}` ends both")
+        words = f"the run {found.row.run} is using the machine {key}"
+        raise CannotRun(
+            words,
+            fix=f"cancel the run and terminate the machine with `recipe cancel {found.row.run}`",
+        )
     return found
 
 

@@ -49,9 +49,9 @@ WIDEST: Final = 2048
 """Pixels of the longer side of what is drawn."""
 _FORMATS: Final = ("PNG", "JPEG", "GIF", "WEBP")
 _SAVE: Final = "save the file to open it with its own program"
-_DAMAGED: Final = f"the picture is damaged or of another kind; {_SAVE}"
-_TOO_MANY: Final = f"the picture has more than {PIXELS // 1_000_000} million pixels; {_SAVE}"
-_NO_PYARROW: Final = "the rows of Parquet files are shown where pyarrow is installed for the server"
+_DAMAGED: Final = f"the image is damaged or of an unknown format; {_SAVE}"
+_TOO_MANY: Final = f"the image has more than {PIXELS // 1_000_000} million pixels; {_SAVE}"
+_NO_PYARROW: Final = "to preview Parquet files, install pyarrow in the server's environment"
 
 
 class Preview(NamedTuple):
@@ -79,7 +79,7 @@ def read_preview(file: BinaryIO, name: str, size: int) -> Preview:
     kind = type_of(name, head) if head else "text/plain"
     if kind in (HTML, SVG):
         word = "an HTML page" if kind == HTML else "an SVG drawing"
-        return Preview("none", kind, f"{word} may have programs in it and is not shown; {_SAVE}")
+        return Preview("none", kind, f"{word} may contain scripts and is not shown; {_SAVE}")
     if kind in PICTURES:
         return _picture(file, kind, size)
     if kind in AUDIO:
@@ -125,9 +125,9 @@ def _opened(file: BinaryIO, size: int) -> Image:
     try:
         from PIL import Image
     except ModuleNotFoundError:
-        raise CannotDraw("pictures are shown where Pillow is installed for the server") from None
+        raise CannotDraw("to preview images, install Pillow in the server's environment") from None
     if size > LARGEST:
-        raise CannotDraw(f"the picture is larger than {LARGEST >> 20} MiB; {_SAVE}")
+        raise CannotDraw(f"the image is larger than {LARGEST >> 20} MiB; {_SAVE}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of its own limit of pixels, which ours is below
@@ -172,10 +172,10 @@ def _tensors(file: BinaryIO, size: int) -> Preview:
     """The header of a safetensors file: its length in eight bytes, then JSON."""
     start = file.read(8)
     if len(start) < 8:
-        return _damaged("it has less than 8 bytes")
+        return _damaged("shorter than 8 bytes")
     (length,) = struct.unpack("<Q", start)
     if length > size - 8:
-        return _damaged(f"its header says it has {length} bytes, and the file has {size}")
+        return _damaged(f"the header length is {length} bytes, but the file has {size}")
     if length > READ:
         words = f"the header has {length} bytes, more than the {READ} that a preview reads"
         return Preview("none", SAFETENSORS, words)
@@ -184,7 +184,7 @@ def _tensors(file: BinaryIO, size: int) -> Preview:
     except ValueError:
         header = None
     if not isinstance(header, dict):
-        return _damaged("its header is no JSON object")
+        return _damaged("the header is not a JSON object")
     said = header.pop("__metadata__", {})
     facts = _texts(said) if isinstance(said, dict) else {}
     return _listed(header, facts)
@@ -242,7 +242,7 @@ def _parquet(file: BinaryIO, size: int) -> Preview:
                 [_cell(each.name), _cell(each.type)]
                 for each in map(found.schema_arrow.field, chosen)
             ]
-            words = f"the first group of rows has {largest} bytes, too many for a preview"
+            words = f"the first row group has {largest} bytes, too many for a preview"
             return Preview("table", PARQUET, words, "", ("column", "type"), types, facts)
         batch = next(
             found.iter_batches(ROWS, columns=[names[n] for n in chosen], use_threads=False), None
@@ -269,7 +269,7 @@ def _table(kind: str, data: bytes, cut: bool) -> Preview:
         columns, rows, is_more = read(text, kind)
     except (ValueError, csv.Error, RecursionError) as error:
         shown = _text(kind, data, cut)
-        return shown._replace(words=f"shown as text, since its rows cannot be read: {error}")
+        return shown._replace(words=f"shown as text, because the rows cannot be parsed: {error}")
     words = f"the first {len(rows)} rows" if is_more or cut else ""
     return Preview("table", kind, words, "", columns, rows)
 

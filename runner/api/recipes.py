@@ -54,16 +54,18 @@ def list_recipes(root: Path, environ: Mapping[str, str], *, in_folder: bool) -> 
             (each for each in library.beside(path.parent) if each.path.name == path.name), None
         )
         if entry is None:
-            fix = "`allow` under [recipes] in recipe.toml names files, such as ./recipe.yaml"
+            fix = (
+                "list recipe files such as ./recipe.yaml in `allow` under [recipes] in recipe.toml"
+            )
             raise Invalid([Problem("no-recipe", f"{word} is not a recipe file", None, fix)])
         if entry.id in found:
             raise Invalid(
                 [
                     Problem(
                         "name-clash",
-                        f"{word} is called {entry.id}, as another recipe is",
+                        f"{word} has the same name as another recipe, {entry.id}",
                         None,
-                        "give it another name, or version",
+                        "change the name or the version",
                     )
                 ]
             )
@@ -82,7 +84,7 @@ def find_recipe(known: Sequence[Offered], name: str) -> Offered:
     near = did_you_mean(
         name[:80], [*(each.entry.id for each in known), *(each.entry.name for each in known)]
     )
-    raise NotFound("there is no such recipe", fix=near or "GET /v1/recipes lists them")
+    raise NotFound("unknown recipe", fix=near or "list the recipes with GET /v1/recipes")
 
 
 def read_recipe(each: Offered) -> Recipe:

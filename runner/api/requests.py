@@ -127,7 +127,7 @@ def retry(
     """
     row = ws.store.runs.get(run)
     if row.state not in FINAL:
-        raise CannotAsk("not-final", f"run {run} is not over: it is {row.state}", run)
+        raise CannotAsk("not-final", f"run {run} has not finished (state: {row.state})", run)
     choice = retried_choice(row, begin)
     if row.bundle:
         new = submit_again(ws, row, choice, reach)
@@ -184,7 +184,7 @@ def _stop(
     if row.state in FINAL:
         raise _is_final(row)
     if row.state == state:
-        raise CannotAsk("already", f"run {run} is {state} already", run)
+        raise CannotAsk("already", f"run {run} is already {state}", run)
     said: list[str] = []
     deadline = time.monotonic() + LETTING_GO
     while True:
@@ -222,21 +222,21 @@ def _give_to_workers(ws: Workspace, row: RunRow) -> str:
 
 
 def _is_final(row: RunRow) -> CannotAsk:
-    return CannotAsk("final", f"run {row.id} is {row.state} already", row.id)
+    return CannotAsk("final", f"run {row.id} is already {row.state}", row.id)
 
 
 def _is_not_paused(row: RunRow) -> CannotAsk:
     stands = "is running" if row.state == "ACTIVE" else f"is {row.state}"
-    return CannotAsk("not-paused", f"run {row.id} {stands}, and no pause was asked for", row.id)
+    return CannotAsk("not-paused", f"run {row.id} {stands}, and no pause was requested", row.id)
 
 
 def has_no_request(run: str) -> CannotAsk:
     """Return the refusal of a run that an early version stored."""
-    words = f"run {run} was stored without its request, by an early version"
+    words = f"run {run} was stored by an early version, without its request"
     return CannotAsk(NOT_NOTED, words, run, "submit its recipe and inputs as a new run")
 
 
 def _is_held(run: str) -> Busy:
     return Busy(
-        f"the worker of run {run} has not let go of it yet", fix="try again in a few seconds"
+        f"the worker of run {run} has not released the run yet", fix="try again in a few seconds"
     )

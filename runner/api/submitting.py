@@ -123,7 +123,7 @@ def _storable(ticket: Ticket) -> None:
     """Raises Invalid for what no database has a place for."""
     words = (("user", ticket.user), ("key", ticket.idempotency))
     problems = [
-        Problem("bad-value", f"the {name} of a run is text in UTF-8, without NUL")
+        Problem("bad-value", f"the {name} of a run must be UTF-8 text without NUL")
         for name, word in words
         if not _is_text(word)
     ]
@@ -141,7 +141,7 @@ def check_priority(priority: int) -> None:
 def _problems_of_priority(priority: int) -> list[Problem]:
     if -PRIORITY <= priority <= PRIORITY:
         return []
-    words = f"the priority of a run is at least {-PRIORITY} and at most {PRIORITY}"
+    words = f"the priority of a run must be from {-PRIORITY} to {PRIORITY}"
     return [Problem("bad-value", words)]
 
 
@@ -173,10 +173,8 @@ def receivers_of(row: RunRow) -> Mapping[str, object]:
 def _sealed(ws: Workspace) -> dict[str, str]:
     """What opens the addresses of a request, as it is stored with the run.  Raises CannotRun without a key."""
     if ws.addresses and not sealing.can_seal(ws.environ):
-        words = (
-            f"what opens {next(iter(ws.addresses))} is a secret, which is not stored without a key"
-        )
-        fix = f"give an address that the worker's own login opens (s3:// gs:// hf://), or make a key: {sealing.HOW}"
+        words = f"storing the signed URL of {next(iter(ws.addresses))} requires a key file"
+        fix = f"use an address that the worker can open with its own login (s3://, gs://, hf://), or create a key file: {sealing.HOW}"
         raise CannotRun(words, fix=fix)
     return {
         address: sealing.seal(opening, f"address {address}", ws.environ)
@@ -225,8 +223,8 @@ def _parcel(ws: Workspace, request: Request, settings: Settings) -> Parcel:
 
 _NO_STORE: Final = Problem(
     "no-store",
-    "workers of other machines get inputs and give results by a shared store, and none is named",
-    fix='name one: --store NAME, or `store = "NAME"` in recipe.toml; or give --here for a worker of this very folder',
+    "workers on other machines require a shared store, but none is set",
+    fix='pass `--store NAME`, or set `store = "NAME"` in recipe.toml; for a worker in this directory, pass `--here`',
 )
 
 

@@ -86,8 +86,8 @@ def drafted(
             problems.append(
                 Problem(
                     "bad-input",
-                    f'"{name}" is a range, from which only a search takes values',
-                    fix="add --tpe 30, or write values",
+                    f'"{name}" is a range, which requires a search',
+                    fix="add `--tpe 30`, or list the values",
                     input=name,
                 )
             )
@@ -100,7 +100,7 @@ def drafted(
             Problem(
                 "too-many-steps",
                 f"the sweep has {count:,} combinations ({product}), more than {MOST:,}",
-                fix="give fewer values",
+                fix="use fewer values",
             )
         )
     if problems:
@@ -257,8 +257,8 @@ def _range(spec: Input, text: str, problems: list[Problem]) -> Range | Sequence[
         problems.append(
             Problem(
                 "bad-input",
-                f'"{spec.name}" has no range that can be read: "{text}"',
-                fix=f"write {spec.name}=LOW..HIGH or LOW..HIGH:log",
+                f'"{spec.name}" has an invalid range: "{text}"',
+                fix=f"use {spec.name}=LOW..HIGH or LOW..HIGH:log",
                 input=spec.name,
             )
         )
@@ -294,7 +294,7 @@ def _range(spec: Input, text: str, problems: list[Problem]) -> Range | Sequence[
             Problem(
                 "bad-input",
                 f'"{spec.name}" has no logarithmic range from {low:g}',
-                fix="begin above 0, or leave `:log` away",
+                fix="start above 0, or remove `:log`",
                 input=spec.name,
             )
         )
@@ -352,7 +352,7 @@ def _parts(text: str) -> list[object]:
 def _axis(spec: Input, texts: Sequence[object], problems: list[Problem]) -> list[Tree]:
     """The typed values of an axis; what is wrong with it is added to the problems."""
     if not texts or any(text == "" for text in texts):
-        what = "has an empty value among its values" if texts else "has no values"
+        what = "has an empty value in its list" if texts else "has no values"
         problems.append(
             Problem(
                 "bad-input", f'"{spec.name}" {what}', fix=f"write {spec.name}=A,B", input=spec.name
@@ -378,7 +378,7 @@ def _axis(spec: Input, texts: Sequence[object], problems: list[Problem]) -> list
             Problem(
                 "twice",
                 f'"{spec.name}" has the same value twice',
-                fix="write it once",
+                fix="remove the duplicate",
                 input=spec.name,
             )
         )
@@ -391,19 +391,23 @@ def _unreported(recipe: Recipe, metric: str) -> list[Problem]:
         return []
     reporting = [step.metrics for step in recipe.steps.values() if step.metrics is not None]
     if not reporting:
-        fix = "write `metrics: true` and append JSON lines to $RECIPE_METRICS, or `metrics: {pattern: …}`"
+        fix = "set `metrics: true` and append JSON lines to $RECIPE_METRICS, or set `metrics: {pattern: …}`"
         return [
             Problem(
                 "unknown-metric",
-                f'no step of {recipe.id} reports metrics, so none reports "{metric}"',
+                f'cannot sort by "{metric}": no step of {recipe.id} reports metrics',
                 None,
                 fix,
             )
         ]
     names = [name for each in reporting for name in _GROUP.findall(each.pattern or "")]
     if all(each.pattern for each in reporting) and metric not in names:
-        fix = did_you_mean(metric, names) or f"they report {', '.join(names)}"
-        return [Problem("unknown-metric", f'no step of {recipe.id} reports "{metric}"', None, fix)]
+        fix = did_you_mean(metric, names) or f"use one of the reported metrics: {', '.join(names)}"
+        return [
+            Problem(
+                "unknown-metric", f'no step of {recipe.id} reports the metric "{metric}"', None, fix
+            )
+        ]
     return []
 
 

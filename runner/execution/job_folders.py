@@ -33,7 +33,7 @@ def show(
         try:
             _link(link, target)
         except OSError as error:
-            say(f"{link} cannot be made a link to {target}: {error.strerror}")
+            say(f"cannot link {link} to {target}: {error.strerror}")
 
 
 def _below(ws: Workspace, folder: str) -> Path:

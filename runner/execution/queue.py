@@ -161,10 +161,10 @@ def _carry_out(
         return True
     except Stale:
         listener.say(
-            f"run {row.id} was taken over by another worker, because this one was silent for too long"
+            f"lost run {row.id} to another worker: this worker did not respond for too long"
         )
     except StoreBusy as error:
-        listener.say(f"run {row.id} waits for a worker again: {error}")
+        listener.say(f"run {row.id} is back in the queue: {error}")
         with suppress(RecipeError):
             ws.store.runs.release(row.id, fence)
     except RecipeError as error:
@@ -197,8 +197,8 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
     )
     if request is None:
         raise Infrastructure(
-            f"run {row.id} did not note what it was asked for",
-            fix="`recipe submit` with its recipe and inputs",
+            f"run {row.id} has no stored request",
+            fix="submit its recipe and inputs again with `recipe submit`",
         )
     from ..survey import bundles
 
@@ -236,8 +236,8 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
         uploading.check(ws, found.plan, settings.upload)
     stood = as_it_stood(ws, found, row, fence) if row.fence > 1 else Claimed(row.id, fence)
     if stood is None:
-        words = f"run {row.id} cannot be resumed: a step of it failed, or its recipe has changed"
-        raise Infrastructure(words, fix=f"`recipe retry {row.id}` runs it anew")
+        words = f"cannot resume run {row.id}: a step failed, or its recipe has changed"
+        raise Infrastructure(words, fix=f"run it again with `recipe retry {row.id}`")
     return (
         work(Assignment(ws, local, found, stood, settings, listener, since, handover=handover))
         is not None
@@ -248,14 +248,14 @@ def _shared(ws: Workspace, name: str) -> RemoteCache:
     """The shared store that a worker of many workspaces uses.  Raises NotFound."""
     if not ws.store.runs.shared:
         raise CannotRun(
-            "runs of other workspaces are in a database that several machines share",
+            "a worker for other workspaces requires a shared run database",
             fix="set RECIPE_RUNS=postgresql://…",
         )
     found = ws.share(name or None, push=True)
     if found is None:
-        fix = f'--store NAME, or `store = "NAME"` and a [stores.NAME] in {ws.own}/recipe.toml'
+        fix = f'pass `--store NAME`, or set `store = "NAME"` and [stores.NAME] in {ws.own}/recipe.toml'
         raise NotFound(
-            "a worker for other workspaces needs the shared store of those who submit", fix=fix
+            "a worker for other workspaces requires the shared store of the submitters", fix=fix
         )
     return found
 
@@ -273,7 +273,7 @@ def _unpacked(ws: Workspace, row: RunRow) -> Workspace:
         content = Content(f"f:{row.bundle}")
         if cache.bring([content]):
             raise Infrastructure(
-                f"the shared store does not have the bundle of run {row.id}", fix="submit it again"
+                f"the bundle of run {row.id} is not in the shared store", fix="submit the run again"
             )
         data = ws.objects.path(content).read_bytes()
     inside = ws.within(bundles.unpack(ws, row.bundle, data, cache.bring))

@@ -45,15 +45,15 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
         from ..planning.secret_values import faults
 
         spec, id = specs[n], found.plan.nodes[n].id
-        gone += [f"{id} needs {path}, which {why}" for path, why in missing(ws, found, n)]
+        gone += [f"{id} requires {path}, which {why}" for path, why in missing(ws, found, n)]
         if isinstance(spec.nodes, str):
             wrong.append(
-                f"{id} has as many nodes as `{spec.nodes}` says, which is not known before the run: `nodes` may read inputs and the matrix"
+                f"the node count of {id}, `{spec.nodes}`, is not known before the run: use only inputs and the matrix in `nodes`"
             )
         elif spec.node_count > 1 and settings.driver == "local":
-            wrong.append(f"{id} needs {spec.nodes} nodes; the driver local gives one")
+            wrong.append(f"{id} requires {spec.nodes} nodes, but the driver local has one")
         wrong += [
-            f"{id} needs {tool}, which is not on PATH"
+            f"{id} requires {tool}, which is not on PATH"
             for tool in found.plan.nodes[n].tools
             if found.facts.tools.get(tool) is None
         ]
@@ -62,7 +62,7 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
         unread += env_files.faults(spec.env_files)
     gone += _gone_ahead(ws, found)
     gone += [
-        f"{each.step} needs {each.pattern}, which {each.refused}"
+        f"{each.step} requires {each.pattern}, which {each.refused}"
         for each in empty_globs(ws, found)
         if each.refused
     ]
@@ -78,24 +78,24 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
         shown += f"\nand {len(clashes) - 5} more" if len(clashes) > 5 else ""
         raise CannotRun(
             shown,
-            fix="move it away or give --overwrite; `recipe adopt STEP` takes it for what the step makes",
+            fix="move the file away, pass `--overwrite`, or accept it as the step's output with `recipe adopt STEP`",
         )
     if gone:
         lines = [*gone, *unset, *wrong]
         shown = "\n".join(lines[:20]) + (f"\nand {len(lines) - 20} more" if len(lines) > 20 else "")
         raise CannotRun(
             shown,
-            fix=f"give it, or correct its name: paths of a recipe begin at {ws.root}, those with ./ or ../ at its own folder",
+            fix=f"create the missing file or correct its path: paths in a recipe are relative to {ws.root}, paths with ./ or ../ to the recipe file",
         )
     if unread:
         raise CannotRun(
             "\n".join(dict.fromkeys([*unread, *unset, *wrong])),
-            fix=f"write it, with a line NAME=value for each variable, or take it out of `env_file`; its path begins at {ws.root}",
+            fix=f"create the file with one NAME=value line per variable, or remove it from `env_file`; its path is relative to {ws.root}",
         )
     if unset:
         raise CannotRun(
             "\n".join(dict.fromkeys([*unset, *wrong])),
-            fix="a secret comes from the environment: export its variable, and run again",
+            fix="export the environment variable of the secret, then run again",
         )
     if wrong:
         shown = "\n".join(dict.fromkeys(wrong[:20]))
@@ -130,7 +130,7 @@ def _gone_ahead(ws: Workspace, found: Survey) -> list[str]:
 
     asked = {later.id for later in found.later}
     return [
-        f"{ahead.step} needs {path}, which {why}"
+        f"{ahead.step} requires {path}, which {why}"
         for ahead in found.plan.ahead
         if ahead.step in asked
         for path, why in missing_ahead(ws, found, ahead)
@@ -143,7 +143,9 @@ def check(ws: Workspace, found: Survey, settings: Settings, listener: Listener) 
         tools = dict.fromkeys(t for n in found.todo for t in found.plan.nodes[n].tools)
         if tools:
             names = ", ".join(tools)
-            listener.say(f"warning: the key has {names} of this machine, not of the hosts")
+            listener.say(
+                f"warning: the cache key uses {names} from this machine, not from the hosts"
+            )
     if not (numbers := concerned(found)):
         return
     from ..advice import findings, preflight
@@ -338,16 +340,16 @@ def _secrets_stay(ws: Workspace, found: Survey, host_pool: HostPool, name: str) 
             [
                 Problem(
                     "driver-setting",
-                    f'secrets = "{wanted}" is not known',
-                    fix='write secrets = "send" or "deny"',
+                    f'invalid setting secrets = "{wanted}"',
+                    fix='use secrets = "send" or "deny"',
                 )
             ]
         )
     if wanted == "deny" and (taken := sends([*sent(found, host_pool).values()], ws.environ)):
         words = "; ".join(
-            f"{step} would take {', '.join(names)} there" for step, names in taken.items()
+            f"{step} would send {', '.join(names)} there" for step, names in taken.items()
         )
-        fix = f"run it elsewhere, take the secrets out of the recipe, or allow it: `secrets` of [drivers.{name}]"
+        fix = f'choose another driver, remove the secrets from the recipe, or set `secrets = "send"` in [drivers.{name}]'
         raise Invalid(
             [Problem("secrets-denied", f'`secrets = "deny"` of {name}: {words}', fix=fix)]
         )
@@ -461,7 +463,7 @@ def fits(
                 asked_for = ", ".join(f"{name} {value}" for name, value in wants.as_key.items())
                 left = host_pool.unmet.get(host_pool.need(specs[n]), "")
                 unmet.append(
-                    f"{node.id} needs {asked_for or 'a machine'}; {host_pool.name} offers no such machine now{left and f' ({left})'}"
+                    f"{node.id} requires {asked_for or 'a machine'}, but {host_pool.name} has no matching machine now{left and f' ({left})'}"
                 )
             continue
         places = [host_pool.here] if near else host_pool.places
@@ -483,18 +485,20 @@ def fits(
                     f"{each:,.{0 if each == int(each) else 3}f}" if unit else about(each)
                     for each in (asked, most)
                 )
-                wrong.append(f"{node.id} needs {need} {unit or 'of memory'}; {whose} {there}")
+                wrong.append(
+                    f"{node.id} requires {need} {unit or 'of memory'}, but {whose} {there}"
+                )
     if unmet and not wrong:
         words = [spec.resources.gpu or "" for spec in specs] + [
             host_pool.where.get("gpu") or str(ws.config.driver(host_pool.name).get("gpu", ""))
         ]
         fix = next(
             (fix for word in words if word and (fix := _meant(word))),
-            "loosen the filters (`--where`, or the driver's settings)",
+            "relax the filters (`--where`, or the driver's settings)",
         )
         raise NoHost(
             "\n".join(dict.fromkeys(unmet[:20])),
-            fix=f"{fix}; `recipe offers --driver {host_pool.name}` shows what there is",
+            fix=f"{fix}; list the offers with `recipe offers --driver {host_pool.name}`",
         )
     if wrong or unmet:
         shown = "\n".join(dict.fromkeys([*wrong, *unmet][:20]))
@@ -529,7 +533,7 @@ def _kept_apart(found: Survey, n: int) -> list[str]:
             for name, _, flags in nodes[each.producer].outputs
         ):
             wrong.append(
-                f"{nodes[n].id} runs on several nodes and takes {nodes[each.producer].id}'s {each.output}, which is `temporary`: it stays on one"
+                f"{nodes[n].id} runs on several nodes but reads {nodes[each.producer].id}'s {each.output}, which is `temporary` and stays on one node"
             )
     return wrong
 
@@ -540,10 +544,10 @@ def _too_many(ws: Workspace, found: Survey) -> list[Problem]:
     if most is None:
         return []
     asked = {found.plan.nodes[n].id: found.plan.specs()[n].node_count for n in found.todo}
-    fix = "ask for fewer, or raise the limit: `recipe config` names its file"
+    fix = "request fewer nodes, or raise the limit in the file that `recipe config` shows"
     return [
         Problem(
-            "nodes", f"{id} asks for {count} nodes, and `[limits] max_nodes` is {most:g}", fix=fix
+            "nodes", f"{id} requests {count} nodes, but `[limits] max_nodes` is {most:g}", fix=fix
         )
         for id, count in asked.items()
         if count > most
@@ -556,12 +560,12 @@ def _headless(ws: Workspace, found: Survey, settings: Settings) -> list[Problem]
         return []
     specs, whose = found.plan.specs(), f"the stack {settings.stack} has a head"
     if all(spec.nodes in (None, 1) for spec in specs):
-        words = f"{whose}, and no step of {found.plan.recipe} runs on several nodes"
+        words = f"{whose}, but no step of {found.plan.recipe} runs on several nodes"
         return [
             Problem(
                 "nodes",
                 words,
-                fix="write `nodes: N` at a step, the head among them, or take a stack without a head",
+                fix="set `nodes: N` in a step, counting the head, or choose a stack without a head",
             )
         ]
     launched = [
@@ -569,13 +573,13 @@ def _headless(ws: Workspace, found: Survey, settings: Settings) -> list[Problem]
         for n in found.todo
         if specs[n].accelerate and specs[n].node_count > 1
     ]
-    words = f"{whose}, and {', '.join(launched[:5])} would have `accelerate` start as much on it as on its workers"
+    words = f"{whose}, but {', '.join(launched[:5])} would start as many `accelerate` processes on the head as on its workers"
     return (
         [
             Problem(
                 "nodes",
                 words,
-                fix="take a stack without a head, or write a `run` that asks for `node.rank`",
+                fix="choose a stack without a head, or use `run` with a command that checks `node.rank`",
             )
         ]
         if launched
@@ -602,7 +606,9 @@ def _few(id: str, spec: StepSpec, host_pool: HostPool) -> list[str]:
     have = sum(bool(place.address) or headed for place in host_pool.places)
     whose = " beside the head" if headed else ""
     if have < workers:
-        return [f"{id} needs {workers} nodes{whose}; {host_pool.name} has {have} host(s) free"]
+        return [
+            f"{id} requires {workers} nodes{whose}, but {host_pool.name} has {have} free host(s)"
+        ]
     large, own = (
         sum(place.could(spec.resources.room) for place in host_pool.places),
         len(host_pool.head.roomy(spec, host_pool.places)),
@@ -610,7 +616,7 @@ def _few(id: str, spec: StepSpec, host_pool: HostPool) -> list[str]:
     if own < workers <= large:
         cards = f"{spec.resources.gpus} GPU(s)"
         return [
-            f"{id} needs {cards} on each of {workers} nodes{whose}; hosts of {host_pool.name} are one machine, whose GPUs do for {own}"
+            f"{id} requires {cards} on each of {workers} nodes{whose}, but all hosts of {host_pool.name} are one machine with GPUs for {own}"
         ]
     return []
 
@@ -624,8 +630,6 @@ def _uneven(id: str, spec: StepSpec, host_pool: HostPool) -> list[Problem]:
         return []
     counts = ", ".join(f"{count} on {name}" for name, count in gpus.items())
     message = (
-        f"{id} runs on {spec.nodes} nodes, and the hosts have different numbers of GPUs ({counts})"
+        f"{id} runs on {spec.nodes} nodes, but the hosts have different numbers of GPUs ({counts})"
     )
-    return [
-        Problem("nodes", message, fix="say with `resources: {gpus: N}` how many each node takes")
-    ]
+    return [Problem("nodes", message, fix="set the GPUs per node with `resources: {gpus: N}`")]

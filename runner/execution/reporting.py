@@ -93,8 +93,8 @@ def refused(run: str, words: str) -> Invalid:
         [
             Problem(
                 RunFailure.POINTS,
-                f"run {run} is not paid for: {words}",
-                fix="`[hooks] spend` of recipe.toml names the program that refused",
+                f"the spend hook rejected run {run}: {words}",
+                fix="see the hook program in recipe.toml, `[hooks] spend`",
             )
         ]
     )

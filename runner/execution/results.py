@@ -96,8 +96,8 @@ def collect(ws: Workspace, row: RunRow, out: Path, *, overwrite: bool) -> list[P
     for each, target in targets.items():
         if not target.is_relative_to(out):
             raise Corrupt(
-                f"run {row.id} names {each.path} as an output, which leaves its folder",
-                fix="look at who may write to the database",
+                f"run {row.id} has an output path outside its directory: {each.path}",
+                fix="check who can write to the run database",
             )
     ours = ws.published()
     head = f"{ws.root}/"
@@ -107,14 +107,14 @@ def collect(ws: Workspace, row: RunRow, out: Path, *, overwrite: bool) -> list[P
             there = ws.cache.content_of(place) if os.path.lexists(targets[each]) else None
             if there not in (None, each.content, ours.get(place)):
                 raise CannotRun(
-                    f"{place} is there and is not what a run left",
-                    fix="move it away, or give --overwrite or --out DIR",
+                    f"{place} already exists and was not created by recipe",
+                    fix="move the file away, or pass `--overwrite` or `--out DIR`",
                 )
     if lost := cache.bring([Content(each.content) for each in row.outputs]):
         names = ", ".join(each.name for each in row.outputs if each.content in lost)
         raise Infrastructure(
-            f"the store {cache.name} does not give {names}",
-            fix=f"`recipe retry {row.id}` makes it anew",
+            f"cannot download {names} from the shared store {cache.name}",
+            fix=f"create the results again with `recipe retry {row.id}`",
         )
     for each, place in places.items():
         targets[each].parent.mkdir(parents=True, exist_ok=True)

@@ -90,8 +90,8 @@ def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Cl
         settle(ws.store.runs, row.id, fence, "FAILED", words, failure=RunFailure.WORKER_GONE)
     if wanted and (taken is None or taken.id != wanted):
         raise Busy(
-            f"run {wanted} cannot be resumed: its plan has changed, or a worker has it",
-            fix="`recipe retry` makes a new run of it",
+            f"cannot resume run {wanted}: its plan has changed, or a worker is executing it",
+            fix="start a new run with `recipe retry`",
         )
     return taken
 
@@ -118,7 +118,7 @@ def poisoned(ws: Workspace, row: RunRow, fence: int) -> bool:
     """End a claimed run as FAILED whose workers died again and again before any step moved.  `row` is as it was claimed."""
     if row.request == "cancel" or row.recoveries <= POISON:
         return False
-    words = f"{row.recoveries} workers died of it before a step ended"
+    words = f"{row.recoveries} workers died before any step finished"
     settle(ws.store.runs, row.id, fence, "FAILED", words, failure=RunFailure.POISON)
     return True
 

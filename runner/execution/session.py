@@ -129,7 +129,7 @@ def demand(ws: Workspace, found: Survey) -> None:
                 found.verdicts[producer] = Verdict(
                     RUN,
                     verdict.key,
-                    (f"its output {output} is not stored any more, and {nodes[n].id} needs it",),
+                    (f"its output {output} is no longer stored, and {nodes[n].id} requires it",),
                     None,
                 )
                 found.made.pop(producer)
@@ -350,8 +350,8 @@ def check_ids(plan: Plan, choice: Choice, read: Callable[[str], str] = str) -> N
     for id in [*choice.again, *(id for id in (choice.only, choice.until, choice.begin) if id)]:
         if read(id) not in every:
             if bare(id) in plan.waiting:
-                words = f"it is not known yet whether there is a step {id}: its files are those that another step makes"
-                raise CannotRun(words, fix=f"name all instances: {bare(id)}")
+                words = f"the step {id} is not known yet: its instances depend on the outputs of another step"
+                raise CannotRun(words, fix=f"name all instances with {bare(id)}")
             steps = sorted(map(bare, known))
             inside = [step.partition("/")[2] for step in steps]
             hint = did_you_mean(id, {*steps, *inside, *known} - {""})
@@ -370,8 +370,8 @@ def _restrict(found: Survey) -> None:
     for n, verdict in enumerate(found.verdicts):
         if only and n not in wanted and n in needs and verdict.answer in (RUN, MAYBE):
             raise CannotRun(
-                f"{plan.nodes[n].id}, which {only} needs, is not fresh",
-                fix=f"run it first, or use --until {only}",
+                f"{plan.nodes[n].id}, a dependency of {only}, is out of date",
+                fix=f"run that step first, or use `--until {only}`",
             )
         if n not in wanted and verdict.answer in (RUN, MAYBE, RESTORE):
             found.verdicts[n] = Verdict(SKIPPED, None, ("not asked for",), None)

@@ -57,7 +57,7 @@ def preparing(say: Callable[[str], None]) -> Iterator[None]:
                 again, (number,)
             )  # without the locks of `threading`, which this thread may hold
             return
-        say("interrupted before any step began")
+        say("interrupted before any step started")
         raise KeyboardInterrupt
 
     try:

@@ -103,7 +103,7 @@ class Telemetry:
             )
             if metrics and self._runs.outbox.thin(self._row.id, metrics[0].receiver):
                 self._say_once(
-                    "the platform does not take the metrics: of those that wait every second one is dropped, the newest stay"
+                    "the platform does not accept the metrics: dropping every second waiting metric; the newest are kept"
                 )
             if points:
                 self._remember()
@@ -138,7 +138,7 @@ class Telemetry:
             self._point(step, attempt, json.dumps(told).encode())
         elif told:
             self._say_once(
-                f"the platform gets no numbers of {step}: the pattern of its `metrics` has no group `step`"
+                f"the platform gets no metrics of {step}: add a group `step` to its `metrics` pattern"
             )
 
     def _step_of(self, attempt: str) -> str:
@@ -162,7 +162,7 @@ class Telemetry:
             self._advance(told, point)
         elif step in self._others:
             self._say_once(
-                f"the platform gets the numbers of one training, {self._training}: not those of {step}"
+                f"the platform gets the metrics of one training only, {self._training}, not of {step}"
             )
             return
         elif self._training in self._due_here or self._numbers.training:
@@ -171,7 +171,7 @@ class Telemetry:
         at = _number(point["step"])
         if at < self._highest or (at == self._highest and step == self._training):
             self._say_once(
-                f"{step} reports steps again: the platform gets those beyond step {self._highest:g}"
+                f"{step} repeats earlier steps: the platform gets only metrics after step {self._highest:g}"
             )
             return
         self._highest = at
@@ -203,7 +203,7 @@ class Telemetry:
             metrics = plan.specs()[plan.index[self._training]].metrics if self._training else None
             if metrics is not None and metrics.file:
                 self._say_once(
-                    f"the platform gets no numbers of {self._training}: its `metrics` are the file {metrics.file}, which is read at its end"
+                    f"the platform gets no metrics of {self._training}: its `metrics` file {metrics.file} is read only when the step finishes"
                 )
             self._others = {each.id for each in steps if each.trains} - {self._training}
             self._due_here = {self._found.plan.nodes[n].id for n in self._found.todo}

@@ -212,12 +212,12 @@ def placed(ws: Workspace, settings: Settings) -> Settings:
     """These settings with what their stack says; the workspace has its driver's settings from then on.  Raises NotFound, Invalid."""
     stack = ws.on(settings.stack) if settings.stack else None
     if settings.keep_alive and (stack is None or not stack.keep):
-        fix = 'add --stack NAME of one with keep = "stopped", or leave --keep-alive out'
+        fix = 'pass `--stack NAME` of a stack with `keep = "stopped"`, or remove `--keep-alive`'
         raise Invalid(
             [
                 Problem(
                     "clash",
-                    "--keep-alive is about the machine that a stack keeps, and there is none",
+                    "--keep-alive requires a stack with a persistent machine",
                     fix=fix,
                 )
             ]

@@ -46,7 +46,7 @@ def end_claimed(
         here, elsewhere = left_by(ws.home, run)
         for name, place in elsewhere.items():
             say(
-                f"{place} may still run {name}, a job of {run}: `recipe run` with the same driver takes it over, or ends it"
+                f"{place} may still run {name}, a job of {run}: to take over or stop the job, use `recipe run` with the same driver"
             )
         for root, names in here.items():
             asyncio.run(_end(root, names))
@@ -62,8 +62,8 @@ async def _end(root: Path, names: Sequence[str]) -> None:
     """Stop these jobs of one agent of this machine: they may save where they are.  Raises Infrastructure where one does not end."""
     if not is_reachable(root):
         raise Infrastructure(
-            f"the agent that runs {', '.join(names)} lives in another container or on another machine, and cannot be reached from here",
-            fix="run the same command there",
+            f"cannot reach the agent that runs {', '.join(names)}: it is in another container or on another machine",
+            fix="run the same command in that container or on that machine",
         )
     local = client.here(root)
     jobs = [Job(name) for name in names]
@@ -72,8 +72,8 @@ async def _end(root: Path, names: Sequence[str]) -> None:
     for job in jobs:
         if await local.wait(job, SAVING + LATE) is None:
             raise Infrastructure(
-                f"{job.key} does not end, although it was killed",
-                fix="a process that waits for a disk ends when that answers: try again; one of another container ends with that",
+                f"{job.key} was killed but does not exit",
+                fix="try again: a process waiting for a disk exits when the disk responds; for a process in another container, stop the container",
             )
     await local.aclose()
 

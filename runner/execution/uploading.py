@@ -91,7 +91,7 @@ def upload(
         if _there(ws, place, shown, int(size)):
             listener.say(f"results are at {shown}, as uploaded before")
             return
-        listener.say(f"the results are not at {shown} any more, and are uploaded again")
+        listener.say(f"the results are no longer at {shown}; uploading them again")
     facts = {
         "run": run,
         "recipe": plan.recipe,
@@ -166,7 +166,7 @@ def _there(ws: Workspace, place: str, shown: str, size: int) -> bool:
         found = _bucket(ws, place).head(MANIFEST)
     except RecipeError as error:
         raise Infrastructure(
-            f"whether the results are at {shown} was not checked: {error}", fix=error.fix
+            f"cannot check the results at {shown}: {error}", fix=error.fix
         ) from error
     return found is not None and found.size == size
 
@@ -197,8 +197,8 @@ def _lying(
     cache = ws.remote_cache
     if not ws.objects.intact(content) and (cache is None or cache.bring([content])):
         raise Infrastructure(
-            f"{path} is not stored here any more and cannot be uploaded",
-            fix="run again with -B, which makes it anew",
+            f"cannot upload {path}: it is no longer stored in this workspace",
+            fix="run again with `-B` to create it again",
         )
     return ws.objects.path(content), content, lambda: ws.objects.manifests.entries(content)
 
@@ -217,14 +217,14 @@ def _story(ws: Workspace, run: str, beside: Path, listener: Listener) -> list[Fi
 
 def _tried(do: Callable[[], int], listener: Listener) -> int:
     def say(error: Exception) -> None:
-        listener.say(f"the upload was cut off, and resumes in {PAUSE:g} s: {error}")
+        listener.say(f"lost the connection during the upload; resuming in {PAUSE:g} s: {error}")
 
     try:
         return retry(do, backoff(Unreachable, TRIES, PAUSE, PAUSE), on_retry=say)
     except RecipeError as error:
         raise Infrastructure(
-            f"the results were not uploaded: {error}",
-            fix=f"{error.fix}; then run again: only the upload is left",
+            f"cannot upload the results: {error}",
+            fix=f"{error.fix}; then run again to repeat only the upload",
         ) from error
 
 

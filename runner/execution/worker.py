@@ -291,7 +291,7 @@ def _interruptible(host_pool: HostPool) -> Iterator[None]:
     def end() -> None:
         if host_pool.away and not host_pool.priced:
             host_pool.say(
-                f"interrupted before a host was up: what was asked of {host_pool.name} is given back"
+                f"interrupted before a host was ready; released the request to {host_pool.name}"
             )
         waiting.cancel()
 
@@ -361,7 +361,7 @@ def _in_our_words(error: BaseException, ws: Workspace, settings: Settings) -> Re
     if isinstance(error, DriverError):
         return Infrastructure(
             str(error),
-            fix=f"`recipe doctor --driver {settings.driver}` looks at each part of the way there",
+            fix=f"run `recipe doctor --driver {settings.driver}` to test the connection step by step",
         )
     if isinstance(error, OSError):
         return no_space(error, str(error.filename or ws.home))
@@ -414,7 +414,7 @@ def _begun(ours: Assignment, begins: Claimed, jobs: int) -> GroupCommit:
     if settings.driver != LOCAL:
         log_remote(ws, begins.id, settings.driver, "", "ACTIVE")
     if begins.resumed:
-        why = {"PAUSED": ", which was paused", "ACTIVE": ", whose worker is gone"}.get(
+        why = {"PAUSED": ", which was paused", "ACTIVE": ", which lost its worker"}.get(
             begins.state, ""
         )
         listener.say(f"resuming run {begins.id}{why}")

@@ -83,7 +83,7 @@ FULL = (
     f"[Errno {errno.ENOSPC}]",
     f"[Errno {errno.EDQUOT}]",
 )
-ANOTHER_LOCK = "correct the lock, or use --python current"
+ANOTHER_LOCK = "correct the lock file, or pass `--python current`"
 
 
 class BuildError(Exception):
@@ -148,7 +148,7 @@ class Pip:
             self.faults = [*self.faults, line.strip()][:LAST]
 
     def fetched(self) -> str:
-        return f"{min(self.here, self.wanted)} of {self.wanted} packages fetched, {self.size / 1e9:.1f} GB"
+        return f"{min(self.here, self.wanted)} of {self.wanted} packages downloaded, {self.size / 1e9:.1f} GB"
 
     def fault(self) -> Exception:
         """Why it failed: BuildError, Broken, or OSError when the disk is full."""
@@ -175,15 +175,15 @@ class Pip:
             r"Max retries|timed out|ProtocolError|IncompleteRead|ConnectionReset", said
         ) or (missing and self.broken):
             return Broken(
-                f"the package index ({self.index}) does not answer",
-                "look at the network and at `pip config list`, and run again",
+                f"cannot reach the package index ({self.index})",
+                "check the network and `pip config list`, then run again",
             )
         if missing:
             return missing_package(missing[1], self.meant)
         errors = [
             line.partition("ERROR:")[2].strip() or line for line in self.faults if "ERROR" in line
         ]
-        return BuildError(" ".join(errors) or "pip failed and did not say why", ANOTHER_LOCK)
+        return BuildError(" ".join(errors) or "pip failed without an error message", ANOTHER_LOCK)
 
     def incomplete(self) -> list[str]:
         """What the lock forgot, and who needs it."""
@@ -229,7 +229,7 @@ class Uv:
 
     def fetched(self) -> str:
         size = sum(self.large.get(name, 0.0) for name in self.here)
-        return f"{len(self.here)} of {len(self.large)} large packages fetched, {size / 1e9:.1f} of {sum(self.large.values()) / 1e9:.1f} GB"
+        return f"{len(self.here)} of {len(self.large)} large packages downloaded, {size / 1e9:.1f} of {sum(self.large.values()) / 1e9:.1f} GB"
 
     def fault(self) -> Exception:
         """Why it failed: BuildError, Broken, or OSError when a disk is full."""
@@ -249,26 +249,26 @@ class Uv:
         url = (re.search(r"(https?://[^\s)`]+)", said) or ["the one of uv's settings"])[0]
         if got := re.search(r"HTTP status client error \((\d+ [^)]*)\)", said):
             return BuildError(
-                f"the package index ({url}) refuses: {got[1]}",
-                "look at its address and password in the settings of uv or pip",
+                f"the package index ({url}) rejected the request: {got[1]}",
+                "check its URL and password in the settings of uv or pip",
             )
         if re.search(
             r"error sending request|Failed to fetch|HTTP status server|timed out|[Cc]onnection|error decoding response",
             said,
         ):
             return Broken(
-                f"the package index ({url}) does not answer",
-                "look at the network, UV_DEFAULT_INDEX and `pip config list`, and run again",
+                f"cannot reach the package index ({url})",
+                "check the network, UV_DEFAULT_INDEX and `pip config list`, then run again",
             )
         if got := re.search(r"In `--require-hashes` mode, .*(?:found|for): ([^\n]+)", said):
             return BuildError(
                 f"{got[1].strip()} is not pinned by version and hash",
-                "make a lock of it: `recipe lock`",
+                "lock the file with `recipe lock`",
             )
         if got := re.search(r"you\s+require\s+([\w.\[\],-]+==[^\s,;]+)", said):
             return missing_package(got[1], self.meant)
         words = [re.sub(r"^(error|cause): ", "", line).rstrip(".") for line in self.faults if line]
-        return BuildError("; ".join(words) or "uv failed and did not say why", ANOTHER_LOCK)
+        return BuildError("; ".join(words) or "uv failed without an error message", ANOTHER_LOCK)
 
     def incomplete(self) -> list[str]:
         """What the lock forgot, and who needs it."""
@@ -383,7 +383,7 @@ def _pip(home: str) -> list[str]:
     ).returncode:
         raise BuildError(
             f"{sys.executable} has neither pip nor ensurepip",
-            "install python3-venv there, or name another `python` in the driver's settings",
+            "install python3-venv on the host, or set another `python` in the driver's settings",
         )
     return [python, "-m", "pip"]
 
@@ -413,7 +413,7 @@ def install(installer: Pip | Uv, home: str, requirements: str, lock: int) -> int
     if forgotten := installer.incomplete():
         raise BuildError(
             f"the lock does not pin {'; nor '.join(forgotten)}",
-            "make the lock again: it has to hold all that its packages need",
+            "create the lock file again with all dependencies",
         )
     shutil.rmtree(f"{home}/fetched", ignore_errors=True)
     return installer.wanted
@@ -511,7 +511,7 @@ def _mismatch(package: str, expected: str, got: str, said: str) -> BuildError:
     wanted, found = re.search(expected, said), re.search(got, said)
     what = f"{package} has HASHES that the lock does not pin (wanted {wanted[1] if wanted else '?'}…, got {found[1] if found else '?'}…)"
     return BuildError(
-        what, "take the lock again from where it came, or make it again if another file is meant"
+        what, "restore the lock file, or create it again to accept the changed package"
     )
 
 
@@ -520,7 +520,7 @@ def missing_package(package: str, meant: str) -> Missing:
     why = f"the package index has no {package} for {python}{f'; the lock is for {meant}' if meant else ''}"
     return Missing(
         why,
-        "run with a Python that the lock is for, or with --python current in packages of your own",
+        "use a Python version of the lock file, or pass `--python current` to use the installed packages",
     )
 
 
@@ -530,7 +530,7 @@ def hold_lock(path: str) -> Iterator[int]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _say(says="another run is installing them; this one waits")
+            _say(says="waiting for another run that installs them")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield file.fileno()
 
@@ -570,13 +570,13 @@ def main(home: str, requirements: str, uv: str = "") -> int:
                 for path in (pathlib.Path(where), *pathlib.Path(where).parents)
                 if path.is_dir()
             )
-            fix = "make room there, or have it on another disk: RECIPE_HOME here, `root` in the settings of a driver, UV_CACHE_DIR for uv's cache"
+            fix = "free disk space, or use another disk: set RECIPE_HOME, `root` in a driver's settings, or UV_CACHE_DIR for uv's cache"
             _say(
-                wrong=f"the disk of {disk} is full: {shutil.disk_usage(disk).free / 1e9:.1f} GB are free without it",
+                wrong=f"the disk of {disk} is full: {shutil.disk_usage(disk).free / 1e9:.1f} GB are free",
                 fix=fix,
             )
         else:
-            _say(wrong=str(error)[:LONGEST], fix="see to that, and run again")
+            _say(wrong=str(error)[:LONGEST], fix="fix the cause, then run again")
     else:
         return 0
     return 1

@@ -116,7 +116,7 @@ def _record(mount: Mount) -> str:
     """A mount as Apptainer reads it: a record of CSV."""
     if "\n" in mount.path + mount.target:
         raise CannotRun(
-            f"apptainer cannot mount {mount.path!r}", fix="rename it, without line ends"
+            f"apptainer cannot mount {mount.path!r}", fix="rename the path without line breaks"
         )
     named = {"source": mount.path, "destination": mount.target}
     fields = [f"{name}={path}".replace('"', '""') for name, path in named.items()]
@@ -127,7 +127,7 @@ def _record(mount: Mount) -> str:
 def _fields(mount: Mount) -> str:
     """A mount as Enroot reads it: fields of fstab, by colons."""
     if ":" in mount.path + mount.target:
-        raise CannotRun(f"enroot cannot mount {mount.path!r}", fix="rename it, without colons")
+        raise CannotRun(f"enroot cannot mount {mount.path!r}", fix="rename the path without colons")
     how = f"none:x-create=auto,bind,{'rw' if mount.writable else 'ro'}"
     return f"{_field(mount.path)}:{_field(mount.target)}:{how}"
 
@@ -148,8 +148,8 @@ def explain(code: int | None, last: str, image: str) -> str:
         reason = last.removeprefix("FATAL:").strip()
         if "executable file not found" in reason:
             program = reason.partition(":")[0].rpartition(" ")[2].strip('"')
-            return f"the image {image} does not have {program} (a script needs /bin/sh, or bash where the step says so; a list needs its first word)"
-        return f"the container of {image} could not be started: {reason}"
+            return f"the image {image} has no {program} (a script requires /bin/sh, or bash with `shell: bash`; a list requires its first word)"
+        return f"cannot start a container of {image}: {reason}"
     if code == 1 and last.startswith("[ERROR]"):
         return (
             f"the container of {image} could not be started: {last.removeprefix('[ERROR]').strip()}"

@@ -75,7 +75,9 @@ _PACKAGES = (
     "import json, platform; from importlib.metadata import distributions as all\n"
     "print(json.dumps([platform.python_version(), sorted({f'{each.name}=={each.version}' for each in all()})]))"
 )
-_NAME_PYTHON = "name the right one as `python` in the driver's settings, or let the recipe's lock say what is needed"
+_NAME_PYTHON = (
+    "set the matching `python` in the driver's settings, or lock the packages in the recipe"
+)
 
 
 class Reached(NamedTuple):
@@ -214,7 +216,7 @@ class Connector:
         except BaseException as error:
             await reached.aclose()
             if isinstance(error, Infrastructure):
-                raise CannotRun(f"{name} cannot be used: {error}", fix=error.fix) from error
+                raise CannotRun(f"cannot use {name}: {error}", fix=error.fix) from error
             raise
         words = answer.decode("utf-8", "surrogateescape")
         if "hung=nvidia-smi" in words.split("\n") and not hung:
@@ -262,7 +264,7 @@ async def measure(offer: Offer, need: Need, host: Host, image: str, cuda: str) -
     """
     facts = machine.facts(await ask_program(host.call, machine.question(".", machine.GPUS)))
     if short := machine.less(offer.resources, need, facts, need.image or image, cuda):
-        raise NotAsSold(f"it is less than was sold: {short}", LeaseFailure.LACKS)
+        raise NotAsSold(f"the machine has less than offered: {short}", LeaseFailure.LACKS)
 
 
 async def same_packages(places: Iterable[Place]) -> None:
@@ -285,7 +287,7 @@ async def same_packages(places: Iterable[Place]) -> None:
             )
             what = some or f"Python {found[0]}, not {ours[0]}"
             raise CannotRun(
-                f"{place.python} on {place.name} has other packages than this Python ({what})",
+                f"{place.python} on {place.name} and the local Python have different packages ({what})",
                 fix=_NAME_PYTHON,
             )
 

@@ -137,7 +137,7 @@ class Containers:
             environ=self._environ,
         )
         for attempt in await sweep(self._host, self._engine, self._attempts):
-            self._say(f"ended the container that {attempt} left")
+            self._say(f"removed a leftover container of {attempt}")
         return self._engine
 
     def digest(self, name: str) -> str:
@@ -205,7 +205,7 @@ async def detect(
         else:
             facts[word] = rest
     raise CannotRun(
-        f"a step has an image, and no container engine works there: {'; '.join(missing)}",
+        f"a step has an `image`, but the host has no working container engine: {'; '.join(missing)}",
         fix="install podman or apptainer, or start docker; or use `--python current`, which ignores images",
     )
 
@@ -218,12 +218,12 @@ def _read_info(kind: str, rest: str, facts: Mapping[str, str]) -> Engine | str:
     try:
         info = json.loads(text)
     except ValueError:
-        return f"{path} does not work: {text.strip() or 'it said nothing'}"
+        return f"{path} does not work: {text.strip() or 'no error message'}"
     uid, gid = facts.get("uid", "0"), facts.get("gid", "0")
     cards, memory = int(facts.get("cards") or 0), int(facts.get("memory") or 0) * 1024
     if kind == "docker":
         if not info.get("ServerVersion"):
-            return f"{path} does not work: {'; '.join(info.get('ServerErrors') or ['its daemon does not answer'])}"
+            return f"{path} does not work: {'; '.join(info.get('ServerErrors') or ['no response from its daemon'])}"
         rootless = any("rootless" in option for option in info.get("SecurityOptions") or ())
         by_flag = "nvidia" in (info.get("Runtimes") or {}) or facts.get("hook") == "yes"
         by_cdi = any(
@@ -254,7 +254,7 @@ def _of_cluster(kind: str, path: str, text: str, facts: Mapping[str, str]) -> En
     """The same for an engine that says its version alone."""
     version = re.search(r"\d+(\.\d+)+", text)
     if version is None:
-        return f"{path} does not work: {text.strip() or 'it said nothing'}"
+        return f"{path} does not work: {text.strip() or 'no error message'}"
     cards = int(facts.get("cards") or 0)
     gpus: Literal["", "own"] = (
         "own" if cards and (kind == "apptainer" or facts.get("cli") == "yes") else ""
@@ -286,7 +286,7 @@ async def resolve(
         said = await _call(host, look, engine.env)
         if said.split() in ([], ["[]"]):
             if say is not None:
-                say(f"fetching the image {image}, once")
+                say(f"pulling the image {image} (first use only)")
             said = await _call(host, fetch, engine.env)
     except Rejected as error:
         words = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -295,12 +295,12 @@ async def resolve(
             words[-1] if words else "",
         )
         raise CannotRun(
-            f"the image {image} is not there and cannot be pulled: {reason.removeprefix('sh ended with 1: ')}",
-            fix="correct its name, log in to its registry, or "
+            f"cannot pull the image {image}: {reason.removeprefix('sh ended with 1: ')}",
+            fix="correct the image name, log in to its registry, or "
             + (
-                "name the path of a file"
+                "use the path of an image file"
                 if of_cluster
-                else f"make it there yourself (`{engine.kind} build`, `{engine.kind} load`)"
+                else f"create the image on the host (`{engine.kind} build`, `{engine.kind} load`)"
             ),
         ) from error
     if of_cluster:
@@ -309,7 +309,7 @@ async def resolve(
         found = json.loads(said)[0]
         id = str(found["Id"])
     except (ValueError, LookupError, TypeError) as error:
-        raise CannotRun(f"the image {image} cannot be inspected: {said[:200]!r}") from error
+        raise CannotRun(f"cannot inspect the image {image}: {said[:200]!r}") from error
     # A name can stand for several digests of one content; those of a registry are what another machine can ask for.
     digests = [str(name).partition("@")[2] for name in found.get("RepoDigests") or ()]
     pinned = image.partition("@")[2]
@@ -478,8 +478,8 @@ def wrap(
     """
     if gpus and needed and not engine.gpus:
         raise CannotRun(
-            f"it needs {len(gpus)} GPU(s), and {engine.kind} {engine.version} there cannot give them to a container",
-            fix="install nvidia-container-toolkit there"
+            f"the step requires {len(gpus)} GPU(s), but {engine.kind} {engine.version} on the host cannot pass GPUs to a container",
+            fix="install nvidia-container-toolkit on the host"
             + (" and run `nvidia-ctk cdi generate`" if engine.kind == "podman" else ""),
         )
     if engine.kind in cluster_containers.KINDS:
@@ -589,7 +589,7 @@ def _environment(command: Command, engine: Engine) -> tuple[dict[str, str], list
     for name in command.secrets:
         if name in _CLIENT or name.startswith(_GREEDY):
             raise CannotRun(
-                f"the secret {name} has a name that {engine.kind} reads itself",
+                f"the secret {name} has a variable name that {engine.kind} itself uses",
                 fix="give it another: `secrets: {OTHER: {from: " + name + "}}`",
             )
         named.append(name)
@@ -606,7 +606,7 @@ def _mount_flags(mount: Mount, engine: Engine) -> list[str]:
     if {":", "\n"} & set(path + target):
         raise CannotRun(
             f"{engine.kind} cannot mount {path!r}",
-            fix="rename it, without commas, quotes and colons",
+            fix="rename the path without commas, quotes and colons",
         )
     return ["--volume", f"{path}:{target}" + ("" if mount.writable else ":ro")]
 
@@ -625,19 +625,19 @@ def explain(exit: Exit, tail: bytes, image: str) -> str:
     by_init = _INIT.match(last)
     if by_init is not None and exit.code in (1, 126, 127):
         program, reason = (
-            by_init[2] or "the program that the command begins with",
+            by_init[2] or "the program of the command",
             by_init[1] or by_init[3],
         )
     elif last.startswith(MARK) and exit.code in (125, 126, 127):
         reason = before.strip().removeprefix("docker: ").removeprefix("Error: ")
         named = re.search(r'exec: "([^"]+)"|file `([^`]+)`', reason)
-        program = (named[1] or named[2]) if named else "the program that the command begins with"
+        program = (named[1] or named[2]) if named else "the program of the command"
         if exit.code == 125:
-            return f"the container of {image} could not be started: {reason}"
+            return f"cannot start a container of {image}: {reason}"
     else:
         return cluster_containers.explain(exit.code, last, image)
     if "no such file" in reason.lower() or "not found" in reason:
-        return f"the image {image} does not have {program} (a script needs /bin/sh, or bash where the step says so; a list needs its first word)"
+        return f"the image {image} has no {program} (a script requires /bin/sh, or bash with `shell: bash`; a list requires its first word)"
     return f"the image {image} cannot run {program}: {reason}"
 
 

@@ -78,7 +78,7 @@ async def python_there(place: Place, version: str) -> str:
     )
     found = (await ask_program(place.host.call, find)).decode(errors="replace").strip()
     if not found:
-        fix = f"install it there, as with `uv python install {version}`, or ask for another version"
+        fix = f"install it there, for example with `uv python install {version}`, or change `version` in the recipe"
         raise CannotRun(f"Python {version} is not on {place.elsewhere or 'this machine'}", fix=fix)
     return found
 
@@ -123,12 +123,12 @@ async def _turn(hooks: Hooks, name: str, say: Callable[[str], None]) -> Lock:
     locks = hooks.place.ws.locks
     lock = locks.try_hold(f"env-{name}")
     if lock is None:
-        say(f"{locks.holder(f'env-{name}')} is installing them; this run waits")
+        say(f"{locks.holder(f'env-{name}')} is installing them; waiting")
     while lock is None and not hooks.stopped(INSTALL):
         await asyncio.sleep(LOOK)
         lock = locks.try_hold(f"env-{name}")
     if lock is None:
-        raise CannotRun("stopped while another run installed what it needs")
+        raise CannotRun("stopped while another run installed its packages")
     return lock
 
 
@@ -165,7 +165,7 @@ async def _build(hooks: Hooks, wanted: Wanted, home: str, say: Callable[[str], N
             f" on {hooks.place.name}" if hooks.place.folder.root != str(hooks.place.ws.home) else ""
         )
         raise CannotRun(
-            f"the environment of {wanted} cannot be built{where}: {words}",
+            f"cannot create the environment of {wanted}{where}: {words}",
             fix=last.get("fix", "correct the lock, or use --python current"),
         )
     if lock and (done := last.get("done")):
@@ -191,8 +191,8 @@ def _whole(lock: Path) -> bytes:
         return whole(lock)
     except OSError as error:
         raise CannotRun(
-            f"{lock} cannot be read: {error.strerror}",
-            fix="make it again with the tool that locks packages",
+            f"cannot read {lock}: {error.strerror}",
+            fix="create the lock file again",
         ) from error
 
 
@@ -227,8 +227,8 @@ def _export_requirements(lock: Path) -> bytes:
             (getattr(error, "stderr", b"") or b"").decode(errors="replace").split()
         ) or str(error)
         raise CannotRun(
-            f"{lock} cannot be read: {said[:1000]}",
-            fix="make it again with `uv lock`; its pyproject.toml has to lie beside it",
+            f"cannot read {lock}: {said[:1000]}",
+            fix="create it again with `uv lock`, next to its pyproject.toml",
         ) from error
 
 
@@ -239,15 +239,15 @@ def _requirements(lock: Path) -> str:
         return "".join(_requirement(package) for package in packages)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CannotRun(
-            f"{lock} cannot be read as a pylock.toml: {error}",
-            fix="make it again, as with `uv export --format pylock.toml`",
+            f"{lock} is not a valid pylock.toml: {error}",
+            fix="create it again, for example with `uv export --format pylock.toml`",
         ) from error
 
 
 def _requirement(package: Mapping[str, Any]) -> str:
     if "version" not in package or not (package.get("wheels") or package.get("sdist")):
         raise ValueError(
-            f"{package['name']} has no version with wheels or an sdist: a folder or a repository cannot be pinned by hash"
+            f"{package['name']} has no wheels or sdist: a directory or repository cannot be pinned by hash"
         )
     files = [*package.get("wheels", ()), *([package["sdist"]] if "sdist" in package else [])]
     hashes = [

@@ -75,11 +75,11 @@ class Heading:
         if head is None or ws is None:
             return
         if traits.allocates:
-            words = "the stack has a head, and its driver gives all nodes of a step together"
+            words = "the stack has a head, but its driver allocates all nodes of a step together"
             raise Invalid(
                 [
                     Problem(
-                        "clash", words, fix="take `head` out of the stack, or name another driver"
+                        "clash", words, fix="remove `head` from the stack, or choose another driver"
                     )
                 ]
             )
@@ -100,7 +100,7 @@ class Heading:
             str(ws.home),
         )
         # The schema of the settings names the drivers that may be a head: their hosts can be visited.
-        fix = f"`recipe doctor --driver {head.driver} --host {head.host}` looks at each part of the way there"
+        fix = f"run `recipe doctor --driver {head.driver} --host {head.host}` to test the connection step by step"
         async for name, found in driver.visit():
             try:
                 if isinstance(found, DriverError):
@@ -120,7 +120,7 @@ class Heading:
                     )
             except (CannotRun, DriverError) as error:
                 raise Infrastructure(
-                    f"the head {head.host} cannot be used: {error}",
+                    f"cannot use the head {head.host}: {error}",
                     fix=getattr(error, "fix", "") or fix,
                 ) from error
 

@@ -47,8 +47,8 @@ def choose_python(asked: str, root: Path, environ: Mapping[str, str]) -> str:
         )
         if not found:
             raise CannotRun(
-                f"--python {asked}: there is no such Python",
-                fix="give the path of an interpreter or of a virtual environment",
+                f"--python {asked}: no such Python interpreter",
+                fix="pass the path of an interpreter or of a virtual environment",
             )
         return found
     return (

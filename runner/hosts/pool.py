@@ -262,11 +262,12 @@ class HostPool:
         if not self.priced and not self.places and self.lost:
             raise NoHost(
                 "\n".join(self.lost),
-                fix=f"`recipe doctor --driver {self.name}` looks at each part of the way there",
+                fix=f"run `recipe doctor --driver {self.name}` to test the connection step by step",
             )
         if not self.priced and not self.places:
             raise Busy(
-                f"all places that {self.name} has are taken", fix="wait, or name another host"
+                f"all slots on {self.name} are in use",
+                fix="wait, raise `slots`, or choose another host",
             )
         self._upkeep.begin()
 
@@ -289,7 +290,7 @@ class HostPool:
         if trouble and not self.places:
             raise NoHost(
                 "\n".join(trouble),
-                fix=f"`recipe doctor --driver {self.name}` looks at each part of the way there",
+                fix=f"run `recipe doctor --driver {self.name}` to test the connection step by step",
             )
 
     async def _take_free(
@@ -317,10 +318,10 @@ class HostPool:
             except (DriverError, TimeoutError) as error:
                 if ours:
                     raise
-                why = str(error) or f"it was not open after {OPENS:g} s"
+                why = str(error) or f"not ready after {OPENS:g} s"
                 trouble.append(f"{self.name} {offer.id}: {why}")
                 if not alone:
-                    self.say(f"{trouble[-1]}; the run goes on without it")
+                    self.say(f"{trouble[-1]}; continuing without this host")
 
     def _missing(self) -> int:
         """How many more places the run can use: at least one while a step has more nodes than there are hosts."""
@@ -355,7 +356,9 @@ class HostPool:
                 raise Invalid(
                     [
                         Problem(
-                            "limit", short, fix="raise the limit, or take a preset that needs less"
+                            "limit",
+                            short,
+                            fix="raise the limit, or use a preset that requires less",
                         )
                     ]
                 )
@@ -391,7 +394,7 @@ class HostPool:
                             Problem(
                                 "limit",
                                 short,
-                                fix="raise the limit, or take a preset that needs less",
+                                fix="raise the limit, or use a preset that requires less",
                             )
                         ]
                     )
@@ -448,20 +451,20 @@ class HostPool:
             if found:
                 self.say(f"{found[0].name} is up after {time.monotonic() - began:.0f} s")
                 if together and zone_of(offer) != self.zones.of(need):
-                    found[0].leaving = f"there are too few machines in {zone_of(offer)}"
+                    found[0].leaving = f"too few machines in {zone_of(offer)}"
                 return found[0]
             row = self._of().ledger.of_run(self.run)[-1]
             last = row.reason
             if row.lease:
                 tried.append(f"{self._named(offer) if self._connectors else offer.id}: {last}")
         why = (
-            f"{self.name} has no machine left that does for it"
+            f"{self.name} has no other matching machine"
             if len(tried) < BOOTS
-            else f"{len(tried)} machines of {self.name} failed to come up"
+            else f"{len(tried)} machines of {self.name} failed to start"
         )
         self.refuse(
             need,
-            "; ".join([why, *(tried or [f"the last that was asked for: {last}"] * bool(last))]),
+            "; ".join([why, *(tried or [f"last request: {last}"] * bool(last))]),
         )
         return None
 
@@ -473,8 +476,8 @@ class HostPool:
         """Give up the zone of a need, which has no machine more, with what is up there; whether there is one to give up."""
         if not (zone := self.zones.leave(need, self._zones_of(need))):
             return False
-        why = f"there are too few machines in {zone}"
-        self.say(f"{why} for the nodes of one step: another zone is asked")
+        why = f"too few machines in {zone}"
+        self.say(f"{why} for the nodes of one step; trying another zone")
         for place in self.inventory.serving(need):
             if place.zone == zone and not place.capacity.busy:
                 place.leaving = why
@@ -491,7 +494,7 @@ class HostPool:
         losses = f"with {often:.2g} preemptions an hour"
         if offer.market == "spot":
             left = self.spot.most_taken - self.spot.taken
-            return f", spot: cheaper than ${others[0].price:.2f} on demand also {losses}, and on demand after {left} more"
+            return f", spot: cheaper than ${others[0].price:.2f} on demand even {losses}; on demand after {left} more"
         return f", on demand: spot at ${others[0].price:.2f} is not cheaper {losses}"
 
     def refuse(self, need: Need, why: str) -> None:
@@ -535,10 +538,10 @@ class HostPool:
             await closing
         gone, spot, failure = True, self.spot.market, ""
         if self.spot.gone((place, *with_it)):
-            failure, reason = LeaseFailure.TAKEN_AWAY, f"it was taken away: {reason}"
+            failure, reason = LeaseFailure.TAKEN_AWAY, f"preempted: {reason}"
             if self.spot.market != spot:
                 self.say(
-                    f"{self.spot.most_taken} spot machines were taken away: what is rented from now on is on demand"
+                    f"{self.spot.most_taken} spot machines were preempted; renting on demand from now on"
                 )
         healthy = not (place.lost or place.leaving)
         for row in rows:
@@ -571,7 +574,7 @@ class HostPool:
                 ):
                     return found
         except (DriverError, Infrastructure) as error:
-            self.say(f"there is no other host for {lost.name}: {error}")
+            self.say(f"no replacement for {lost.name}: {error}")
         return ()
 
     async def close(self, *, leave: bool = False) -> None:
@@ -593,7 +596,7 @@ class HostPool:
                             self.leases.hand_over(row)
                 for row, why in await self.leases.close():
                     self.say(
-                        f"the lease {row.key} of {row.driver} could not be given back: {why}; `recipe reap` asks again{self._upkeep.console}"
+                        f"the lease {row.key} of {row.driver} could not be released: {why}; try again with `recipe reap`{self._upkeep.console}"
                     )
             await asyncio.gather(leaving, silent)
             with contextlib.suppress(DriverError, Busy):  # what was accrued stands
@@ -681,7 +684,7 @@ class HostPool:
         if self.priced:
             offers = self._pricing(wish.need).ranked(offers, wish)
         for host, why in leases.driver.left_out.items():
-            self._say_once(f"{host} is left out: {why}")
+            self._say_once(f"skipped host {host}: {why}")
         for offer in offers:
             if "hung" in offer.data:
                 self._say_once(gpus_unused(self._named(offer)))
@@ -689,7 +692,7 @@ class HostPool:
             why = f": {'; '.join(leases.driver.excluded)}" if leases.driver.excluded else ""
             raise NoHost(
                 f"the driver {self.name} offers no host{why}",
-                fix=f"`recipe doctor --driver {self.name}` says what there is",
+                fix=f"check the hosts with `recipe doctor --driver {self.name}`",
             )
         return offers
 
@@ -726,7 +729,7 @@ class HostPool:
                 await self._enter(offer, [*kept, *taken], ready, reached) if kept or taken else ()
             )
         except (Exception, asyncio.CancelledError) as error:
-            await self._of().close({row.key for row in taken}, f"it cannot be used: {error}")
+            await self._of().close({row.key for row in taken}, f"cannot use it: {error}")
             raise
 
     @contextlib.contextmanager
@@ -735,8 +738,8 @@ class HostPool:
         try:
             yield
         except Rejected as error:
-            fix = "make room there, or name a folder that can be written as `root` in the driver's settings; `recipe doctor` says what it lacks"
-            raise CannotRun(f"{self._named(offer)} cannot be used: {error}", fix=fix) from error
+            fix = "free disk space, or set `root` to a writable directory in the driver's settings; `recipe doctor` shows the details"
+            raise CannotRun(f"cannot use {self._named(offer)}: {error}", fix=fix) from error
 
     async def _enter(
         self,
@@ -814,7 +817,7 @@ def _disposable(*faults: type[Exception]) -> Iterator[None]:
     except NotAsSold:
         raise
     except faults as error:
-        raise NotAsSold(f"it did not come up: {error}", LeaseFailure.FAILED) from error
+        raise NotAsSold(f"the machine did not start: {error}", LeaseFailure.FAILED) from error
 
 
 def _box(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -92,9 +92,9 @@ echo "boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
 _NEEDED: Final = ("cat", "chmod", "date", "env", "ln", "mkdir", "mv", "rm", "sed")
 """Programs with which a place there is taken."""
 _WANTED: Final = {
-    "python3": "install it for steps that run Python; `python` in the settings names one elsewhere",
+    "python3": "install it for steps that run Python, or set `python` in the settings",
     "git": "install it for recipes whose `code` comes from a repository",
-    "bash": "install it for steps that say `shell: bash`",
+    "bash": "install it for steps with `shell: bash`",
 }
 """Programs that some recipes want."""
 
@@ -149,15 +149,15 @@ async def _account(driver: Driver) -> list[Finding]:
         found.append(
             Finding("ok", "offers", cheapest)
             if offers
-            else Finding("note", "offers", "none that the filters let through", "widen them")
+            else Finding("note", "offers", "none pass the filters", "relax the filters")
         )
         ours = len(await driver.leases())
-        more = "`recipe reap -n` says of which runs" if ours else ""
+        more = "list their runs with `recipe reap -n`" if ours else ""
         found.append(
             Finding(
                 "note" if ours else "ok",
                 "machines",
-                f"{ours} that bear the mark of this installation",
+                f"{ours} of this installation",
                 more,
             )
         )
@@ -175,13 +175,13 @@ async def visit(driver: Driver) -> AsyncGenerator[tuple[str, Host | DriverError]
             yield name, host
         return
     for offer in await driver.offers(Wish()):
-        yield offer.id, NoCapacity("it is offered; what it has is seen once it is rented")
+        yield offer.id, NoCapacity("offered; details are visible only after renting")
 
 
 def _refusal(error: DriverError) -> Finding:
     if isinstance(error, NoCapacity):
         return Finding("note", "offer", str(error))
-    advice = "is it switched on, and does the address lead there? `ssh` with the same user, name and port shows more"
+    advice = "check that the host is on and the address is correct; `ssh` with the same user, name and port shows more"
     return Finding(
         "missing", "connection", str(error), advice if isinstance(error, Unreachable) else ""
     )
@@ -216,26 +216,27 @@ def _login(facts: machine.Facts) -> Iterator[Finding]:
         yield Finding(
             "missing",
             "root",
-            f"{root} cannot be written",
-            "name another `root` in the settings, or make room there",
+            f"{root} is not writable",
+            "set another `root` in the settings, or free disk space",
         )
     elif "executable" not in facts:
         yield Finding(
             "note",
             "root",
-            f"{root} is writable, but runs no programs (noexec)",
-            "name a `root` on another disk for steps that run programs of theirs",
+            f"{root} is writable, but mounted noexec",
+            "set `root` to another disk for steps that run their own programs",
         )
     elif "links" not in facts:
         yield Finding(
-            "missing", "root", f"{root} has no symbolic links", "name a `root` on another disk"
+            "missing",
+            "root",
+            f"{root} does not support symbolic links",
+            "set `root` to another disk",
         )
     else:
         yield Finding("ok", "root", f"{root}, writable")
     if "proc" not in facts:
-        yield Finding(
-            "note", "/proc", "not there", "processes that a step leaves behind are not found"
-        )
+        yield Finding("note", "/proc", "not there", "leftover processes of a step cannot be found")
 
 
 def _programs(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]:
@@ -247,7 +248,7 @@ def _programs(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Findin
     if agent := _one(facts, "agent"):
         yield Finding("ok", "agent", f"runs on {agent}")
     else:
-        fix = f"install one, or name it as `python` in the settings, or unpack one to {_one(facts, 'root')}/python (docs/remote-hosts.md)"
+        fix = f"install one, set `python` in the settings, or unpack a Python to {_one(facts, 'root')}/python (docs/remote-hosts.md)"
         yield Finding("missing", "agent", "no CPython 3.9 or later", fix)
     yield from _sandbox(facts)
     for name, advice in _WANTED.items():
@@ -276,14 +277,14 @@ def _python(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]
             "note",
             "python3",
             f"{_printable(tools['python3'])} does not work: {version}",
-            "mend it, or name another by `python` in the settings",
+            "repair it, or set another `python` in the settings",
         )
     elif (int(numbers[1]), int(numbers[2])) < _OLDEST:
         yield Finding(
             "note",
             "python3",
             f"{version} is old",
-            "recipes that declare packages need 3.11 or newer: name one by `python` in the settings",
+            "recipes with packages require 3.11 or newer: set `python` in the settings",
         )
     else:
         yield Finding("ok", "python3", f"{version}, {_printable(tools['python3'])}")
@@ -291,7 +292,7 @@ def _python(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]
         yield Finding(
             "note",
             "venv",
-            "this Python makes no environments",
+            "this Python cannot create virtual environments",
             "install python3-venv for recipes that declare packages",
         )
     if "uv" in tools:
@@ -311,13 +312,13 @@ def _sizes(facts: machine.Facts) -> Iterator[Finding]:
         else Finding("note", "memory", "unknown", "")
     )
     if have.disk is None:
-        yield Finding("note", "disk", "unknown", "whether data fits is found out when it does not")
+        yield Finding("note", "disk", "unknown", "a full disk is noticed only when a step fails")
     elif have.disk < _LITTLE:
         yield Finding(
             "note",
             "disk",
             f"{have.disk / 1e9:.1f} GB free",
-            "that is little for models: make room, or name a `root` on another disk",
+            "too little for most models: free disk space, or set `root` to another disk",
         )
     else:
         yield Finding("ok", "disk", f"{have.disk / 1e9:.1f} GB free")
@@ -326,8 +327,8 @@ def _sizes(facts: machine.Facts) -> Iterator[Finding]:
         yield Finding(
             "note",
             "clock",
-            f"{int(now) - time.time():+.0f} s from ours",
-            "set it: times in logs and reports will not fit together",
+            f"{int(now) - time.time():+.0f} s off from this machine's clock",
+            "set the clock, otherwise times in logs and reports do not match",
         )
 
 
@@ -345,7 +346,7 @@ def _gpus(facts: machine.Facts) -> Iterator[Finding]:
             f"{have.gpus} x {_printable(have.gpu or '')}{memory} (driver {driver}, CUDA {cuda})",
         )
     elif cards or any("NVIDIA" in row or "nvidia" in row for row in facts.get("gpu", ())):
-        words = _printable(next(iter(facts.get("gpu", ())), "nvidia-smi is not there"))
+        words = _printable(next(iter(facts.get("gpu", ())), "nvidia-smi is not installed"))
         yield Finding(
             "note",
             "gpus",
@@ -357,7 +358,7 @@ def _gpus(facts: machine.Facts) -> Iterator[Finding]:
             "note",
             "gpus",
             "none",
-            "recipes that need one run elsewhere, or with a preset that does not (`--preset smoke`)",
+            "for recipes that need a GPU, use another machine or a preset for CPUs (`--preset smoke`)",
         )
 
 
@@ -373,14 +374,14 @@ def _containers(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Find
                 "note",
                 name,
                 f"cannot be used: {_printable(words)}",
-                f"start its service, or let this login use it (`{name} info` must work)",
+                f"start its service, or allow this login to use it (`{name} info` must work)",
             )
     if not usable and not any(_one(facts, name) for name in ENGINES):
         yield Finding(
             "note",
             "containers",
             f"none of {', '.join(ENGINES)}",
-            "install one for recipes that declare an image",
+            "install one for recipes with an `image`",
         )
     if (
         {*usable} - {"apptainer", "singularity"}
@@ -391,7 +392,7 @@ def _containers(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Find
             "note",
             "gpus in containers",
             "no NVIDIA container toolkit",
-            "install nvidia-container-toolkit: steps with an image see no GPU without it",
+            "install nvidia-container-toolkit, so that steps with an `image` can use GPUs",
         )
 
 

@@ -44,8 +44,11 @@ def alone(
         return held
     words = f"{locks.holder(name)} uses the stack {stack.name}"
     if not stack.queue:
-        raise Busy(words, fix="run again when it is over, take another stack, or set queue = true")
-    say(f"{words}: this run waits for it")
+        raise Busy(
+            words,
+            fix="run again when that run has finished, choose another stack, or set `queue = true`",
+        )
+    say(f"{words}: waiting for it")
     while not leave():
         if (held := locks.try_hold(name)) is not None:
             return held
@@ -82,8 +85,8 @@ async def open_kept_leases(ws: Workspace, stack: Stack) -> AsyncIterator[KeptLea
 
     if not stack.keep:
         raise CannotRun(
-            f"the stack {stack.name} keeps no machine: each run rents its own",
-            fix='add keep = "stopped" to it',
+            f"the stack {stack.name} has no persistent machine: each run rents its own",
+            fix='add `keep = "stopped"` to the stack',
         )
     ws.on(stack.name)
     driver = driver_of(stack.driver, ws.config.driver(stack.driver), (), str(ws.home))
@@ -140,7 +143,7 @@ async def start(leases: KeptLeases, say: Callable[[str], None]) -> LeaseRow:
             await leases.close({row.key}, str(error))
     raise Infrastructure(
         f"{leases.name} has no machine for the stack now",
-        fix="`recipe offers --stack NAME` shows what there is, and why not",
+        fix="list the offers and the reasons with `recipe offers --stack NAME`",
     )
 
 
@@ -159,7 +162,7 @@ async def drop(ws: Workspace, stack: Stack, leases: KeptLeases) -> list[str]:
     return (
         dropped
         if store is None
-        else [*dropped, f"the store {store.url} stays, with the results in it"]
+        else [*dropped, f"the shared store {store.url} and its results are kept"]
     )
 
 
@@ -189,8 +192,8 @@ def program(ws: Workspace, stack: Stack) -> str:
         driver = driver_of(stack.driver, given, (), str(ws.home))
     if driver is None or not driver.traits.exports:
         raise CannotRun(
-            f"what {stack.driver} rents cannot be written as a Pulumi program",
-            fix="a stack of the driver gcp can",
+            f"cannot export a stack of the driver {stack.driver} as a Pulumi program",
+            fix="use a stack of the driver gcp",
         )
     store = ws.config.store_named(stack.store) if stack.store else None
     bucket = (
@@ -213,7 +216,7 @@ def program(ws: Workspace, stack: Stack) -> str:
     except Rejected as error:
         raise CannotRun(
             f"the stack {stack.name}: {error}",
-            fix="`recipe offers --stack NAME` shows what there is",
+            fix="list the offers with `recipe offers --stack NAME`",
         ) from error
 
 
@@ -228,11 +231,11 @@ async def stop(leases: KeptLeases, reason: str) -> bool:
 
 async def down(leases: KeptLeases) -> bool:
     """End the machine of a stack, with its disk.  True once that is proved.  Raises DriverError."""
-    if not await stop(leases, "the stack is taken down"):
+    if not await stop(leases, "the stack was taken down"):
         return False
     machine = leases.machine()
     return machine is None or await leases.release(
-        leases.ledger.take(machine, leases.holder), "the stack is taken down"
+        leases.ledger.take(machine, leases.holder), "the stack was taken down"
     )
 
 

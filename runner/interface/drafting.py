@@ -82,14 +82,14 @@ def draft(
                 made.smaller.append(f"{names[option.name]}={few}")
     made.look += [_left_off(option, names) for option in script.options if option.role == "off"]
     made.look += [
-        f"{path} is not written by default: add it to outputs when you switch on what writes it"
+        f"{path} is not written by default: if you enable it, add it to `outputs`"
         for path in script.unwritten
     ]
     state = [option for option in script.options if option.role == "state"]
     resume = [option for option in script.options if option.role == "resume" and _latest(script)]
     if any(option.role == "resume" for option in script.options) and not resume:
         made.look.append(
-            "it can resume, but no folder of checkpoints with names such as step-10.pt was found: see docs/state.md"
+            "the script can resume, but no checkpoint directory with names such as step-10.pt was found: see docs/state.md"
         )
     elif not state:
         made.look.append(
@@ -98,11 +98,11 @@ def draft(
     outputs = [*_outputs(script, names), *_literal_outputs(script, names)]
     if not outputs:
         made.look.append(
-            "nothing that it writes was seen: say it under outputs, and give its path as {{ outputs.NAME }}"
+            "no written files were found: declare them under `outputs`, and pass the path as {{ outputs.NAME }}"
         )
     if not script.metrics:
         made.look.append(
-            'no loss that it prints was seen: append {"step": 10, "loss": 2.3} lines to $RECIPE_METRICS, and say metrics: true'
+            'no printed loss was found: append {"step": 10, "loss": 2.3} lines to $RECIPE_METRICS, and set `metrics: true`'
         )
     deps = [each for each in script.reads if kind(each.rstrip("/"))]
     lines = [
@@ -165,7 +165,7 @@ def _left_off(option: Option, names: dict[str, str]) -> str:
     """What to add for an option that makes something only where it is given."""
     flag, name = option.flag or option.name, names[option.name]
     return (
-        f"{flag} is off by default, and left so; to have what it makes, add "
+        f"{flag} is off by default; to enable it and keep its output, add "
         f'`- [{flag}, "{{{{ outputs.{name} }}}}"]` to run and `{name}: PATH` to outputs'
     )
 

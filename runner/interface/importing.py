@@ -61,7 +61,7 @@ def from_dvc(
         for stage, body in _mapping(pipeline.get("stages")).items()
     }
     made.look += [
-        f"`{key}` of dvc.yaml is not taken over"
+        f"`{key}` in dvc.yaml was not converted"
         for key in pipeline
         if key not in ("stages", "params", "metrics")
     ]
@@ -132,7 +132,7 @@ class _Dvc:
             step["cache"] = False
         if body.get("frozen"):
             self._look.append(
-                f"{stage} is frozen: a recipe has no such word; `recipe run --only` and `--until` leave steps out"
+                f"{stage} is frozen, which recipes do not support; choose steps with `recipe run --only` or `--until`"
             )
         return step
 
@@ -157,7 +157,7 @@ class _Dvc:
             ):
                 read = self._params.get(_join(folder, file))
                 if read is None:
-                    self._look.append(f"{stage} reads parameters of {file}, which is not there")
+                    self._look.append(f"{stage} reads parameters from {file}, which does not exist")
                     continue
                 target = files.setdefault(_join(folder, file), {})
                 for dotted in wanted or list(read):
@@ -168,7 +168,7 @@ class _Dvc:
         value: Any = read
         for part in dotted.split("."):
             if not isinstance(value, Mapping) or part not in value:
-                self._look.append(f"{stage} reads {dotted} of {file}, which is not in it")
+                self._look.append(f"{stage} reads {dotted} from {file}, which does not contain it")
                 return
             value = value[part]
         if isinstance(value, Mapping):
@@ -317,9 +317,9 @@ def from_sky(
         "num_nodes",
         "setup",
     }
-    made.look += [f"`{key}` of the task is not taken over" for key in task if key not in known]
+    made.look += [f"`{key}` of the task was not converted" for key in task if key not in known]
     made.look.append(
-        "a task has no outputs: name what it writes under `outputs`, else nothing comes home and nothing is ever up to date"
+        "declare the task's results under `outputs`; otherwise no results are copied back and no step is ever up to date"
     )
     if inputs:
         made.recipe["inputs"] = inputs
@@ -334,9 +334,7 @@ def _sky_resources(asked: Value, look: list[str], gpus: set[str]) -> Table:
         model, count = next(iter(accelerators.items()))
         accelerators = f"{model}:{count}"
     elif isinstance(accelerators, Sequence) and not isinstance(accelerators, str) and accelerators:
-        look.append(
-            f"of the accelerators {', '.join(map(str, accelerators))} the first is asked for"
-        )
+        look.append(f"requesting the first of the accelerators {', '.join(map(str, accelerators))}")
         accelerators = str(accelerators[0])
     if accelerators:
         model, _, count = str(accelerators).partition(":")
@@ -354,9 +352,7 @@ def _sky_resources(asked: Value, look: list[str], gpus: set[str]) -> Table:
         if re.fullmatch(r"\d+GB", size):
             found["gpu_memory"] = size
         if not exact:
-            look.append(
-                f"{model} is no GPU that is known here: `recipe offers` names those there are"
-            )
+            look.append(f"unknown GPU {model}: see the names in `recipe offers`")
     for theirs, ours, unit in (
         ("cpus", "cpus", ""),
         ("memory", "memory", "GB"),
@@ -365,9 +361,7 @@ def _sky_resources(asked: Value, look: list[str], gpus: set[str]) -> Table:
         if number := re.match(r"\d+", str(asked.get(theirs, ""))):
             found[ours] = f"{number[0]}{unit}" if unit else int(number[0])
     if asked.get("use_spot"):
-        look.append(
-            'spot machines are asked for by the settings of a driver: [drivers.NAME] market = "spot"'
-        )
+        look.append('to use spot machines, set market = "spot" in [drivers.NAME]')
     elsewhere = [
         key
         for key in (
@@ -383,12 +377,12 @@ def _sky_resources(asked: Value, look: list[str], gpus: set[str]) -> Table:
         if key in asked
     ]
     look += [
-        f"`resources.{key}` is not taken over: `--driver NAME` and `--where` say where a run goes"
+        f"`resources.{key}` was not converted: choose the machine with `--driver NAME` and `--where`"
         for key in elsewhere
     ]
     if image := asked.get("image_id"):
         look.append(
-            f"the image {image}: write `image: {str(image).removeprefix('docker:')}` where the step needs it"
+            f"the image {image}: if the step requires it, write `image: {str(image).removeprefix('docker:')}`"
         )
     return found
 

@@ -71,13 +71,14 @@ def rules_of(python: str, snakefile: Path, root: Path) -> Table:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CannotRun(
-            f"{snakefile.name} was not read: {error}", fix="read it with Snakemake itself first"
+            f"cannot read {snakefile.name}: {error}",
+            fix="check that Snakemake itself can read the file",
         ) from error
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        last = (done.stderr.strip().splitlines() or ["no error message"])[-1]
         raise CannotRun(
-            f"Snakemake does not read {snakefile.name}: {last}",
-            fix="`snakemake -n` shows more; it has to be version 8 or newer",
+            f"Snakemake cannot read {snakefile.name}: {last}",
+            fix="check the file with `snakemake -n`; version 8 or newer is required",
         )
     found: Table = json.loads(done.stdout)
     return found
@@ -122,7 +123,7 @@ def from_snakemake(name: str, read: Value, kind: Callable[[str], str]) -> Import
         for rule, instances in wanted.items()
     }
     made.look += [
-        f"rule {each} is not needed for {read['target']}, and is left out"
+        f"rule {each} is not required for {read['target']} and was skipped"
         for each in rules
         if each not in wanted and each != read["target"]
     ]
@@ -143,7 +144,7 @@ def _instances(
         for _, path in rule.inputs:
             if path is None:
                 look.append(
-                    f"an input of rule {rule.name} is a function: add what it answers to `deps`"
+                    f"an input of rule {rule.name} is a function: add its results to `deps`"
                 )
             else:
                 want(_fill(path, values), (*above, rule.name))
@@ -210,7 +211,7 @@ def _step(
         step["run"] = _command(rule, names, look).strip()
     if apart := [word for word in rule.other if word in ("conda_env", "container_img")]:
         look.append(
-            f"rule {rule.name} has an environment of its own ({', '.join(apart)}): say it as `python` or `image`"
+            f"rule {rule.name} has its own environment ({', '.join(apart)}): declare it as `python` or `image`"
         )
     code, deps = list[str](), list[str]()
     for _, path in rule.inputs:
@@ -273,7 +274,7 @@ def _replace_wildcards(
         elif head == "threads":
             yield "1"
             look.append(
-                f"rule {rule.name} asks for {{threads}}: 1 stands there; say `resources: {{cpus: N}}`"
+                f"rule {rule.name} asks for {{threads}}: 1 is used; set `resources: {{cpus: N}}`"
             )
         elif head in known and not rest:
             yield " ".join(each for _, each in known[head])
@@ -283,4 +284,4 @@ def _replace_wildcards(
             yield " ".join(named)
         else:
             yield f"{{{field}}}"
-            look.append(f"rule {rule.name}: {{{field}}} is not known: put a value in its place")
+            look.append(f"rule {rule.name}: {{{field}}} is unknown: replace it by a value")

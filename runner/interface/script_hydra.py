@@ -53,7 +53,7 @@ def find_hydra(tree: ast.Module, find: Find, notes: list[str]) -> Taken | None:
     name = given.get("config_name", "").removesuffix(".yaml")
     if not name:
         notes.append(
-            "it takes its options by hydra, without a config_name: add those that you set as NAME=VALUE"
+            "the script uses hydra without a config_name: add the options that you set as NAME=VALUE"
         )
         return Taken((), "")
     if (node := _class_in_store(tree, name)) is not None:

@@ -208,14 +208,14 @@ def read(source: str, config: script_hydra.Find = lambda folder, name: None) -> 
     ]
     if commands:
         notes.append(
-            f"it has commands of its own ({', '.join(commands)}): put one behind the script in `run`, and keep only its options"
+            f"the script has subcommands ({', '.join(commands)}): put one after the script in `run`, and keep only its options"
         )
     if not options and hydra is None and not notes:
         how = "sys.argv" if "sys.argv" in source else ""
         notes.append(
-            f"it takes its options by {how}, which is not read here"
+            f"the script takes its options from {how}, which `recipe new` cannot read"
             if how
-            else "it takes no options"
+            else "the script takes no options"
         )
     found = {
         option.name: _with_role(option, use) for option in options
@@ -283,7 +283,7 @@ def _option(call: ast.Call, notes: list[str]) -> Option | None:
         if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
     ]
     if not flags or len(flags) != len(call.args):
-        notes.append(f"line {call.lineno}: an option whose name is not written out")
+        notes.append(f"line {call.lineno}: the option name is computed, so it was skipped")
         return None
     given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
     flag = next((each for each in flags if each.startswith("--")), flags[0])
@@ -333,7 +333,7 @@ def _option(call: ast.Call, notes: list[str]) -> Option | None:
     truth = word not in _TYPES and _plain(default) in ("True", "False")
     if truth:
         notes.append(
-            f"line {call.lineno}: {flag} is given as the word true or false: see that the script reads it so"
+            f"line {call.lineno}: {flag} gets the word true or false: check that the script accepts it"
         )
     required = (positional and not optional) or (_plain(given.get("required")) == "True")
     return replace(

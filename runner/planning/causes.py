@@ -11,9 +11,9 @@ REMEDIES: Final[Mapping[str, str]] = {
     "oom": "use a smaller micro batch (with the same global batch, the loss curve stays the same), shorter sequences or gradient checkpointing",
     "nan": "use a lower learning rate, more warmup steps, or bf16 instead of fp16, and check the data for broken rows",
     "stalled": "check the last lines with `recipe logs`: the usual causes are a stuck data loader, a lock, or another process of the training",
-    "preempted": "`retries: {preemption: N}` allows more of them, and with a `state` the next attempt resumes from a checkpoint",
-    "disk": "`recipe gc` frees what is no longer needed here, on a host free some below its `root`; `keep` of a state bounds its checkpoints",
-    "poison": "its workers died of it: `recipe logs` shows its end; more memory for the worker, or fewer steps at once, may help",
+    "preempted": "allow more retries with `retries: {preemption: N}`; with a `state`, the next attempt resumes from a checkpoint",
+    "disk": "free disk space: on this machine with `recipe gc`, on a host below its `root`; limit the checkpoints with `keep` of the `state`",
+    "poison": "its workers died: check the last log lines with `recipe logs`; more memory for the worker, or fewer parallel steps, may help",
 }
 """What to do about a cause, by the word that is stored as the reason."""
 

@@ -63,7 +63,7 @@ class NoSuchRun(Refused):
     """There is no such run, or it is not the caller's to see."""
 
     def __init__(self) -> None:
-        super().__init__(404, "not-found", "there is no such run", "GET /v1/runs lists them")
+        super().__init__(404, "not-found", "unknown run", "list the runs with GET /v1/runs")
 
 
 LONGEST: Final = 1000

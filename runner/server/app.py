@@ -108,9 +108,9 @@ def routes(room: Room, feed: Feed, tickets: Tickets) -> FastAPI:
     errors: dict[int | str, dict[str, object]] = {
         status: {"model": ErrorView, "description": words}
         for status, words in (
-            (400, "The request cannot be read."), (401, "No token, or one that is not known."), (403, "The token does not allow it."),
-            (404, "There is no such thing."), (409, "It contradicts the state of a thing."), (413, "The body is too large."),
-            (415, "The body is not application/json."), (422, "It is wrong; `problems` has all."), (503, "The workspace cannot be used."),
+            (400, "The request is malformed."), (401, "The token is missing or unknown."), (403, "The token does not allow it."),
+            (404, "The resource does not exist."), (409, "It conflicts with the state of the resource."), (413, "The body is too large."),
+            (415, "The body is not application/json."), (422, "The request is invalid; see `problems`."), (503, "The workspace cannot be used."),
         )
     }  # fmt: skip
     app = FastAPI(
@@ -189,13 +189,13 @@ def _refused(error: Exception, request: HTTPConnection) -> Refused:
                 error.status_code,
                 _CODES.get(error.status_code, "refused"),
                 words,
-                "GET /openapi.json lists those there are",
+                "see the list of paths in GET /openapi.json",
             )
     return Refused(
         500,
         "internal",
         "an internal error ended the request",
-        "its traceback is in the log of the server",
+        "see the traceback in the server's log",
     )
 
 
@@ -231,9 +231,7 @@ def _invalid(error: ValidationException, fields: Sequence[str]) -> Refused:
         place = ".".join(str(part) for part in each["loc"][1:]) or str(each["loc"][0])
         if each["type"] == "extra_forbidden":
             fix = did_you_mean(str(each["loc"][-1])[:80], fields)
-            problems.append(
-                Problem("unknown-field", f'there is no field "{place[:200]}"', None, fix)
-            )
+            problems.append(Problem("unknown-field", f'unknown field "{place[:200]}"', None, fix))
         else:
             words = each["msg"][:400]
             for theirs, ours in _WORDS.items():

@@ -119,7 +119,9 @@ def drawn(room: ServedWorkspace, run: str, name: str, path: str, width: int) -> 
             try:
                 return draw(file, os.fstat(file.fileno()).st_size, width)
             except CannotDraw as error:
-                raise Refused(422, "no-picture", str(error), "ask for it without `width`") from None
+                raise Refused(
+                    422, "no-picture", str(error), "repeat the request without `width`"
+                ) from None
 
 
 class PreviewView(BaseModel):

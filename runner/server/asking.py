@@ -18,7 +18,7 @@ from .room import Room, run_of
 
 WAIT: Final = 3.0
 """Seconds for which a request is waited for before it is answered."""
-GOES_ON: Final = "its jobs are being stopped, for which they have 30 seconds"
+GOES_ON: Final = "stopping its jobs, which have up to 30 seconds"
 Asked: TypeAlias = Callable[[Workspace, str], Outcome]
 
 _log = logging.getLogger("uvicorn.error")

@@ -568,10 +568,10 @@ class Feed:
         `cut` ends the connection of a client that does not read why its stream ends.
         """
         if self._is_stopping:
-            raise Refused(503, STOPS.code, STOPS.message, "connect again in a few seconds")
+            raise Refused(503, STOPS.code, STOPS.message, "reconnect in a few seconds")
         if self._streams[caller.id] >= STREAMS:
-            words = f"a token may follow {STREAMS} things at once"
-            raise Refused(429, "too-many-streams", words, "close one of them")
+            words = f"a token may open at most {STREAMS} streams at once"
+            raise Refused(429, "too-many-streams", words, "close one of the streams")
         follower = Follower(caller, form, kinds, cut)
         self._streams[caller.id] += 1
         self._followers.add(follower)
@@ -765,7 +765,7 @@ class Feed:
         if not channel.ready.done():
             channel.ready.set_exception(NoSuchRun())
         for follower in list(channel.followers):
-            follower.end(End("failed", "the run was deleted", "GET /v1/runs lists those there are"))
+            follower.end(End("failed", "the run was deleted", "list the runs with GET /v1/runs"))
 
     def _fail(self, error: Exception) -> None:
         """The store cannot be read."""
@@ -780,7 +780,7 @@ class Feed:
         self._channels.clear()
         self._all.fail(error)
         for follower in list(self._followers):
-            follower.end(End("failed", words, "connect again; GET /health says whether it answers"))
+            follower.end(End("failed", words, "reconnect; check the server with GET /health"))
 
     async def _check(self, thread: ThreadPoolExecutor) -> None:
         """End the streams of tokens that are none any more, and let the others be seen to be alive."""

@@ -122,8 +122,10 @@ class Guard:
             if secret and b"authorization" not in headers:
                 caller = self._tickets.use(secret)
                 if caller is None:
-                    words = "the ticket is not known: it was used, or it has expired"
-                    raise Refused(401, "unauthorized", words, "POST /v1/tickets makes another")
+                    words = "invalid ticket: already used or expired"
+                    raise Refused(
+                        401, "unauthorized", words, "create another with POST /v1/tickets"
+                    )
             else:
                 caller = self._caller(scope["path"], headers)
             scope.setdefault("state", {})["caller"] = caller
@@ -135,7 +137,7 @@ class Guard:
     def _headers(self, scope: Scope) -> Mapping[bytes, bytes]:
         """The headers by name.  Raises Refused for too many of them, another host or origin, and a path that leads nowhere."""
         if len(scope["headers"]) > HEADERS:
-            raise Refused(431, "too-many-headers", f"a request has at most {HEADERS} headers")
+            raise Refused(431, "too-many-headers", f"a request may have at most {HEADERS} headers")
         if (
             sum(len(name) + len(value) for name, value in scope["headers"])
             + len(scope["query_string"])
@@ -145,7 +147,7 @@ class Guard:
             raise Refused(
                 431,
                 "too-large",
-                f"the address and the headers of a request have at most {LONGEST_HEAD} bytes together",
+                f"the URL and headers of a request may have at most {LONGEST_HEAD} bytes in total",
             )
         headers: dict[bytes, bytes] = dict(scope["headers"])
         count = Counter(name for name, _ in scope["headers"])
@@ -153,27 +155,29 @@ class Guard:
             count[name] > 1
             for name in (b"host", b"authorization", b"content-type", b"content-length", b"origin")
         ):
-            raise Refused(400, "bad-request", "a header is there twice")
+            raise Refused(400, "bad-request", "a header appears twice")
         if headers.get(b"host", b"").decode("latin-1").lower() not in self._hosts:
             raise Refused(
                 421,
                 "unknown-host",
-                "the server is not called by this name",
+                "the server does not accept this host name",
                 "add it to `hosts` under [server] in recipe.toml",
             )
         if (origin := headers.get(b"origin")) is not None and urlsplit(
             origin.decode("latin-1")
         ).netloc.lower() not in self._hosts:
-            raise Refused(403, "foreign-origin", "pages of other servers may not ask this one")
+            raise Refused(
+                403, "foreign-origin", "requests from pages of other servers are not allowed"
+            )
         if _NOWHERE.search(scope.get("raw_path") or b"/"):
             raise Refused(
                 404,
                 "not-found",
-                "there is no such address",
-                "GET /openapi.json lists those there are",
+                "unknown path",
+                "see the list of paths in GET /openapi.json",
             )
         if b"%00" in scope.get("query_string", b""):
-            raise Refused(422, "bad-value", "a parameter has a NUL character in it")
+            raise Refused(422, "bad-value", "a parameter contains a NUL character")
         return headers
 
     def _caller(self, path: str, headers: Mapping[bytes, bytes]) -> Token | None:
@@ -185,7 +189,7 @@ class Guard:
             self._tokens.of(secret.strip().decode("latin-1")) if kind.lower() == b"bearer" else None
         )
         if token is None:
-            words = "the token is not known, or it has expired" if kind else "a token is needed"
+            words = "the token is unknown or expired" if kind else "a token is required"
             raise Refused(
                 401, "unauthorized", words, "send the header `Authorization: Bearer TOKEN`"
             )
@@ -201,12 +205,12 @@ async def _body(headers: Mapping[bytes, bytes], receive: Receive) -> bytes | Non
         raise _too_large()
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if kind != b"application/json" or b"content-encoding" in headers:
-        raise Refused(415, "not-json", "a body is sent as application/json, not compressed")
+        raise Refused(415, "not-json", "send the body as application/json, without compression")
     try:
         data = await asyncio.wait_for(_whole(receive), PATIENCE)
     except TimeoutError:
         raise Refused(
-            408, "too-slow", f"the request was not here as a whole within {PATIENCE:.0f} s"
+            408, "too-slow", f"the request did not arrive completely within {PATIENCE:.0f} s"
         ) from None
     if data:
         _examine(data)
@@ -218,7 +222,7 @@ async def _whole(receive: Receive) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise Refused(400, "bad-request", "the request ended in the middle")
+            raise Refused(400, "bad-request", "the request is incomplete")
         size += len(message.get("body", b""))
         if size <= LARGEST:
             data += message.get("body", b"")
@@ -230,7 +234,7 @@ async def _whole(receive: Receive) -> bytes:
 
 def _too_large() -> Refused:
     return Refused(
-        413, "too-large", f"a body has at most {LARGEST} bytes", "give data by its address"
+        413, "too-large", f"a body may have at most {LARGEST} bytes", "pass the data by its address"
     )
 
 
@@ -239,19 +243,23 @@ def _examine(data: bytes) -> None:
     try:
         value = json.loads(data.decode("utf-8"), parse_constant=_no_number)
     except (ValueError, RecursionError):
-        raise Refused(400, "not-json", "the body is no JSON, or it is nested too deeply") from None
+        raise Refused(
+            400, "not-json", "the body is not valid JSON, or is nested too deeply"
+        ) from None
     level: list[object] = [value]
     for _ in range(DEEPEST):
         texts = [each for each in level if isinstance(each, str)]
         texts += [name for each in level if isinstance(each, dict) for name in each]
         if any("\0" in text or not _is_unicode(text) for text in texts):
-            raise Refused(422, "bad-value", "a text has a NUL character in it, or half a character")
+            raise Refused(
+                422, "bad-value", "a text contains a NUL character or an incomplete character"
+            )
         if any(len(text) > LONGEST for text in texts):
             raise Refused(
                 422,
                 "too-long",
-                f"a text has at most {LONGEST} characters",
-                "give data by its address",
+                f"a text may have at most {LONGEST} characters",
+                "pass the data by its address",
             )
         level = [
             inner
@@ -261,7 +269,7 @@ def _examine(data: bytes) -> None:
         ]
         if not level:
             return
-    raise Refused(400, "not-json", f"the body is nested more than {DEEPEST} levels deep")
+    raise Refused(400, "not-json", f"the body is nested deeper than {DEEPEST} levels")
 
 
 def _no_number(word: str) -> float:

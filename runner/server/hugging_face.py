@@ -190,8 +190,8 @@ def translated(
 
     def put(name: str, input: str, value: object) -> None:
         if input in inputs and inputs[input] != value:
-            words = f'"{sources[input]}" and "{name}" both say {input}, and not the same'
-            problems.append(Problem("clash", words, None, "leave one of them out"))
+            words = f'"{sources[input]}" and "{name}" set different values for {input}'
+            problems.append(Problem("clash", words, None, "remove one of the two"))
         inputs[input], sources[input] = value, name
 
     for name, value in config.items():
@@ -204,7 +204,7 @@ def translated(
                 every = value
             else:
                 words = f'"{EVERY}" must be a whole number above 0'
-                problems.append(Problem("bad-value", words, None, "write 1 for every step"))
+                problems.append(Problem("bad-value", words, None, "use 1 for every step"))
         elif name == ACCUMULATED and "global_batch" in recipe.inputs:
             pass  # below: it is a factor
         elif input := input_of(recipe, name):
@@ -231,6 +231,6 @@ def translated(
             )
         else:
             problems.append(
-                Problem("bad-value", f"{named}: whole numbers are needed", None, "write 1, 2, …")
+                Problem("bad-value", f"{named}: whole numbers are required", None, "write 1, 2, …")
             )
     return Translated(inputs, ignored, every, tuple(problems))

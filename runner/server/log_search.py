@@ -78,7 +78,7 @@ def lines(
         ]
         if not found:
             words = "no such step of the run has begun"
-            raise Refused(404, "no-log", words, f"GET /v1/runs/{run} lists its steps")
+            raise Refused(404, "no-log", words, f"list its steps with GET /v1/runs/{run}")
         part = _on_node(found[-1], node)
         nodes = _nodes(ws, run, found[-1])
     page = page_of(_text(room, run, part), find=find, first=first, limit=limit)

@@ -122,19 +122,19 @@ class End(NamedTuple):
     fix: str = ""
 
 
-OVER: Final = End("over", "the run is over, and nothing more will come")
+OVER: Final = End("over", "the run has finished; the stream is complete")
 TOO_SLOW: Final = End(
     "too-slow",
-    "what is sent was not read in time, and 1 MiB of it was waiting",
-    "connect again with the Last-Event-ID of the last move that came, and read faster or ask for fewer kinds: ?kind=move",
+    "the client read too slowly: 1 MiB was waiting",
+    "reconnect with the Last-Event-ID of the last received move, and read faster or request fewer kinds: ?kind=move",
 )
 STOPS: Final = End(
     "server-stops",
     "the server stops",
-    "connect again with the Last-Event-ID of the last move that came",
+    "reconnect with the Last-Event-ID of the last received move",
 )
 TOKEN_GONE: Final = End(
-    "token-gone", "the token was removed, or it has expired", "connect with another token"
+    "token-gone", "the token was removed or has expired", "connect with another token"
 )
 
 

@@ -57,8 +57,10 @@ class Subject(NamedTuple):
     fix: str
 
 
-PLANS: Final = Subject("plan", "plans", "ask for fewer values of a matrix, or smaller lists")
-PREVIEWS: Final = Subject("preview", "previews", "save the file, and open it with its own program")
+PLANS: Final = Subject("plan", "plans", "use fewer matrix values, or shorter lists")
+PREVIEWS: Final = Subject(
+    "preview", "previews", "download the file, and open it with its own program"
+)
 
 
 class _Failure(NamedTuple):
@@ -104,7 +106,7 @@ class Planner:
                 503,
                 f"too-many-{many}",
                 f"{WAITING} {many} are waiting",
-                "ask again in some seconds",
+                "repeat the request in a few seconds",
             )
             refused.headers = {"retry-after": "5"}
             raise refused

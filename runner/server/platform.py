@@ -188,7 +188,7 @@ def store_job(room: ServedWorkspace, asked: Job, driver: str) -> Executed:
     said = hugging_face.translated(
         recipe, asked.config, _gpus(recipe, chosen, asked), chosen.inputs if chosen else {}
     )
-    ignored = {name: "there is no such field" for name in asked.model_extra or ()}
+    ignored = {name: "unknown field" for name in asked.model_extra or ()}
     ignored |= {f"config.{name}": why for name, why in said.ignored.items()}
     problems = list(said.problems)
     if ignored and load(room.root, room.environ).flags.get("server.strict_jobs"):
@@ -206,7 +206,7 @@ def store_job(room: ServedWorkspace, asked: Job, driver: str) -> Executed:
             name = _input(recipe, kinds, field)
             if inputs.setdefault(name, value) != value:
                 words = f'"{field}" and `config` both say {name}, and not the same'
-                raise Refused(422, "clash", words, "leave one of them out")
+                raise Refused(422, "clash", words, "remove one of the two")
     spec = recipe.inputs.get("precision")
     choices = spec.limits.get("choices") if spec is not None else None
     if (
@@ -263,7 +263,7 @@ def _input(recipe: Recipe, kinds: tuple[str, ...], field: str) -> str:
             422,
             "invalid",
             f"the recipe {recipe.id} has no input for {field}",
-            "leave it out, or give its inputs as `config`",
+            "remove the field, or pass the recipe's inputs as `config`",
         )
     return found
 
@@ -354,8 +354,8 @@ def go_back(room: ServedWorkspace, run: str, path: str) -> None:
             raise Refused(
                 409,
                 "not-paused",
-                "only a job that is PAUSED, in the server's own workspace, goes back to a checkpoint",
-                "pause it first",
+                "only a PAUSED job in the server's own workspace can return to a checkpoint",
+                "pause the job first",
             )
         found = look(ws, request)
         states = kept_state.find_states(ws, found, found.todo)
@@ -371,8 +371,8 @@ def go_back(room: ServedWorkspace, run: str, path: str) -> None:
             raise Refused(
                 422,
                 "no-such-checkpoint",
-                "checkpoint_path is none of the job's own checkpoints",
-                there and f"there are {there}",
+                "checkpoint_path is not a checkpoint of this job",
+                there and f"available checkpoints: {there}",
             )
         kept_state.go_back(ws, named[0][0], named[0][1].number)
 
@@ -396,7 +396,7 @@ async def logs(
 def _row(ws: Workspace, job_id: str) -> RunRow:
     found = ws.store.runs.page(Wanted(key=f"{_KEY}{job_id}"), 1)
     if not found:
-        raise Refused(404, "not-found", "there is no such job", "GET /api/training/jobs lists them")
+        raise Refused(404, "not-found", "unknown job", "list the jobs with GET /api/training/jobs")
     return found[0]
 
 

@@ -29,8 +29,8 @@ def slice_of(asked: str, size: int) -> tuple[int, int] | None:
         raise Refused(
             416,
             "bad-range",
-            f"one range of bytes can be asked for, below {size}",
-            "such as `Range: bytes=0-1023`",
+            f"only one byte range below {size} is supported",
+            "for example `Range: bytes=0-1023`",
         )
     return begin, end
 

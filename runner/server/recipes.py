@@ -318,7 +318,7 @@ def checked(
         if alternatives(ws.config, driver):
             return wanted
     if driver != "local" and driver not in (known := extensions.drivers(driver)):
-        raise NotFound("there is no such driver", fix=did_you_mean(driver, known))
+        raise NotFound("unknown driver", fix=did_you_mean(driver, known))
     return wanted
 
 
@@ -349,8 +349,8 @@ def _offered_as(room: ServedWorkspace, word: str) -> Offered:
         for each in offered(room):
             if os.path.realpath(each.entry.path) == path:
                 return each
-    words = "the recipe of this run is not offered here"
-    fix = "`allow` under [recipes] in recipe.toml names it; a retry without changes is POST /v1/runs/RUN/retry"
+    words = "the server does not offer the recipe of this run"
+    fix = "add the recipe to `allow` under [recipes] in recipe.toml; to retry without changes, use POST /v1/runs/RUN/retry"
     raise Refused(409, "not-offered", words, fix)
 
 
@@ -359,9 +359,9 @@ def _misfits(room: ServedWorkspace, wanted: Wanted, asked: Asked) -> list[Proble
     from ..language import inputs, unread
 
     recipe, (request, axes, search) = read_recipe(wanted.offered), wanted.start
-    fix = "leave one of them out"
+    fix = "remove one of the two"
     problems = [
-        Problem("clash", f'"{name}" has one value, and several', None, fix, input=name)
+        Problem("clash", f'"{name}" has both one value and several values', None, fix, input=name)
         for name in asked.inputs
         if name in (asked.sweep or {})
     ]
@@ -377,8 +377,8 @@ def _misfits(room: ServedWorkspace, wanted: Wanted, asked: Asked) -> list[Proble
         problems += inputs.tried(recipe, request.inputs, preset=request.preset)[1]
         problems += unread.refused(recipe, request.inputs, request.preset)
     if asked.resources.resources and (keyed := _keyed(recipe)):
-        fix = "leave `resources` out"
-        words = f"the results of {keyed} depend on the resources that the recipe says"
+        fix = "remove `resources`"
+        words = f"the resources of {keyed} are part of its cache key and cannot be changed"
         problems.append(Problem("clash", words, None, fix))
     return problems
 
@@ -403,12 +403,12 @@ def _out_of_reach(
         if kind == "path" and not _below(
             os.path.realpath(room.root / Path(address).expanduser()), roots
         ):
-            fix = "give an address: hf:// s3:// gs:// https://; `roots` under [data] in recipe.toml allows paths"
-            words = f'"{name}" is a path, and not below a folder that this server reads'
+            fix = "use an address with hf://, s3://, gs:// or https://; to allow paths, set `roots` under [data] in recipe.toml"
+            words = f'the path "{name}" is outside the directories that this server may read'
             problems.append(Problem("path-not-allowed", words, None, fix, input=name))
         elif kind in ("https", "s3", "gs") and not reach.allows(address):
-            fix = "`allow` under [data] in recipe.toml names hosts and buckets, such as https://data.example or s3://bucket"
-            words = f'"{name}" is an address of a host or bucket that this server does not read'
+            fix = "add the host or bucket to `allow` under [data] in recipe.toml, for example https://data.example or s3://bucket"
+            words = f'the host or bucket of "{name}" is not allowed on this server'
             problems.append(Problem("address-not-allowed", words, None, fix, input=name))
     return problems
 

@@ -85,7 +85,7 @@ def caller_of(request: HTTPConnection) -> Token:
         raise Refused(
             401,
             "unauthorized",
-            "a token is needed",
+            "a token is required",
             "send the header `Authorization: Bearer TOKEN`",
         )
     return cast("Token", caller)
@@ -109,13 +109,13 @@ def _query(request: HTTPConnection) -> None:
             problems.append(
                 Problem(
                     "unknown-parameter",
-                    f'there is no parameter "{name[:80]}"',
+                    f'unknown parameter "{name[:80]}"',
                     None,
                     did_you_mean(name[:80], known),
                 )
             )
         elif times > 1 and "list" not in str(known[name]):
-            problems.append(Problem("bad-value", f'the parameter "{name}" is there twice'))
+            problems.append(Problem("bad-value", f'the parameter "{name}" appears twice'))
     if problems:
         raise Refused(
             422,
@@ -147,7 +147,7 @@ class Needs:
                 else Refused(
                     403,
                     "forbidden",
-                    f"this token is for run {caller.run} alone",
+                    f"this token gives access only to run {caller.run}",
                     f"GET /v1/runs/{caller.run}",
                 )
             )
@@ -155,8 +155,8 @@ class Needs:
             raise Refused(
                 403,
                 "forbidden",
-                f"this needs the scope `{self.scope}`, and the token has `{caller.scope}`",
-                "POST /v1/tokens makes another",
+                f"this request requires the scope `{self.scope}`, but the token has `{caller.scope}`",
+                "create another token with POST /v1/tokens",
             )
 
 
@@ -188,7 +188,7 @@ class Nothing(Given):
 
 def _rfc_3339(value: object) -> object:
     if not isinstance(value, str) or not _MOMENT.fullmatch(value):
-        raise ValueError("a time is a text as RFC 3339 has it: 2026-12-01T20:00:00Z")
+        raise ValueError("a time must be RFC 3339 text, for example 2026-12-01T20:00:00Z")
     return value
 
 
@@ -198,7 +198,7 @@ Moment = Annotated[AwareDatetime, Strict(False), BeforeValidator(_rfc_3339)]
 
 def _number(value: object) -> object:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError("this is no number")
+        raise ValueError("the value is not a number")
     return value
 
 

@@ -35,14 +35,12 @@ AT_ONCE: Final = 8 << 20
 """Bytes of one text that are read at once."""
 LONGEST_LINE: Final = 16 << 10
 """Bytes of a line without an end that are waited for."""
-HIDDEN: Final = (
-    "its log and metrics come when it is over: it has secrets that are not set for the server"
-)
+HIDDEN: Final = "its log and metrics are hidden until the step finishes: it has secrets that are not set for the server"
 REPORTED: Final = frozenset({"metrics", "warning"})
 """What a step writes to $RECIPE_METRICS."""
 POINTS: Final = 64
 """Points in one message at most."""
-MORE_WARNINGS: Final = "there are more warnings: see the log of the step"
+MORE_WARNINGS: Final = "more warnings are in the step's log"
 
 
 class Lines:

@@ -176,7 +176,9 @@ def end(key: str, room: InRoom, _body: Nothing | None = None) -> EndedLease:
     try:
         said = end_lease(room.root, room.environ, key)
     except NotFound as error:
-        raise Refused(404, "not-found", str(error), "GET /v1/leases lists them") from error
+        raise Refused(
+            404, "not-found", str(error), "list the leases with GET /v1/leases"
+        ) from error
     except CannotRun as error:
         raise Refused(409, "in-use", str(error), error.fix) from error
     return EndedLease(key=key, ended=not said, said=plain(said, room.root))
@@ -207,7 +209,10 @@ def machines(
             names = [*offering.priced_drivers(ws, ",".join(names_of(ws.config, driver))).drivers]
         except CannotRun as error:
             raise Refused(
-                404, "not-found", str(error), "GET /v1/offers asks all that do"
+                404,
+                "not-found",
+                str(error),
+                "get the offers of all renting drivers with GET /v1/offers",
             ) from error
     found = market.ask(room, [(name, wish) for name in names])
     return OfferList(
@@ -316,7 +321,7 @@ def make(asked: NewToken, room: InRoom) -> MadeToken:
 @router.delete("/v1/tokens/{id}", status_code=204, dependencies=ADMIN, summary="Forget a token")
 def remove(id: str, room: InRoom) -> None:
     if not room.tokens.remove(id):
-        raise Refused(404, "not-found", "there is no such token", "GET /v1/tokens lists them")
+        raise Refused(404, "not-found", "unknown token", "list the tokens with GET /v1/tokens")
 
 
 def _viewed(token: Token) -> TokenView:

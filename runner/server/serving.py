@@ -126,7 +126,7 @@ def serve(
     Raises Invalid where others could read what is sent, Infrastructure where nothing can be listened on.
     """
     if where.host not in _LOOPBACK and not where.certificate and not where.insecure:
-        fix = "give --certificate and --key, or --insecure if a proxy or a private network encrypts"
+        fix = "pass `--certificate` and `--key`, or `--insecure` if a proxy or a private network encrypts"
         raise Invalid(
             [
                 Problem(
@@ -203,7 +203,7 @@ def _listener(where: Listening) -> socket.socket:
     except (OSError, OverflowError) as error:
         raise Infrastructure(
             f"cannot listen on {where.host}:{where.port}: {error}",
-            fix="give another --port; 0 takes a free one",
+            fix="choose another `--port`; 0 picks a free one",
         ) from error
 
 
@@ -231,8 +231,8 @@ def known(root: Path) -> tuple[str, str] | None:
                 )
             if time.monotonic() > deadline:
                 raise Infrastructure(
-                    "a server of this workspace has begun, and is not ready",
-                    fix="look at what `recipe serve` prints",
+                    "a server of this workspace is starting but not ready yet",
+                    fix="check the output of `recipe serve`",
                 )
             time.sleep(0.05)
     return None

@@ -72,8 +72,8 @@ def share(run: str, room: InRoom, asked: NewShare) -> MadeShare:
         run_of(ws, run)
     _forget_expired(room)
     if len(_living(room, run)) >= MOST:
-        words = f"{MOST} links to this run work already"
-        raise Refused(409, "too-many-shares", words, "end one of them first")
+        words = f"this run already has {MOST} active links"
+        raise Refused(409, "too-many-shares", words, "revoke one of the links first")
     token, secret = room.tokens.make("read", SHARED, run, expires=time.time() + asked.days * A_DAY)
     return MadeShare(**_viewed(token), token=secret)
 
@@ -92,4 +92,4 @@ def shares(run: str, room: InRoom) -> ShareList:
 @router.delete("/{id}", status_code=204, dependencies=OPERATE_RUN, summary="End a link")
 def end(run: str, id: str, room: InRoom) -> None:
     if not any(token.id == id for token in _living(room, run)) or not room.tokens.remove(id):
-        raise Refused(404, "not-found", "there is no such link", f"GET /v1/runs/{run}/shares")
+        raise Refused(404, "not-found", "unknown link", f"GET /v1/runs/{run}/shares")

@@ -131,8 +131,8 @@ def opened(room: Room, run: str, part: Part) -> Tail | Elsewhere | None:
         except CannotRun:
             hidden = True
         if hidden:
-            words = "the log cannot be read before its step is over: it has secrets that are not set for the server"
-            raise Refused(409, "not-masked", words, "try again when the step is over")
+            words = "the log is hidden until the step finishes: it may contain secrets that are not set for the server"
+            raise Refused(409, "not-masked", words, "try again when the step has finished")
     return Elsewhere(room, run, part) if isinstance(tail, StoredStream) else tail
 
 
@@ -172,7 +172,7 @@ async def logs(
             404,
             "no-log",
             "no such step of the run has begun",
-            f"GET /v1/runs/{run} lists its steps",
+            f"list its steps with GET /v1/runs/{run}",
         )
 
     def whole(found: Part) -> Response | None:

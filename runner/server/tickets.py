@@ -28,7 +28,7 @@ class Tickets:
         now = time.monotonic()
         self._open = {secret: each for secret, each in self._open.items() if each[1] > now}
         if sum(owner.id == token.id for owner, _ in self._open.values()) >= MOST:
-            words = f"{MOST} tickets of this token were not used yet"
+            words = f"{MOST} tickets of this token are unused"
             raise Refused(429, "too-many-tickets", words, f"they expire after {LIFE:.0f} seconds")
         secret = HEAD + token_urlsafe(24)
         self._open[secret] = token, now + LIFE

@@ -63,8 +63,8 @@ class Tokens:
             return ()
         except (ValueError, TypeError) as error:
             raise Unusable(
-                "the file of tokens is damaged",
-                fix=f"move {self._path} away: the next start makes a new token",
+                "the token file is damaged",
+                fix=f"move {self._path} away; the next start creates a new token",
             ) from error
 
     def of(self, secret: str) -> Token | None:

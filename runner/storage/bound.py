@@ -36,13 +36,13 @@ class Bound(NamedTuple):
                 address,
                 int(allowed * _GB),
                 f"`[limits] input_gb` is {allowed:g}",
-                "give a smaller input, or have the limit raised",
+                "use a smaller input, or ask the server's owner to raise `input_gb`",
             )
         return cls(
             address,
             room,
-            f"the disk has room for {room / _GB:.1f} GB",
-            "`recipe gc` deletes what no run needs",
+            f"the disk has only {room / _GB:.1f} GB",
+            "free disk space with `recipe gc`",
         )
 
     def check(self, size: int) -> None:

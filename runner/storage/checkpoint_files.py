@@ -45,7 +45,7 @@ def flaw(path: Path, *, thorough: bool = False) -> str:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
             return (
-                "" if stat.S_ISDIR(found.st_mode) else "is neither a file nor a folder"
+                "" if stat.S_ISDIR(found.st_mode) else "is neither a file nor a directory"
             )  # a link may lead to a folder
         size = found.st_size
         if size == 0:
@@ -104,7 +104,7 @@ def _safetensors(path: Path, size: int) -> str:
             return "has a damaged header"
         at = end
     if size != 8 + head + at:
-        return f"has {size} bytes, its header says {8 + head + at}"
+        return f"has {size} bytes, but its header says {8 + head + at}"
     return ""
 
 
@@ -129,7 +129,7 @@ def _json(path: Path, size: int, *, thorough: bool) -> str:
     try:
         json.loads(path.read_bytes())
     except (ValueError, RecursionError):
-        return "is not whole JSON"
+        return "is incomplete JSON"
     return ""
 
 
@@ -156,7 +156,7 @@ def _archive(path: Path, size: int, *, thorough: bool) -> str:
             return (
                 ""
                 if _is_whole_pickle(file, size)
-                else "is neither a whole zip archive nor a whole pickle"
+                else "is neither a complete zip archive nor a complete pickle"
             )
         file.seek(max(0, size - 22))
         end = file.read()

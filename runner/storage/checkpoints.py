@@ -74,10 +74,10 @@ class Newest:
     @property
     def words(self) -> str:
         """What people have to know; empty when there is no checkpoint at all."""
-        said = "; ".join(f"{name} is passed over: {why}" for name, why in self.passed[:3])
+        said = "; ".join(f"skipped {name}: {why}" for name, why in self.passed[:3])
         more = f"; and {len(self.passed) - 3} more" if len(self.passed) > 3 else ""
         if self.name is None:
-            return f"NO CHECKPOINT CAN BE USED, starting over: {said}{more}" if self.passed else ""
+            return f"NO USABLE CHECKPOINT, starting over: {said}{more}" if self.passed else ""
         at = (
             f" (step {self.step})"
             if self.step is not None and str(self.step) not in re.findall(r"[1-9]\d*", self.name)
@@ -153,16 +153,16 @@ def choose_folder(
             return (
                 root / str(number),
                 note
-                and f"{note}; {'what was made before that is used' if _holds(root / str(number)) else 'starting over'}",
+                and f"{note}; {'using the earlier checkpoints' if _holds(root / str(number)) else 'starting over'}",
             )
         if note or not _holds(root / str(number)):
             continue
         reason = (
-            f"under {', '.join(over)}, above what is asked now"
+            f"with {', '.join(over)}, more than requested now"
             if over
-            else f"by {_processes(by)}, and this is {_processes(world)}"
+            else f"by {_processes(by)}, but this run has {_processes(world)}"
         )
-        note = f"earlier state was made {reason}"
+        note = f"ignoring checkpoints that were trained {reason}"
     return root / str((generations[0] if generations else 0) + 1), note and f"{note}; starting over"
 
 
@@ -262,10 +262,10 @@ def examine(path: Path, *, world: int | None = None, thorough: bool = False) -> 
         )
     except OSError as error:
         verdict = Verdict(
-            False, "files", step_of(path.name), None, f"it cannot be read ({error.strerror})"
+            False, "files", step_of(path.name), None, f"cannot be read ({error.strerror})"
         )
     if verdict.ok and world is not None and verdict.world not in (None, world):
-        why = f"it was made by {_processes(verdict.world)}, and this is {_processes(world)}: it would not give the same weights"
+        why = f"was saved by {_processes(verdict.world)}, but this run has {_processes(world)}: the weights would differ"
         verdict = replace(verdict, ok=False, why=why)
     return verdict
 
@@ -273,7 +273,7 @@ def examine(path: Path, *, world: int | None = None, thorough: bool = False) -> 
 def unlike(names: Sequence[str], before: Sequence[str], called: str, verdict: Verdict) -> str:
     """Words for a file that the checkpoint before this one has and this one does not; empty where a layout says what belongs to it."""
     lost = sorted(shape(before) - shape(names)) if verdict.kind == "files" else []
-    return f"it has no {lost[0]}, which {called} has: it was not finished" if lost else ""
+    return f"is incomplete: it has no {lost[0]}, unlike {called}" if lost else ""
 
 
 def best(path: Path) -> str:
@@ -296,7 +296,7 @@ def went_back(restored: int | None, first: int | None) -> str:
     """
     if restored is None or first is None or first >= restored:
         return ""
-    return f"it was to resume from step {restored}, and its first report is of step {first}: it trains again what it had"
+    return f"the training should resume from step {restored}, but its first report is of step {first}: it repeats finished steps"
 
 
 def newest_first(folder: Path, pattern: str | None) -> Sequence[str]:
@@ -357,7 +357,7 @@ def _file(path: Path, *, thorough: bool) -> Verdict:
 
 def _folder(path: Path, names: Sequence[str], *, thorough: bool) -> Verdict:
     if not names:
-        return Verdict(False, "files", step_of(path.name), None, "it is empty")
+        return Verdict(False, "files", step_of(path.name), None, "is empty")
     found = recognize_layout(names, folder=path.name)
     wrong = (
         _why_unfinished(path.name, names)
@@ -378,13 +378,13 @@ def _why_lacking(missing: Sequence[str]) -> str:
     if not missing:
         return ""
     more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-    return f"it lacks {', '.join(missing[:3])}{more}"
+    return f"has no {', '.join(missing[:3])}{more}"
 
 
 def _why_unfinished(own: str, names: Sequence[str]) -> str:
     for name in (own, *names):
         if any(TEMPORARY.match(part) for part in name.split("/")):
-            return f"it is not finished: {name}"
+            return f"is incomplete: {name}"
     return ""
 
 
@@ -399,7 +399,7 @@ def _why_flawed(path: Path, names: Sequence[str], *, thorough: bool) -> str:
     if "latest" in names and any(ENGINE.search(name) for name in names):
         named = (path / "latest").read_bytes()[:200].decode(errors="replace").strip()
         if not any(name.startswith(f"{named}/") for name in names):
-            return f"it lacks {named or 'what'}, which its file latest names"
+            return f"has no {named or 'checkpoint'}, although its file `latest` names it"
     return ""
 
 
@@ -412,7 +412,7 @@ def _why_cut_off(path: Path, metadata: str, names: Sequence[str]) -> str:
     head = metadata[: -len(".metadata")]
     for shard, length in ends.items():
         if f"{head}{shard}" not in names:
-            return f"it lacks {head}{shard}"
+            return f"has no {head}{shard}"
         if (path / f"{head}{shard}").stat().st_size < length:
             return f"{head}{shard} is cut off"
     return ""
@@ -428,7 +428,7 @@ def _why_incomplete(path: Path, name: str, names: Sequence[str]) -> str:
     head = name[: len(name) - len(name.rpartition("/")[2])]
     return next(
         (
-            f"it lacks {head}{shard}, which {name} lists"
+            f"has no {head}{shard}, although {name} lists it"
             for shard in listed
             if f"{head}{shard}" not in names
         ),
@@ -444,11 +444,11 @@ def _ours(path: Path, names: Sequence[str], *, thorough: bool) -> Verdict | None
         step, world = int(record["step"]), record["settings"].get("world")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    wrong = next((f"it lacks {name}" for name in sorted(listed) if name not in names), "")
+    wrong = next((f"has no {name}" for name in sorted(listed) if name not in names), "")
     if thorough and not wrong:
         wrong = next(
             (
-                f"{name} is not as it was saved"
+                f"{name} changed after it was saved"
                 for name in sorted(listed)
                 if of_file(path / name) != listed[name]
             ),

@@ -117,7 +117,7 @@ class Locks:
             return no_space(error, str(self._path(name)))
         return Infrastructure(
             f"{self._path(name)}: cannot lock: {error.strerror}",
-            fix=f"make {self._folder} writable for you",
+            fix=f"make {self._folder} writable",
         )
 
 

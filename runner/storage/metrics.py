@@ -196,7 +196,7 @@ def match_lines(lines: Iterable[bytes], pattern: str) -> Iterator[dict[str, Valu
             found = read(line)
         except TimeoutError:
             message = f"the metrics pattern `{pattern}` takes more than {PATIENCE:g} s for one line of the log"
-            fix = "write it without a repetition inside a repetition"
+            fix = "remove nested repetitions from the pattern"
             raise Invalid([Problem("pattern-too-slow", message, None, fix)]) from None
         if found:
             yield found

@@ -98,7 +98,7 @@ def ask(ws: Workspace, kind: str, address: str) -> str:
     except (
         Exception
     ) as error:  # every client has its own way to say that it cannot reach its server
-        raise _trouble(ws, f"{address} cannot be looked at", error, address) from None
+        raise _trouble(ws, f"cannot read {address}", error, address) from None
 
 
 def match_files(folder: str, only: Sequence[str]) -> list[str]:
@@ -139,7 +139,7 @@ def fetch(ws: Workspace, kind: str, address: str, identity: str, only: Sequence[
     except CannotRun:
         raise
     except Exception as error:
-        raise _trouble(ws, f"{address} cannot be fetched", error, address) from None
+        raise _trouble(ws, f"cannot download {address}", error, address) from None
 
 
 def copy_of(ws: Workspace, address: str, identity: str, only: Sequence[str]) -> Path:
@@ -156,8 +156,8 @@ def _trouble(ws: Workspace, what: str, error: Exception, address: str) -> Cannot
     status = getattr(error, "status", 0)
     if address in ws.addresses and status in _CLOSED:
         return Closed(
-            f"expired input: {address} was answered with {status}",
-            fix="submit the run again with an address that was signed anew",
+            f"expired input: the server answered {address} with {status}",
+            fix="submit the run again with a newly signed URL",
         )
     extra = {"hf": "hub", "gs": "gcs"}.get(
         address.partition("://")[0], "s3"
@@ -170,8 +170,8 @@ def _trouble(ws: Workspace, what: str, error: Exception, address: str) -> Cannot
 
 def changed_error(address: str) -> CannotRun:
     return CannotRun(
-        f"{address} is not what it was when it was resolved",
-        fix="take it as it is now: `recipe run --update`",
+        f"{address} has changed since it was resolved",
+        fix="accept the new version with `recipe run --update`",
     )
 
 
@@ -179,7 +179,7 @@ def _words(error: Exception) -> str:
     """The first line of what a client says; some say nothing but their name."""
     if isinstance(error, FileNotFoundError):
         if error.__cause__ is None:
-            return "there is nothing there"
+            return "the object does not exist"
         error = (
             error.__cause__ if isinstance(error.__cause__, Exception) else error
         )  # fsspec says so of an https server that is not there, too
@@ -203,8 +203,8 @@ def read_lock(ws: Workspace) -> dict[str, str]:
     except (ValueError, OSError) as error:
         why = getattr(error, "strerror", None) or error
         raise CannotRun(
-            f"{path} cannot be read: {why}",
-            fix="take it back from version control, or delete it and resolve anew",
+            f"cannot read {path}: {why}",
+            fix="restore the file from version control, or delete it to resolve all addresses again",
         ) from error
 
 
@@ -240,8 +240,10 @@ def open_client(ws: Workspace, address: str) -> tuple[Any, str]:
     options: Mapping[str, object] = {}
     reach = ws.reach or Reach(ws.config.lists.get("data.allow", ()))
     if ws.reach is not None and not reach.allows(address):
-        words = f"{address} is of a host or bucket that `allow` under [data] of the server does not name"
-        raise Closed(words, fix="name it there, and submit the run again")
+        words = f"the host or bucket of {address} is not in `allow` under [data] of the server"
+        raise Closed(
+            words, fix="add it to `allow` in the server's recipe.toml, then submit the run again"
+        )
     if address.startswith("https:") and reach.allows(address):
         options = {"get_client": reach.session, "skip_instance_cache": True}
     if store is not None:
@@ -287,8 +289,8 @@ def _demand_no_object(store: Any, path: str, address: str) -> None:
         return  # of a login that may read what is below alone
     if kind == "file":
         raise CannotRun(
-            f"{address} is an object, and there are others below {address}/",
-            fix=f"write {address}/ for those; to have the object, copy it to another key",
+            f"{address} is ambiguous: an object, and also a prefix of other objects",
+            fix=f"write {address}/ for the objects below it; to use the object itself, copy it to another key",
         )
 
 
@@ -410,8 +412,8 @@ def files_of(address: str, path: str, there: Sequence[Object]) -> dict[str, Obje
     if odd:
         more = f"; and {len(odd) - 3} more" if len(odd) > 3 else ""
         raise CannotRun(
-            f"{address} has keys that cannot be files of one folder: {'; '.join(odd[:3])}{more}",
-            fix="copy these objects to other keys, or leave them out with `only` of the input",
+            f"{address} has keys that cannot be file names in one directory: {'; '.join(odd[:3])}{more}",
+            fix="copy these objects to other keys, or exclude them with the input's `only`",
         )
     return files
 
@@ -420,13 +422,13 @@ def _is_no_file(name: str, folders: Collection[str]) -> str:
     """Why a key below the folder of an input cannot be the name of a file there; empty where it can."""
     parts = name.split("/")
     if name in folders:
-        return "is an object, and others are below it"
+        return "is both an object and a prefix of other objects"
     if "" in parts:
-        return "has an empty name in it (//, or / at its end)"
+        return "contains an empty name (//, or / at the end)"
     if {".", ".."} & {*parts}:
-        return 'has "." or ".." in it'
+        return 'contains "." or ".."'
     if "\0" in name or any(len(os.fsencode(part)) > LONGEST_NAME for part in parts):
-        return f"has a name over {LONGEST_NAME} bytes, or a NUL, in it"
+        return f"contains a name over {LONGEST_NAME} bytes, or a NUL"
     return ""
 
 
@@ -470,8 +472,8 @@ def _demand_all(folder: Path, targets: Mapping[str, Object]) -> None:
         if path not in arrived or each.size not in (None, os.path.getsize(path))
     ]
     if short or len(arrived) != len(targets):
-        some = ", ".join(sorted(short)[:3]) or "two keys are one name here"
+        some = ", ".join(sorted(short)[:3]) or "two keys have the same file name on this disk"
         raise CannotRun(
             f"{len(targets)} objects became {len(arrived)} files: {some}",
-            fix="copy these objects to other keys, or leave them out with `only` of the input",
+            fix="copy these objects to other keys, or exclude them with the input's `only`",
         )

@@ -47,9 +47,9 @@ def results_place(text: str | Path) -> Path | str:
             [
                 Problem(
                     "bad-input",
-                    f"--out {address}: nothing can be uploaded there",
+                    f"--out {address}: uploading to this kind of address is not supported",
                     None,
-                    "known: s3://, gs://, hf://ORG/NAME, a folder",
+                    "use s3://, gs://, hf://ORG/NAME or a directory",
                 )
             ]
         )
@@ -73,9 +73,9 @@ def local_folder(text: str | Path) -> Path:
             [
                 Problem(
                     "bad-input",
-                    f"--out {place} is an address: name a folder of this machine",
+                    f"--out {place} is an address; only a local directory is allowed here",
                     None,
-                    "name a folder",
+                    "pass a local directory",
                 )
             ]
         )
@@ -125,7 +125,7 @@ class Workspace:
     ) -> Workspace:
         """The workspace at `root`, for a caller with this environment.  Raises Unusable when it cannot be read, or written to."""
         if not root.is_dir():
-            raise NotFound(f"{root} is not a directory", fix="give an existing one with -C")
+            raise NotFound(f"{root} is not a directory", fix="pass an existing directory with `-C`")
         real = Path(os.path.abspath(root))
         folder = home(real, environ)
         try:
@@ -137,8 +137,8 @@ class Workspace:
             )
         except PermissionError as error:
             raise Unusable(
-                f"{folder} cannot be written: {error.strerror}",
-                fix="make it writable, or set RECIPE_HOME to a folder that is",
+                f"cannot write to {folder}: {error.strerror}",
+                fix="make it writable, or set RECIPE_HOME to a writable directory",
             ) from error
         return cls(real, store, environ, read_only=read_only)
 

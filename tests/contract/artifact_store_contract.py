@@ -483,7 +483,7 @@ def test_what_is_damaged_here_is_not_sent(
         path.chmod(0o644)
         with path.open("r+b") as changed:
             changed.write(b"changed")
-        with pytest.raises(Corrupt, match="not what their name says"):
+        with pytest.raises(Corrupt, match="does not match its digest"):
             remote.put(content, here)
     assert names(raw, "objects/") == []
 
@@ -662,7 +662,7 @@ def test_a_newer_format_is_refused(raw: Raw, remote: Remote) -> None:
 
 def test_a_folder_that_is_something_else_is_refused(raw: Raw, remote: Remote) -> None:
     raw.put("recipe-store.json", b"<html>")
-    with pytest.raises(Unusable, match="not what this program writes"):
+    with pytest.raises(Unusable, match="was not written by recipe"):
         remote.check()
 
 

@@ -110,7 +110,7 @@ def test_wrong_credentials_are_reported(
 
 
 def test_a_bucket_that_is_not_there_is_reported(ceph: Ceph) -> None:
-    with pytest.raises(StoreError, match="there is no such bucket"):
+    with pytest.raises(StoreError, match="the bucket does not exist"):
         Remote(
             buckets.open(
                 StoreSettings("", "s3://no-such-bucket/x", endpoint=ceph.endpoint), Path("/")

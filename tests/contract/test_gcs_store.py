@@ -59,7 +59,7 @@ def test_bytes_that_look_like_a_border_of_a_message_arrive(
 
 
 def test_a_bucket_that_is_not_there_is_reported(gcs: FakeGcs) -> None:
-    with pytest.raises(StoreError, match="there is no such bucket") as caught:
+    with pytest.raises(StoreError, match="the bucket does not exist") as caught:
         Remote(
             buckets.open(
                 StoreSettings("", "gs://no-such-bucket/x", endpoint=gcs.endpoint), Path("/")

@@ -59,7 +59,7 @@ def test_places_are_shared_by_all_processes_and_given_back(tmp_path: Path) -> No
         assert (await other.offers(Wish()))[
             0
         ].id == second.id  # the one with a free place comes first
-        with pytest.raises(NoCapacity, match=r"all places of host-1 are taken \(1\)"):
+        with pytest.raises(NoCapacity, match=r"all slots on host-1 are in use \(1\)"):
             await other.acquire(order(first, "two"))
         assert await other.acquire(order(first, "one")) == lease
         assert await other.leases() == [lease] == await driver.leases()

@@ -463,7 +463,7 @@ def test_an_agent_of_a_protocol_that_we_do_not_speak_is_refused_in_a_sentence_un
     async def refused(host: client.Client) -> None:
         with pytest.raises(
             Unreachable,
-            match=f"served by the agent of {words} recipe .*: .*wait for its jobs to end",
+            match=f"belongs to {words} recipe .*: .*wait until the agent's jobs finish",
         ):
             await host.wait(await begin(host, root, "exit 3", "ours"), timedelta(0))
 

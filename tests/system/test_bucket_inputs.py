@@ -301,7 +301,7 @@ def test_what_a_host_cannot_have_goes_through_this_machine_and_is_told_once(
     code, out, err = space.command("run", f"data={bucket.address}", "--driver", "loopback")
     assert code == 0, out + err
     assert (out + err).count(
-        f"{bucket.address} goes to loopback host-1 through this machine: {words}"
+        f"copying {bucket.address} to loopback host-1 through this machine: {words}"
     ) == 1, out + err
     assert (
         space.read("o").startswith(hashlib.sha256(bucket.files["a.bin"]).hexdigest())
@@ -320,7 +320,7 @@ def test_what_changes_meanwhile_is_refused(bucket: Bucket, space: Space) -> None
     space.attempt({"data": bucket.address}, settings=LOOPBACK)
     assert (
         space.summary is not None
-        and "is not what it was when it was resolved" in space.summary.failed[0].reason
+        and "has changed since it was resolved" in space.summary.failed[0].reason
     )
     assert "--update" in space.summary.failed[0].hint and not (space.root / "o").exists()
     assert not [path for path in there(space).glob("objects/*/*") if path.stat().st_size >= SIZE]
@@ -446,9 +446,9 @@ def test_keys_that_are_no_files_are_named_and_left_out_when_that_is_asked(
         with contextlib.suppress(bucket.moto.s3.exceptions.ClientError):
             bucket.put(f"odd/{name}", name.encode())
     for address, words in (
-        (f"{bucket.address}/odd", '"data//y.txt" has an empty name in it'),
-        (f"{bucket.address}/odd", '"data" is an object, and others are below it'),
-        (f"{bucket.address}/odd/data", "is an object, and there are others below"),
+        (f"{bucket.address}/odd", '"data//y.txt" contains an empty name'),
+        (f"{bucket.address}/odd", '"data" is both an object and a prefix of other objects'),
+        (f"{bucket.address}/odd/data", "is ambiguous: an object, and also a prefix"),
     ):
         for settings in (Settings(), LOOPBACK):
             space.attempt({"data": address}, settings=settings)

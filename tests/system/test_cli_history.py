@@ -174,7 +174,7 @@ def test_a_running_step_is_followed_to_its_end_with_its_secrets_masked(
     process = started(space, gate, env)
     follower = followed(space, "logs", "last/talk", "-f", env=env)
     assert follower.stdout is not None
-    begun = follower.stdout.read(3)  # it shows what is there before the step goes on
+    begun = follower.stdout.read(3)  # it shows what is there before the step continues
     stranger = followed(space, "logs", "last/talk", env={"TALK_TOKEN": ""})
     out, err = stranger.communicate(timeout=60)
     assert out == b"" and b"TALK_TOKEN is not set in this environment" in err

@@ -68,7 +68,7 @@ def test_checkpoints_are_listed_with_the_line_to_resume(space: Space, recipe: Re
         "step-2.json",
         "step-1.json",
     ]
-    assert "is not whole JSON" in rows["step-4.json"] and rows["step-3.json"].endswith(
+    assert "is incomplete JSON" in rows["step-4.json"] and rows["step-3.json"].endswith(
         "the next run resumes here"
     )
     assert (
@@ -174,7 +174,7 @@ def test_the_log_of_a_fresh_step_is_that_of_the_attempt_that_made_it(
         and f"from run {last}, " in said.err
     )
     said = recipe("logs", "nothing")
-    assert said.code == 3 and 'there is no run "nothing"' in said.err
+    assert said.code == 3 and 'no run "nothing"' in said.err
 
 
 def test_a_run_can_be_named_found_and_forgotten(tmp_path: Path, recipe: Recipe) -> None:

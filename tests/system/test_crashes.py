@@ -193,8 +193,10 @@ def test_a_short_step_that_kills_its_agent_fails_and_that_is_reported(space: Spa
         f"steps:\n  one: {{run: 'echo >> {space.root}/starts; kill -9 $PPID; sleep 60'}}\n"
     )
     code, _, said = space.command("run")
-    assert code == 1 and "the agent of this machine was killed 3 times while it ran" in said, said
-    assert "fix: let the step end only processes that it started" in said
+    assert code == 1 and "the agent on this machine was killed 3 times during the step" in said, (
+        said
+    )
+    assert "fix: in the step, kill only processes that it started" in said
     assert len(space.read("starts").splitlines()) == 3
 
 
@@ -210,7 +212,7 @@ def test_a_killed_agent_is_named_when_no_try_is_left(space: Space) -> None:
     os.kill(int(parent.read_text()), signal.SIGKILL)
     _, said = worker.communicate(timeout=60)
     assert worker.returncode == 1
-    assert "its agent was killed" in said
+    assert "the agent was killed" in said
 
 
 def test_a_run_whose_worker_died_is_closed_by_the_next(space: Space) -> None:
@@ -304,7 +306,10 @@ def test_a_step_that_ended_well_on_a_full_disk_is_collected_when_there_is_room(
     space.attempt()
     assert space.summary is not None and space.summary.state == "FAILED"
     (failure,) = space.summary.failed
-    assert "the disk is full" in failure.reason and "is kept in its attempt" in failure.reason
+    assert (
+        "the disk is full" in failure.reason
+        and "are kept in the attempt directory" in failure.reason
+    )
     assert "recipe gc" in failure.hint
     monkeypatch.setattr(Objects, "take", whole)
     space.run()

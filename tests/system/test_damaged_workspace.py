@@ -22,7 +22,7 @@ def test_a_database_whose_schema_is_damaged_is_said_to_be(space: Space) -> None:
     file.write_bytes(whole.replace(b"CREATE TABLE runs", b"CREATE T\xff\xfeLE runs"))
     code, _, err = space.command("run", "./recipe.yaml")
     assert code == 5 and "recipe.db is damaged" in err and "Traceback" not in err, err
-    assert "fix: restore it, or move it away" in err
+    assert "fix: restore the file from a backup, or move it away" in err
 
 
 def test_with_umask_000_others_cannot_enter_the_folder_of_recipe(space: Space) -> None:
@@ -81,4 +81,4 @@ def test_a_trace_of_a_store_that_is_none_ends_no_run_with_a_traceback(
     if kind == "nested":
         assert code == 0 and again.read("o.txt") == "a\n", err
     else:
-        assert "it is not a regular file" in err and "remove it from the store" in err, err
+        assert "it is not a regular file" in err and "remove this path from the store" in err, err

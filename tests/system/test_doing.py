@@ -102,7 +102,7 @@ def test_a_failure_stops_what_has_not_started_unless_keep_going_is_set(space: Sp
         (
             "run: 'true'\n    outputs: {o: made.txt}",
             "output",
-            "declared output made.txt was not made",
+            "declared output made.txt was not created",
         ),
         ("run: [no-such-program]", "exit", "no such program in PATH"),
         (
@@ -666,7 +666,7 @@ def test_a_step_runs_in_the_packages_of_its_lock_and_in_no_others(
     lock = '[[packages]]\nname = "tinyword"\nversion = "1.0"\nwheels = [{{name = "w", hashes = {{sha256 = "{0}"}}}}]\n'
     space.write("pylock.toml", lock.format("0" * 64))
     code, _, said = space.command("run", env=offline)
-    assert code == 2 and "pylock.toml cannot be built" in said and "HASHES" in said
+    assert code == 2 and "cannot create the environment of pylock.toml" in said and "HASHES" in said
     space.write("pylock.toml", lock.format(digest))
     code, _, said = space.command("run", env=offline)
     assert code == 0 and "installing the packages of pylock.toml" in said

@@ -31,7 +31,7 @@ def test_places_that_another_run_has_are_busy(space: Space) -> None:
     worker.send_signal(signal.SIGTERM)
     worker.communicate(timeout=60)
     assert code == 4, said
-    assert "all places that loopback has are taken" in said and "Traceback" not in said
+    assert "all slots on loopback are in use" in said and "Traceback" not in said
 
 
 def test_a_root_that_cannot_be_written_is_reported_with_the_host_and_what_to_do(
@@ -68,7 +68,7 @@ def test_a_host_that_cannot_be_opened_is_left_out_while_there_is_another(
     code, _, said = space.command("run", "--driver", "loopback", "--jobs", "2")
     assert code == 0 and space.read("o") == "1\n"
     assert (
-        "loopback host-1: host-1 does not answer; the run goes on without it" in said
+        "loopback host-1: host-1 does not answer; continuing without this host" in said
         and "Traceback" not in said
     )
 

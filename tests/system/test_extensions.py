@@ -231,7 +231,7 @@ def test_settings_of_an_unknown_driver_are_an_error(space: Space, acme: Path) ->
     code, _, err = space.command("plan")
     assert (
         code == 3
-        and "known: gcp, local, loopback, prime, ray, runpod, slurm, ssh, vastai; install the package that brings it"
+        and "known drivers: gcp, local, loopback, prime, ray, runpod, slurm, ssh, vastai; install the package with this driver"
         in err
     )
     assert asked(space, acme, "plan")[0] == 0

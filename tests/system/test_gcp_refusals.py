@@ -240,7 +240,7 @@ def test_a_zone_without_room_is_tried_last_and_those_that_have_some_are_not(
         driver = Gcp(installation=str(tmp_path / "installation"))
         wish = Wish(Need(gpus=1, gpu="L4"))
         first, *others = await driver.offers(wish)
-        with pytest.raises(NoCapacity, match="there are some in us-central1"):
+        with pytest.raises(NoCapacity, match="available in us-central1"):
             await driver.acquire(Order(first, "1" * 16, ORDER.until))
         again = await driver.offers(wish)
         assert again[0].id == others[0].id

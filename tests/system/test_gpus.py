@@ -329,7 +329,7 @@ def test_nodes_on_one_machine_are_given_different_cards_or_are_refused(
     space.recipe(recipe.format(s="t", gpus=2))
     with pytest.raises(
         CannotRun,
-        match=r"t needs 2 GPU\(s\) on each of 2 nodes; hosts of loopback are one machine, whose GPUs do for 1",
+        match=r"t requires 2 GPU\(s\) on each of 2 nodes, but all hosts of loopback are one machine with GPUs for 1",
     ):
         space.run(settings=Settings(driver="loopback"))
 

@@ -416,10 +416,12 @@ def test_a_file_and_what_is_of_this_machine_are_refused_before_anything_is_sent(
     tmp_path: Path,
 ) -> None:
     nobody = "https://127.0.0.1:9"
-    with pytest.raises(Invalid, match="file here, and a server runs recipes of its own") as found:
+    with pytest.raises(
+        Invalid, match="local file, but a server runs only its own recipes"
+    ) as found:
         runner.submit("./talk.yaml", {}, to=nobody)
     assert "allow" in found.value.problems[0].fix
-    with pytest.raises(Invalid, match="of this machine's workspace"):
+    with pytest.raises(Invalid, match="in this machine's workspace"):
         runner.submit("talk", {}, to=nobody, out=tmp_path)
     with pytest.raises(Invalid, match="neither a database nor a server"):
         runner.submit("talk", {}, to="ftp://host/x")
@@ -429,13 +431,13 @@ def test_a_token_is_not_sent_in_the_clear_nor_read_from_an_open_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RECIPE_TOKEN", raising=False)
-    with pytest.raises(Invalid, match="for everybody to read"):
+    with pytest.raises(Invalid, match="unencrypted"):
         runner.run_of("x", to="http://runs.example:8765")
     file = tmp_path / "token"
     file.write_text("rcp_x\n")
     file.chmod(0o644)
     monkeypatch.setenv("RECIPE_TOKEN_FILE", str(file))
-    with pytest.raises(Invalid, match="can be read by others"):
+    with pytest.raises(Invalid, match="other users can read"):
         runner.run_of("x", to="http://127.0.0.1:9")
 
 

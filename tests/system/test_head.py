@@ -104,7 +104,7 @@ def test_the_head_is_node_0_and_each_other_node_is_rented(
     code, out, said = space.command("plan", "--stack", "farm")
     assert code == 0, said
     assert (
-        f"head: ssh {sshd.address}, which the other nodes dial at 127.0.0.1:{farm}; nothing is paid for it here"
+        f"head: ssh {sshd.address}, reached by the other nodes at 127.0.0.1:{farm}; not part of the cost"
         in out
     )
     assert (
@@ -260,12 +260,12 @@ def test_hosts_that_cost_nothing_work_for_a_head_and_one_that_restarts_is_taken_
 @pytest.mark.parametrize(
     ("change", "said", "fix"),
     [
-        ({"address": None}, "stacks.farm.head says no address", "What the other nodes dial"),
+        ({"address": None}, "stacks.farm.head has no address", "What the other nodes dial"),
         ({"port": None}, "stacks.farm.head says no port", "MASTER_PORT"),
         ({"port": 70000}, "stacks.farm.head.port cannot be 70000", "from 1 to 65535"),
         (
             {"driver": "vastai"},
-            'stacks.farm.head.driver cannot be "vastai"',
+            'stacks.farm.head.driver has an invalid value "vastai"',
             "a server that is there already",
         ),
     ],
@@ -286,7 +286,10 @@ def test_a_head_that_cannot_be_is_refused_in_a_sentence(
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ("nodes = 1", "stacks.farm.nodes is for steps with `accelerate`, which take no head"),
+        (
+            "nodes = 1",
+            "stacks.farm.nodes applies only to steps with `accelerate`, which do not use a head",
+        ),
         ("keep = 'stopped'", "stacks.farm keeps one machine"),
     ],
 )
@@ -306,22 +309,22 @@ def test_a_setting_that_fights_a_head_is_refused(
         (
             "nodes: 1, run: 'true'",
             (),
-            "the stack farm has a head, and no step of t@1 runs on several nodes",
+            "the stack farm has a head, but no step of t@1 runs on several nodes",
         ),
         (
             "nodes: 2, accelerate: {script: t.py, processes: 1}, code: [t.py]",
             (),
-            "would have `accelerate` start as much on it as on its workers",
+            "would start as many `accelerate` processes on the head as on its workers",
         ),
         (
             "accelerate: {script: t.py, processes: 1}, code: [t.py]",
             ("--nodes", "2"),
-            "would have `accelerate` start as much on it as on its workers",
+            "would start as many `accelerate` processes on the head as on its workers",
         ),
         (
             "nodes: 2, run: 'true'",
             ("--keep-alive",),
-            "--keep-alive is about the machine that a stack keeps",
+            "--keep-alive requires a stack with a persistent machine",
         ),
     ],
 )
@@ -345,10 +348,10 @@ def test_a_port_that_is_in_use_or_a_head_that_cannot_be_reached_is_reported_befo
         code, _, said = space.command("run", "--stack", "farm")
     assert (
         code == 5
-        and f"nothing can listen at port {farm} of ssh {sshd.address}" in said
+        and f"cannot listen on port {farm} of ssh {sshd.address}" in said
         and "Address already in use" in said
     ), said
-    assert "end what uses it there, or name another `port` of the head" in said
+    assert "stop the program on this port, or set another `port` of the head" in said
     sshd.stop()
     code, _, said = space.command("run", "--stack", "farm")
     assert (
@@ -363,7 +366,8 @@ def test_a_driver_that_gives_all_nodes_together_takes_no_head(space: Space) -> N
     with (
         Workspace.open(space.root) as ws,
         pytest.raises(
-            Invalid, match="the stack has a head, and its driver gives all nodes of a step together"
+            Invalid,
+            match="the stack has a head, but its driver allocates all nodes of a step together",
         ),
     ):
         asyncio.run(
@@ -380,5 +384,5 @@ def test_more_workers_than_may_be_rented_at_once_are_refused(space: Space, farm:
     code, _, said = space.command("run", "--stack", "farm")
     assert (
         code == 2
-        and "s needs 2 machines beside the head; no more than 1 may be rented at once" in said
+        and "s requires 2 machines beside the head, but at most 1 may be rented at once" in said
     ), said

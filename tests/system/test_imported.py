@@ -68,7 +68,7 @@ def test_a_pipeline_of_dvc_runs_as_a_recipe_and_its_parameters_are_inputs(pipeli
     assert (code, out) == (0, "mine.yaml\n") and "next: recipe plan ./mine.yaml" in err
     assert (
         "model.txt stays between runs (`persist`)" in err
-        and "`artifacts` of dvc.yaml is not taken over" in err
+        and "`artifacts` in dvc.yaml was not converted" in err
     )
     pipeline.file = "mine.yaml"
     assert sorted(pipeline.run()) == ["each[item=de]", "each[item=us]", "prepare", "train"]
@@ -150,7 +150,7 @@ def test_a_task_of_skypilot_becomes_a_step_and_what_is_left_is_named(space: Spac
     ] == {"type": "secret", "env": "HF_TOKEN"}
     for words in (
         "$SKYPILOT_NODE_IPS is not set",
-        '[drivers.NAME] market = "spot"',
+        'market = "spot" in [drivers.NAME]',
         "`resources.infra`",
         "`service` of the task",
         "`outputs`",
@@ -227,7 +227,7 @@ def test_a_snakefile_is_read_by_snakemake_when_asked_for_and_runs_as_a_recipe(sp
     assert code == 2 and "to read Snakefile, Snakemake executes it" in err and "--yes" in err
     assert not (space.root / "mine.yaml").exists()
     code, _, err = space.command("import", "Snakefile", "mine", "--yes", env=path)
-    assert code == 0 and "rule spare is not needed for all" in err
+    assert code == 0 and "rule spare is not required for all" in err
     assert space.command("validate", "./mine.yaml")[0] == 0
     code, _, err = space.command("run", "./mine.yaml")
     assert code == 0, err

@@ -237,7 +237,7 @@ def test_what_a_gone_node_may_have_had_a_part_of_counts_only_where_its_files_tel
         scene.there.save(1)
         scene.away.partial = True
         assert scene.finish().passed == (
-            [] if known else [("step-1", "a node is gone that may have had a part of it")]
+            [] if known else [("step-1", "lost a node that may have had a part of the checkpoint")]
         )
         assert steps(scene.here) == [1] * known
 
@@ -400,7 +400,7 @@ def test_the_next_host_gets_the_newest_whole_one_and_all_that_is_no_checkpoint(
     os.truncate(scene.here / "step-3" / "model.safetensors", 20)
     scene.host("b")
     found = scene.restore()
-    assert found.name == "step-2" and "step-3 is passed over" in found.words
+    assert found.name == "step-2" and "skipped step-3" in found.words
     assert (
         steps(scene.there.folder) == [2] and (scene.there.folder / "log.txt").read_text() == "hello"
     )
@@ -479,7 +479,7 @@ def test_a_disk_there_with_no_room_for_the_next_one_keeps_only_the_newest_and_sa
     assert done.warning == ""
     assert steps(scene.here) == [1, 2, 3] and steps(scene.there.folder) == [3]
     done = scene.sync()
-    assert "the next checkpoint needs about" in done.warning
+    assert "the next checkpoint requires about" in done.warning
     assert scene.sync().warning == ""  # once
 
 
@@ -489,7 +489,9 @@ def test_a_disk_that_is_too_small_for_the_state_is_said_before_anything_is_sent(
     scene.there.save(1, size=10_000)
     scene.finish()
     scene.host("b").free = 5_000
-    with pytest.raises(Exception, match=r"5.0 kB free, the state ckpt needs 10\.\d kB"):
+    with pytest.raises(
+        Exception, match=r"5.0 kB free, but the checkpoints of ckpt require 10\.\d kB"
+    ):
         scene.restore()
     assert steps(scene.there.folder) == []
 

@@ -63,11 +63,11 @@ def test_a_kept_machine_is_made_once_and_started_and_stopped_for_each_run(space:
         code == 0
         and "kept " in out
         and "its disk $2.88 a day" in out
-        and "it is kept for the stack tiny of " in out
+        and "kept for its stack tiny of " in out
     )
     key = found["key"]
     code, _, said = space.command("reap", str(key))
-    assert code == 2 and "`recipe stack down tiny` ends it" in said
+    assert code == 2 and "terminate it with `recipe stack down tiny`" in said
     assert space.command("reap", "--dead", "--yes")[0] == 0 and len(provider(space)) == 4
     costs = json.loads(space.command("report", "--cost", "--month", "--json")[1])["leases"]
     assert sorted(each["key"] == key for each in costs) == [False, False, True] and all(
@@ -85,14 +85,14 @@ def test_keep_alive_leaves_it_running_for_the_next_run_until_its_time_is_over(sp
     code, out, _ = space.command("reap")
     assert (
         code == 0
-        and "it is kept for the stack tiny of " in out
+        and "kept for its stack tiny of " in out
         and ", until 20" in out
         and provider(space) == ["created"]
     )
     ran(space, 2)
     assert provider(space) == ["created", "stopped"]
     code, _, said = space.command("run", "--driver", "loopback", "--keep-alive")
-    assert code == 3 and "--keep-alive is about the machine that a stack keeps" in said
+    assert code == 3 and "--keep-alive requires a stack with a persistent machine" in said
 
 
 def test_a_stack_is_made_started_stopped_and_ended_by_hand(space: Space) -> None:
@@ -121,7 +121,7 @@ def test_a_machine_that_its_time_has_stopped_is_started_again(space: Space) -> N
     assert space.command("stack", "up", "tiny")[0] == 0
     until(lambda: status(space)["stands"] == "stopped")
     code, out, _ = space.command("reap")
-    assert code == 0 and "ended" in out and "its time is over" in out
+    assert code == 0 and "ended" in out and "its lease ends" in out
     assert provider(space) == ["created", "stopped"]
 
 
@@ -139,10 +139,12 @@ def test_a_machine_that_does_not_do_for_a_step_is_named_with_what_to_do(space: S
     ran(space, 1)
     space.recipe(STEP.replace("gpus: 1", "gpus: 2").replace("echo 1", "echo 9"))
     code, _, said = space.command("run", "--stack", "tiny")
-    assert code == 2 and "has less than a step needs" in said and "`recipe stack down tiny`" in said
+    assert (
+        code == 2 and "has less than a step requires" in said and "`recipe stack down tiny`" in said
+    )
     stack(space, "driver = 'ssh'\nkeep = 'stopped'\nextra = {hosts = ['me@nowhere']}", "here")
     code, _, said = space.command("stack", "up", "here")
-    assert code == 2 and "ssh has no machines that can be stopped and started" in said
+    assert code == 2 and "ssh cannot stop and restart machines" in said
 
 
 def cases() -> Iterator[Any]:
@@ -217,7 +219,7 @@ def test_a_provider_s_machine_is_kept_between_runs(
         code, out, _ = space.command("stack", "down", "tiny")
         assert (
             code == 0
-            and "stays, with the results in it" in out
+            and "and its results are kept" in out
             and ("is removed" in out) is (name == "gcp")
         )
         assert (

@@ -82,6 +82,6 @@ def test_an_unknown_level_is_a_sentence_and_exit_code_3(space: Path) -> None:
     )
     assert (
         done.returncode == 3
-        and 'there is no level "loud"' in done.stderr
+        and 'unknown level "loud"' in done.stderr
         and "Traceback" not in done.stderr
     )

@@ -156,7 +156,7 @@ def test_a_worker_that_stood_still_while_another_machine_did_its_run_begins_no_s
         )
         still.send_signal(signal.SIGCONT)
         assert still.stderr is not None and any(
-            "taken over by another worker" in line for line in still.stderr
+            "to another worker" in line for line in still.stderr
         )
         still.terminate()
         still.communicate(timeout=30)
@@ -184,7 +184,7 @@ def test_another_machine_carries_out_what_was_submitted_and_its_results_are_fetc
         and a.space.read("tree/x") == "one\ntwo\n"
     )
     a.space.write("both.txt", "mine")
-    with pytest.raises(CannotRun, match=r"both.txt is there and is not what a run left"):
+    with pytest.raises(CannotRun, match=r"both.txt already exists and was not created by recipe"):
         a.fetch(run)
     assert b.space.of_agents("deadman") == "540.0"  # before another machine may begin its jobs
     assert (

@@ -142,8 +142,8 @@ def test_nodes_that_cannot_reach_each_other_are_reported_before_the_command_begi
             3,
             "s requests 2 nodes, but `where: local` is one node",
         ),
-        ("nodes: 3", 2, "s needs 3 nodes; loopback has 2 host(s) free"),
-        ("nodes: 9", 3, "s asks for 9 nodes, and `[limits] max_nodes` is 8"),
+        ("nodes: 3", 2, "s requires 3 nodes, but loopback has 2 free host(s)"),
+        ("nodes: 9", 3, "s requests 9 nodes, but `[limits] max_nodes` is 8"),
         (
             "nodes: 2, resources: {cpus: 10000}",
             2,
@@ -201,7 +201,7 @@ def test_nodes_that_do_not_all_begin_are_all_stopped_and_the_attempt_is_lost(
     (lost,) = (
         event for event in space.events if event.before == "RUNNING" and event.after == "QUEUED"
     )
-    assert lost.reason == "lost" and "not all nodes had begun after" in str(lost.data["detail"])
+    assert lost.reason == "lost" and "not all nodes had started after" in str(lost.data["detail"])
 
 
 def test_a_step_on_two_nodes_runs_over_ssh(space: Space, sshd: Sshd) -> None:  # noqa: F811
@@ -405,9 +405,7 @@ steps:
     )
     code, _, err = space.command("run", "--driver", "loopback")
     assert code == 0, err
-    assert (
-        "step-1 has other bytes on node 1 than on node 0 in same: those of node 0 are kept" in err
-    )
+    assert "step-1 differs between node 1 and node 0 in same; keeping the copy of node 0" in err
     assert space.read("out.txt") == "0\nof 0\nof 1\n"
     assert space.command("logs", "train", "--node", "1")[1] == "0\nof 0\nof 1\n"
 
@@ -464,7 +462,7 @@ def test_the_option_nodes_is_for_accelerate_steps_that_say_none_and_in_no_key(sp
     assert code == 0 and out.count("on 2 nodes") == 1
     assert space.command("plan", "--nodes", "0")[0] == 3
     code, _, err = space.command("run", "--nodes", "2", "--until", "a")
-    assert code == 2 and "a needs 2 nodes; the driver local gives one" in err
+    assert code == 2 and "a requires 2 nodes, but the driver local has one" in err
 
 
 def test_an_interrupt_stops_all_nodes(space: Space) -> None:

@@ -145,7 +145,7 @@ def test_an_edited_object_is_never_given_out(
     assert not objects.intact(content)
     for mine in (Objects(root), Objects(root, lambda content: Seal(content, "1:2", "", size, 0.0))):
         assert not mine.intact(content)
-        with pytest.raises(Corrupt, match="not what their name says"):
+        with pytest.raises(Corrupt, match="does not match its digest"):
             mine.copy_to(content, tmp_path / "x")
         with pytest.raises(Corrupt):
             mine.demand(content)

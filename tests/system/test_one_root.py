@@ -377,6 +377,6 @@ def test_an_output_that_was_made_elsewhere_is_named(auto: Path) -> None:
         said = typed(auto, "run", "cd.yaml")
         assert (
             said.code == 1
-            and "declared output auto.txt was not made; src/deep/auto.txt was made: did the script cd?"
+            and "declared output auto.txt was not created; src/deep/auto.txt was created instead; check whether the script changes its directory"
             in said.err
         )

@@ -46,12 +46,12 @@ def test_a_step_that_runs_out_of_memory_is_halved_until_it_fits_and_never_again(
     assert (
         code == 0
         and tried(trained) == ["12", "6", "3"]
-        and "train ran out of memory: it is tried with micro_batch 3" in said
+        and "train ran out of memory; retrying with micro_batch 3" in said
     ), said
     code, _, said = trained.command("run")
     assert code == 0 and len(tried(trained)) == 3
     _, told, _ = trained.command("why", "train")
-    assert "stands_for" in told and "it was made with micro_batch 3" in told
+    assert "stands_for" in told and "the step ran with micro_batch 3" in told
     assert trained.command("run", "micro_batch=3")[0] == 0 and len(tried(trained)) == 3
 
 

@@ -132,7 +132,7 @@ def test_hostile_files_stay_files(
         )  # the last: step-1.png
     assert page.evaluate("window.__xss === undefined") and tab.fits()
     assert not (faults := tab.faults()), "\n".join(faults)
-    page.wait_for_selector(".preview >> text=An SVG drawing may have programs in it")
+    page.wait_for_selector(".preview >> text=An SVG drawing may contain scripts")
     assert page.locator(".preview img").count() == 0 and tab.said == []
     page.click("#tab-samples")
     page.wait_for_selector("#samples >> text=more than 40 million pixels")

@@ -378,11 +378,11 @@ def test_every_damage_of_a_written_pack_is_named(space: Space, data: Path) -> No
     assert len(list(packed.faults(folder, whole))) > 3
     path.unlink()
     code, out = done(space, "--verify", "packed")
-    assert (code, out) == (1, f"{path.name}: it is missing\n")
+    assert (code, out) == (1, f"{path.name}: missing\n")
     path.write_bytes(original)
     (folder / "SHA256SUMS").write_text("")
     assert json.loads(done(space, "--verify", "packed", "--json")[1])["faults"] == [
-        "SHA256SUMS: it does not list what manifest.json does"
+        "SHA256SUMS: the list of files differs from manifest.json"
     ]
 
 
@@ -468,7 +468,10 @@ def test_a_dataset_that_changes_meanwhile_is_packed_again_and_named_when_it_goes
     code, out = done(space, "data", "--out", "packed")
     assert (code, out.split()[0]) == (0, scan(data))
     assert (
-        capsys.readouterr().err.count("0/000.bin: it changes while it is read; trying again") == 2
+        capsys.readouterr().err.count(
+            "0/000.bin: the file changed while recipe read it; trying again"
+        )
+        == 2
     )
     assert done(space, "--verify", "packed")[0] == 0
     left[0] = 100
@@ -515,8 +518,8 @@ def test_what_looks_like_a_key_and_names_that_collide_are_reported(space: Space)
         ((), "pack what?"),
         (("nothing",), "nothing does not exist"),
         (("data", "--out", "data/packed"), "is inside the directory to pack"),
-        (("data", "--out", "other"), "holds other things: mine"),
-        (("data", "--out", "other/mine"), "is not a folder"),
+        (("data", "--out", "other"), "contains other files: mine"),
+        (("data", "--out", "other/mine"), "is not a directory"),
         ((".",), "holds what recipe remembers"),
         (("--verify", "data"), "holds no pack"),
         (("--verify", "none"), "holds no pack"),

@@ -255,7 +255,7 @@ def test_a_file_behind_https_is_packed_and_its_server_must_be_believed(
         code, _, err = space.command(
             "pack", f"{served.url}/none", env={"SSL_CERT_FILE": str(certificate)}
         )
-        assert code == 2 and f"{served.url}/none cannot be looked at: 404" in err
+        assert code == 2 and f"cannot read {served.url}/none: 404" in err
     finally:
         served.close()
 
@@ -263,9 +263,9 @@ def test_a_file_behind_https_is_packed_and_its_server_must_be_believed(
 @pytest.mark.parametrize(
     ("address", "code", "words"),
     [
-        ("s3://none-such/x", 2, "s3://none-such/x cannot be looked at: "),
-        ("hf://org/none", 2, "hf://datasets/org/none cannot be looked at: "),
-        ("https://127.0.0.1:1/x", 2, "https://127.0.0.1:1/x cannot be looked at: "),
+        ("s3://none-such/x", 2, "cannot read s3://none-such/x: "),
+        ("hf://org/none", 2, "cannot read hf://datasets/org/none: "),
+        ("https://127.0.0.1:1/x", 2, "cannot read https://127.0.0.1:1/x: "),
         ("ftp://host/x", 3, 'has the unknown scheme "ftp://"'),
         ("s3://bucket/a::file:///etc/passwd", 3, "is an address within an address"),
         ("hf://org", 3, "must be hf://org/name"),

@@ -119,7 +119,7 @@ def test_nothing_is_written_through_a_folder_that_a_step_was_given(
     space.write("data/precious.txt", "precious")
     space.recipe({"inputs": {"set": {"type": "dataset", "default": "data"}}, "steps": {"a": body}})
     assert space.attempt() == ["a"] and space.summary is not None
-    assert "which the step is given as a whole" in space.summary.failed[0].reason, (
+    assert "the step gets this whole directory as an input" in space.summary.failed[0].reason, (
         space.summary.failed
     )
     assert space.read("data/precious.txt") == "precious" and sorted(

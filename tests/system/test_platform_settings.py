@@ -151,7 +151,7 @@ def test_a_jobs_resources_stand_instead_of_the_recipes(space: Space) -> None:
         (run,) = ws.store.runs.latest()
     assert (run.state, run.failure) == ("COMPLETED", ""), run.reason
     space.recipe(space.read("recipe.yaml").replace("memory: 900GB", "memory: 900GB, key: true"))
-    with pytest.raises(Invalid, match="depend on the resources"):
+    with pytest.raises(Invalid, match="part of its cache key"):
         stored(space, {"job_id": "k", "recipe": "t", "resources": {"gpus": 0}})
 
 
@@ -194,7 +194,7 @@ def test_a_platform_finds_a_jobs_checkpoints_and_logs_in_its_folders(space: Spac
     assert code == 0, said
     (space.root / "logs" / "j2").mkdir()
     code, _, said = space.command("run", "-B", env={"JOB_ID": "j2", **folders})
-    assert code == 0 and "logs/j2 cannot be made a link" in said, said
+    assert code == 0 and "cannot link logs/j2" in said, said
     assert not (space.root / "logs" / "j3").exists()
 
 
@@ -222,7 +222,7 @@ def test_a_job_goes_on_from_a_checkpoint_of_its_own_and_from_no_other(space: Spa
             (state.folder / f"step-{n}" / "weights.bin").write_text(str(n))
     room = Room(space.root, os.environ, Tokens(space.root / "server", Locks(space.root)))
     for other in ("/etc/passwd", "step-3", "../step-1", "ep-1"):
-        with pytest.raises(Refused, match="none of the job's own"):
+        with pytest.raises(Refused, match="not a checkpoint of this job"):
             platform.go_back(room, run, other)
     (space.root / "checkpoints").symlink_to(state.folder)  # as CHECKPOINTS_DIR has it
     platform.go_back(room, run, "checkpoints/step-1")

@@ -277,7 +277,7 @@ def test_a_worker_that_was_silent_for_too_long_leaves_its_run_to_the_one_that_to
         (space.root / "slow").unlink()
         other.join(30)
         assert silent.stderr is not None and any(
-            "taken over by another worker" in line for line in silent.stderr
+            "to another worker" in line for line in silent.stderr
         ), "it ended, and did not say it"
         silent.terminate()
         silent.communicate(timeout=30)

@@ -143,7 +143,7 @@ def test_in_a_pipe_a_provider_that_ends_nothing_needs_a_word(
     code, said = refused(space, "run", "--driver", "prime", "--yes")
     assert (
         code == 3
-        and "nothing ends it when this program is dead" in said
+        and "nothing terminates the machine if recipe dies" in said
         and "--unattended" in said
         and ours(market) == []
     )
@@ -152,9 +152,7 @@ def test_in_a_pipe_a_provider_that_ends_nothing_needs_a_word(
 def test_a_key_that_the_account_does_not_have_opens_no_pod(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: asyncssh.SSHKey
 ) -> None:
-    with pytest.raises(
-        Denied, match=r"does not have the SSH key .*; add its public half at https://"
-    ):
+    with pytest.raises(Denied, match=r"has no SSH key .*; add its public key at https://"):
         answer(
             monkeypatch,
             lambda _: page({"id": "1", "publicKey": "ssh-ed25519 AAAA"}),
@@ -163,7 +161,7 @@ def test_a_key_that_the_account_does_not_have_opens_no_pod(
         )
     (tmp_path / "key").write_text("no key")
     with pytest.raises(
-        Denied, match=r"cannot be used: .*; name another as `key` in `\[drivers.prime\]`"
+        Denied, match=r"cannot use the SSH key .*; set another `key` in `\[drivers.prime\]`"
     ):
         answer(monkeypatch, lambda _: page(), lambda driver: driver.solvent(), tmp_path)
 
@@ -175,7 +173,7 @@ def test_without_a_key_the_variable_and_the_file_are_named(
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(
         Denied,
-        match=r"neither in PRIME_API_KEY nor in .*\.prime/config\.json; make one at https://",
+        match=r"no API key for Prime in PRIME_API_KEY or .*\.prime/config\.json; create one at https://",
     ):
         asyncio.run(
             Prime(api="http://x", installation=str(tmp_path / "installation")).offers(Wish())
@@ -191,7 +189,7 @@ def test_doctor_fails_where_no_pod_would_let_us_in(
     subprocess.run([*keygen, str(place / "locked")], check=True)
     for key, words in (
         (place / "absent", "cannot be used"),
-        (place / "other", "does not have the SSH key"),
+        (place / "other", "has no SSH key"),
         (place / "locked", "cannot be used"),
     ):
         rents(space, market, monkeypatch, "prime", key=str(key), first_use=True)
@@ -214,7 +212,7 @@ def test_offers_plan_and_doctor_say_that_nothing_ends_a_pod(
     assert (
         code == 0
         and "rents for s: prime " in out
-        and "nothing ends it when this program is dead; the first host key that it shows is believed"
+        and "nothing terminates the machine if recipe dies; the host key is trusted on first use"
         in out
     )
     code, out, _ = space.command("doctor", "--driver", "prime")

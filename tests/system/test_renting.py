@@ -94,7 +94,7 @@ def test_a_need_that_nothing_satisfies_is_refused_and_nothing_is_rented(space: S
     code, _, said = space.command("run", "--driver", "loopback")
     assert (
         code == 5
-        and "s needs gpus 8; loopback offers no such machine now" in said
+        and "s requires gpus 8, but loopback has no matching machine now" in said
         and provider(space) == []
     )
 
@@ -108,7 +108,7 @@ def test_a_limit_that_does_not_pay_for_two_checkpoints_rents_nothing(space: Spac
     code, _, said = space.command("run", "--driver", "loopback")
     assert (
         code == 3
-        and "at least 2100 s (900 s to come up, and 2 checkpoints, 600 s apart), $0.70" in said
+        and "at least 2100 s (900 s to start, and 2 checkpoints, 600 s apart), $0.70" in said
         and provider(space) == []
     ), said
 
@@ -119,8 +119,7 @@ def test_a_step_whose_machines_are_all_gone_fails_with_the_reason(space: Space) 
     space.attempt(settings=RENTED)
     assert space.summary is not None and space.summary.state == "FAILED"
     assert (
-        "loopback has no machine left that does for it; the last that was asked for: "
-        in space.summary.failed[0].reason
+        "loopback has no other matching machine; last request: " in space.summary.failed[0].reason
     )
     assert provider(space) == []
 
@@ -248,7 +247,7 @@ def test_a_python_that_is_not_there_is_reported_and_nothing_is_rented(space: Spa
     """What had not been opened yet has not to be closed."""
     space.recipe("steps:\n  s: {run: 'true'}\n")
     code, _, said = space.command("run", "--python", "/no/such")
-    assert code == 2 and "there is no such Python" in said and "Traceback" not in said, said
+    assert code == 2 and "no such Python interpreter" in said and "Traceback" not in said, said
 
 
 def test_no_more_machines_are_there_at_once_than_the_user_may_have(space: Space) -> None:

@@ -43,7 +43,7 @@ def test_a_run_ends_whatever_a_step_puts_there(
     assert space.read("o.txt") == "made\n"
     # The agent of a host has looked at its machine, and written of it, only when a step ran for some seconds.
     if driver == "local" or "machine" not in place:
-        assert f"a: it replaced {place} by something that is no regular file" in err
+        assert f"a: the step replaced {place} by a special file" in err
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -33,6 +33,6 @@ def test_a_file_that_would_be_replaced_is_anothers_an_edit_or_older(space: Space
     code, said, _ = space.command("plan", "./mine.yaml")
     assert code == 0 and "would replace o, which was edited after mine@1 created it" in said
     assert (
-        "it would replace o, which was edited after mine@1 created it"
+        "would replace o, which was edited after mine@1 created it"
         in space.command("why", "a", "./mine.yaml")[1]
     )

@@ -131,7 +131,7 @@ def test_a_program_that_is_older_than_the_schema_takes_no_run_and_says_so(
     with psycopg.connect(url, autocommit=True) as db:
         db.execute("INSERT INTO recipe_schema VALUES (99)")
     with pytest.raises(
-        Unusable, match="the database of runs has format 99; this recipe knows"
+        Unusable, match="the run database has format 99; this version of recipe supports"
     ) as caught:
         Store.open(tmp_path / ".recipe", shared=url, workspace="here")
     assert "update recipe" in caught.value.fix

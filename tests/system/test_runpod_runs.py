@@ -104,7 +104,9 @@ def test_without_a_key_the_variable_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RUNPOD_API_KEY", raising=False)
-    with pytest.raises(Denied, match="no key for RunPod in RUNPOD_API_KEY; make one at https://"):
+    with pytest.raises(
+        Denied, match="no API key for RunPod in RUNPOD_API_KEY; create one at https://"
+    ):
         asyncio.run(
             Runpod(api="http://x", installation=str(tmp_path / "installation")).offers(Wish())
         )
@@ -140,7 +142,7 @@ def test_offers_and_doctor_show_the_market_and_who_ends_a_pod(
     rents(space, market, monkeypatch, "runpod", verified=False)
     space.recipe(RECIPE)
     code, out, _ = space.command("offers", "./recipe.yaml", "--driver", "runpod")
-    assert code == 0 and "NVIDIA GeForce RTX" in out and "it stops and its disk is billed on" in out
+    assert code == 0 and "NVIDIA GeForce RTX" in out and "its disk is still billed" in out
     code, out, _ = space.command("doctor", "--driver", "runpod")
     assert (
         code == 0

@@ -436,7 +436,7 @@ def test_a_stream_ends_with_its_token(served: Served, how: str) -> None:
         if how == "removed":
             assert served.rest.ask("DELETE", f"/v1/tokens/{made['id']}").status_code == 204
         (last,) = pieces
-        assert last.startswith(b": the token was removed, or it has expired"), "nothing but that"
+        assert last.startswith(b": the token was removed or has expired"), "nothing but that"
 
 
 @pytest.mark.parametrize(
@@ -848,7 +848,7 @@ def test_a_job_in_a_platforms_own_words_says_what_is_ignored(served: Served) -> 
     found = ask("POST", "/api/training/execute", body)
     assert found.status_code == 202, found.text
     ignored = [
-        "execution_id: there is no such field",
+        "execution_id: unknown field",
         "config.output_dir: results are published below OUTPUT_DIR",
     ]
     assert found.json() == {"job_id": "job-5", "status": "queued", "ignored": ignored}

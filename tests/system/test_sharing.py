@@ -297,7 +297,7 @@ def test_what_cannot_be_put_there_fails_nothing(a: Machine, store: Path) -> None
     (store / "objects").write_text("in the way")
     code, _, err = a.command("run")
     assert code == 0
-    assert "not put into the store team" in err
+    assert "cannot upload to the shared store team" in err
     assert a.answers(store="none") == {"base": "fresh", "data": "fresh", "train": "fresh"}
 
 

@@ -130,7 +130,7 @@ def test_what_interrupts_a_run_that_still_connects_is_said(
         mute.settimeout(30)
         with mute.accept()[0]:
             worker.send_signal(number)
-            assert finish(worker) == (130, "interrupted before any step began\n")
+            assert finish(worker) == (130, "interrupted before any step started\n")
     with Workspace.open(space.root) as ws:
         assert ws.store.runs.latest() == []
 

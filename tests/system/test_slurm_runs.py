@@ -110,14 +110,14 @@ def test_prices_of_nodes_are_shown_asked_about_counted_and_held_to_the_limit(
         and 0 < cost["hours"] < 0.02
     )
     recipe("two", "limits: {cost: 4 USD}")
-    with pytest.raises(Invalid, match=r"\$4 is left for it of `limits.cost`.*\$60.00 an hour"):
+    with pytest.raises(Invalid, match=r"only \$4 of `limits.cost` is left.*\$60.00 an hour"):
         space.run(settings=SLURM)
     recipe("two")
     settings(space, "prices = {main = '30 USD'}\nconfirm = 0")
     code, _, said = space.command("run", "--driver", "slurm")
     assert code == 3 and "the run would cost about $" in said, said
     settings(space, "prices = {man = '30 USD'}")
-    with pytest.raises(RecipeError, match='there is no partition "man", did you mean "main"'):
+    with pytest.raises(RecipeError, match='unknown partition "man", did you mean "main"'):
         space.run(settings=SLURM)
     assert cluster.jobs() == []
 
@@ -145,7 +145,7 @@ def test_a_worker_that_is_killed_leaves_its_allocation_to_the_next_and_the_step_
     until(lambda: len(steps()) == 2, seconds=30)
     _, _, said = space.command("run", "./other.yaml", "--driver", "slurm")
     assert (
-        "the worker of its run is gone; it is left alone, and `recipe reap" in said
+        "its run lost its worker; left running; terminate it with `recipe reap" in said
         and cluster.jobs() == before
     )
     again = space.start("run", "--driver", "slurm")
@@ -173,7 +173,7 @@ def test_a_step_whose_allocation_is_taken_away_begins_again_in_another(
     gate.touch()  # not before: a step that is asked to end could end well
     _, said = worker.communicate(timeout=60)
     assert worker.returncode == 0, said
-    assert f"is lost: job {before[0]} of Slurm is over" in said and "takes its place" in said
+    assert f"is lost: Slurm job {before[0]} has finished" in said and "takes its place" in said
     assert begun.read_text() == "begun\n" * 2 and cluster.jobs() == []
 
 
@@ -187,7 +187,7 @@ for step in range(done + 1, steps + 1):
     digest = hashlib.sha256(f"{digest}{step}".encode()).hexdigest()
     time.sleep(pause)
     while not pause and begun == 0 and step == 5 and not asked:
-        time.sleep(0.02)  # the first attempt is in the middle when its time is over
+        time.sleep(0.02)  # the first attempt is in the middle when its lease ends
     if asked:
         pathlib.Path("ckpt/new").mkdir(parents=True)
         pathlib.Path("ckpt/new/done").write_text(json.dumps([step, digest, begun + 1]))
@@ -264,7 +264,7 @@ def test_a_run_says_why_it_waits_and_gives_up_what_can_never_begin(
 
     def say(_listener: object, text: str) -> None:
         told.append(text)
-        if "waits in the queue of Slurm (Partition" in text:
+        if "is waiting in the Slurm queue (Partition" in text:
             monkeypatch.setattr(
                 driver, "PATIENCE", 0.0
             )  # not before: Slurm may need longer to say why
@@ -272,10 +272,10 @@ def test_a_run_says_why_it_waits_and_gives_up_what_can_never_begin(
     monkeypatch.setattr(runner._Calls, "say", say)
     space.recipe("steps: {s: {run: 'true'}}")
     with pytest.raises(
-        RecipeError, match=r"never begins: the partition .*ends jobs earlier than `time` says"
+        RecipeError, match=r"cannot start: the partition .*lower time limit than `time`"
     ):
         space.attempt(settings=SLURM)
-    assert any("waits in the queue of Slurm (Partition" in words for words in told)
+    assert any("is waiting in the Slurm queue (Partition" in words for words in told)
     assert cluster.jobs() == []
 
 
@@ -337,25 +337,25 @@ def test_a_run_that_is_ended_in_the_queue_leaves_no_job_there(
     _, said = worker.communicate(timeout=30)
     assert worker.returncode == 130, said
     assert len(cluster.jobs()) == 1
-    assert "is given back" in said
+    assert "released the request" in said
 
 
 @pytest.mark.parametrize(
     ("more", "nodes", "code", "words"),
     [
-        ("", 3, 5, "partition main has 2 nodes, and 3 are asked for"),
-        ("partition = 'mian'", 1, 5, 'there is no partition "mian", did you mean "main"?'),
+        ("", 3, 5, "partition main has 2 nodes, but 3 are requested"),
+        ("partition = 'mian'", 1, 5, 'unknown partition "mian", did you mean "main"?'),
         ("time = 'soon'", 1, 3, "time"),
         ("options = ['--nodes=7']", 1, 3, "is the driver's own"),
         ("container = 'aptainer'", 1, 3, 'did you mean "apptainer"?'),
-        ("constraint = 'h100'", 1, 5, "no node that does for it"),
-        ("gres = 'gpu:8'", 1, 5, "no node that does for it"),
+        ("constraint = 'h100'", 1, 5, "no matching node"),
+        ("gres = 'gpu:8'", 1, 5, "no matching node"),
         ("options = ['--reservation=zz']", 1, 5, "Requested reservation is invalid"),
         (
             "memory = '64G'",
             1,
             5,
-            "Slurm refuses the job: Requested node configuration is not available",
+            "Slurm rejected the job: Requested node configuration is not available",
         ),
         ("python = '/nowhere/python3'", 1, 5, "has no Python 3.9 or later"),
         ("root = '/proc/nowhere'", 1, 5, "cannot be written"),
@@ -463,8 +463,7 @@ def test_an_input_that_is_edited_while_a_node_reads_it_makes_no_result(
     (space.root / "gate").write_text("go\n")
     _, said = worker.communicate(timeout=60)
     assert (
-        worker.returncode == 1
-        and "it, or another process meanwhile, changed its input data.bin" in said
+        worker.returncode == 1 and "the step or another process changed its input data.bin" in said
     )
     assert not (space.root / "o").exists()
 

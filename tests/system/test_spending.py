@@ -86,6 +86,6 @@ def test_a_limit_that_pays_for_too_little_rents_nothing_and_says_the_sum(
     code, _, said = space.command("run", "--driver", "vastai", "--yes")
     assert (
         code == 3
-        and "$0.05 is left for it of `limits.cost`, which pays for " in said
+        and "only $0.05 of `limits.cost` is left, enough for " in said
         and ours(real) == before
     )

@@ -153,7 +153,7 @@ def test_on_any_market_spot_is_taken_where_that_is_cheaper_by_what_was_lost_befo
     need = Need(gpus=1, market="any")
     said = pool._why_spot(need, spot, [spot, kept])
     assert said.startswith(
-        ", spot: cheaper than $0.80 on demand also with 0.05 preemptions an hour"
+        ", spot: cheaper than $0.80 on demand even with 0.05 preemptions an hour"
     )
     assert pool._why_spot(need, kept, [kept, spot]).startswith(", on demand: spot at $0.50 is not")
     assert pool._why_spot(Need(gpus=1), kept, [kept]) == ""

@@ -219,8 +219,7 @@ def test_one_odd_line_of_known_hosts_is_passed_over_with_a_notice(
     assert meet(home) == "in\n"
     [notice] = Ssh(hosts=["box"]).notices
     assert (
-        notice.replace("~", str(home))
-        == f"{known}: lines 1, 2, 3 cannot be understood and are passed over"
+        notice.replace("~", str(home)) == f"{known}: lines 1, 2, 3 cannot be parsed and are ignored"
     )
 
 

@@ -55,7 +55,7 @@ def test_doctor_goes_on_where_a_host_cannot_be_asked_and_fails(
         "nobody@127.0.0.1:1"
     }
     assert [finding["found"] for finding in found if finding["what"] == "connection"] == [
-        "nobody@127.0.0.1:1 cannot be reached: Connection refused"
+        "cannot reach nobody@127.0.0.1:1: Connection refused"
     ]
     assert {finding["what"] for finding in found if finding["host"] == server.address} >= {
         "shell",
@@ -77,7 +77,7 @@ def test_doctor_says_what_is_missing_where_programs_are_and_where_nothing_can_be
         hidden = doctor(tmp_path, server, "--host", server.address, root="/proc/nowhere")
     assert hidden.returncode == 2
     assert "missing  root" in hidden.stdout
-    assert "/proc/nowhere cannot be written: name another `root`" in hidden.stdout
+    assert "/proc/nowhere is not writable: set another `root`" in hidden.stdout
 
 
 def test_doctor_of_an_unknown_host_key_says_how_to_trust_it(server: Sshd, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_a_command_whose_connection_breaks_is_unreachable_and_the_next_connects_
                     call = link.call(("sh", "-c", "echo begun; exec sleep 1000"))
                     assert await anext(call) == b"begun\n"
                     breaks()
-                    with pytest.raises(Unreachable, match="broke while sh ran there"):
+                    with pytest.raises(Unreachable, match="while sh ran"):
                         await anext(call)
                     assert await said(link, "echo", "again") == "again\n"
             assert len(proxy.connections) == 3
@@ -820,7 +820,7 @@ def test_a_pool_gives_out_its_places_and_no_more(server: Sshd, tmp_path: Path) -
         assert len(await drivers[0].offers(Wish())) == 1  # what is taken may be ours: acquire tells
         assert [await driver.hosts(leases[0]) is not None for driver in drivers] == [True, True]
         assert await drivers[1].release(leases[0])
-        with pytest.raises(HostLost, match="was given back"):
+        with pytest.raises(HostLost, match="was released"):
             await drivers[0].hosts(leases[0])
         assert (await drivers[0].acquire(order(offers, "late"))).key == "late"
         for driver in drivers:
@@ -937,7 +937,7 @@ def test_rubbish_among_the_leases_is_no_empty_list(server: Sshd, tmp_path: Path)
 
     async def meet() -> None:
         driver = Ssh(**server.settings(root=str(tmp_path / "root")))
-        with pytest.raises(Denied, match="is no list of leases"):
+        with pytest.raises(Denied, match="contains unknown files"):
             await driver.leases()
         await driver.aclose()
 
@@ -1009,7 +1009,7 @@ def test_no_hosts_is_rejected_with_how_to_name_one() -> None:
 
 def test_a_command_too_long_for_the_other_side_is_rejected_before_it_is_sent() -> None:
     async def meet() -> None:
-        with pytest.raises(Rejected, match="send them as its input"):
+        with pytest.raises(Rejected, match="send them on standard input"):
             await said(
                 Link(route(Sshd(Path("/nowhere")), known_hosts=(), identity=())),
                 "echo",

@@ -251,7 +251,7 @@ def test_a_key_of_the_agent_opens_the_door(
 
         with pytest.raises(
             Denied,
-            match=r"does not let us in with the keys in ~/.ssh and those of the agent: add the public key",
+            match=r"rejected the keys in ~/.ssh and the keys of the agent: add the public key",
         ):
             run(meet(agent=True))
         subprocess.run(
@@ -277,7 +277,7 @@ def test_an_agent_with_too_many_keys_is_distinguished_from_one_without_the_right
             stderr=subprocess.DEVNULL,
             env={**os.environ, "SSH_AUTH_SOCK": socket},
         )
-        assert "name the one that opens it (`identity`)" in run(
+        assert "set `identity` to the right key" in run(
             denial(route(server, identity=(), agent=socket))
         )
 
@@ -303,7 +303,7 @@ def test_a_key_with_a_passphrase_is_used_by_the_agent_alone(server: Sshd, tmp_pa
             return await said(link, "echo", "in")
 
     with pytest.raises(
-        Denied, match=r"has a passphrase: give it to the agent first \(ssh-add .*locked\)"
+        Denied, match=r"has a passphrase: add the key to the agent first \(ssh-add .*locked\)"
     ):
         run(meet(None))
     with agent(tmp_path) as socket:
@@ -330,17 +330,15 @@ def test_where_a_key_is_named_those_of_the_home_folder_are_not_offered(
         stdout=subprocess.DEVNULL,
     )
     with agent(tmp_path) as socket:
-        assert "does not let us in with" in run(
-            denial(route(server, identity=(str(named),), agent=socket))
-        )
+        assert " rejected " in run(denial(route(server, identity=(str(named),), agent=socket)))
 
 
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
         ("gone", None, "cannot be read: No such file"),
-        ("rubbish", "rubbish", "is not a private key"),
-        ("unknown", "", "does not let us in with .*unknown"),
+        ("rubbish", "rubbish", "is not a usable private key"),
+        ("unknown", "", "rejected .*unknown"),
     ],
 )
 def test_a_key_that_does_not_work_is_named(

@@ -205,13 +205,13 @@ def test_a_stack_of_several_nodes_makes_as_many_machines_that_reach_each_other(
         (
             "driver = 'loopback'",
             ("--pulumi",),
-            "what loopback rents cannot be written as a Pulumi program",
+            "cannot export a stack of the driver loopback as a Pulumi program",
         ),
         ("driver = 'gcp'\ngpu = 'L4'", ("--pulumi",), "the stack names none"),
         (
             "driver = 'gcp'\ngpu = 'B200'\nzone = 'us-central1-a'",
             ("--pulumi",),
-            "no machine of the list prices of",
+            "no machine in the list prices of",
         ),
         ("driver = 'gcp'\nzone = 'us-central1-a'", (), "writes a Pulumi program"),
     ],

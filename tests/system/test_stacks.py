@@ -30,27 +30,27 @@ def stack(space: Space, text: str, name: str = "tiny") -> None:
         ("driver = 'vastia'", 'unknown driver "vastia"', 'did you mean "vastai"?'),
         (
             "driver = 'gcp'\nzome = 'a'",
-            'there is no setting "stacks.tiny.zome"',
+            'unknown setting "stacks.tiny.zome"',
             'did you mean "zone"?',
         ),
         (
             "driver = 'gcp'\nkeep = 'forever'",
-            'stacks.tiny.keep cannot be "forever"',
+            'stacks.tiny.keep has an invalid value "forever"',
             "stopped: one machine",
         ),
         (
             "driver = 'gcp'\nauto_stop = '4h'",
-            "stacks.tiny.auto_stop says when a kept machine stops, and none is kept",
-            'add keep = "stopped"',
+            "stacks.tiny.auto_stop requires `keep`: it stops a persistent machine",
+            'add `keep = "stopped"',
         ),
         (
             "driver = 'gcp'\nextra = {gpu = 'L4'}",
-            "stacks.tiny.extra.gpu is a setting of the stack itself",
-            "write `gpu = …` beside `driver`",
+            "stacks.tiny.extra.gpu is a setting of the stack, not of its `extra`",
+            "move `gpu = …` next to `driver`",
         ),
         (
             "driver = 'gcp'\nlimits = {cost = '5'}",
-            'stacks.tiny.limits.cost cannot be "5"',
+            'stacks.tiny.limits.cost has an invalid value "5"',
             "such as 5 USD",
         ),
     ],
@@ -95,7 +95,7 @@ def test_a_flag_that_fights_the_stack_is_refused_in_a_sentence(space: Space) -> 
         and "leave --driver out" in said
     )
     code, _, said = space.command("plan", "--stack", "tony")
-    assert code == 3 and 'there is no stack "tony"' in said and 'did you mean "tiny"?' in said
+    assert code == 3 and 'unknown stack "tony"' in said and 'did you mean "tiny"?' in said
     code, _, said = space.command("run", "--stack", "tiny", "--host", "me@there")
     assert code == 3 and "--host requires the driver ssh" in said
 
@@ -138,7 +138,7 @@ def test_limits_of_a_stack_hold_where_the_recipe_allows_more(space: Space) -> No
         space, "driver = 'loopback'\nlimits = {cost = '0.001 USD'}\nextra = {price = 1.2, gpus = 1}"
     )
     code, _, said = space.command("run", "--stack", "tiny")
-    assert code == 3 and "$0.001 is left for it of `limits.cost`" in said
+    assert code == 3 and "only $0.001 of `limits.cost` is left" in said
 
 
 @pytest.mark.parametrize("queue", [True, False])
@@ -164,8 +164,7 @@ def test_one_run_at_a_time_uses_a_stack(space: Space, queue: bool) -> None:
         assert second.stderr is not None and second.stdout is not None
         told = iter(second.stderr.readline, "")
         assert any(
-            f"process {first.pid} uses the stack tiny: this run waits for it" in line
-            for line in told
+            f"process {first.pid} uses the stack tiny: waiting for it" in line for line in told
         )
         assert not (space.root / "o2").exists()
     (space.root / "gate").write_text("go\n")

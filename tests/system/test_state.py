@@ -63,7 +63,7 @@ def test_a_broken_checkpoint_is_passed_over(space: Space) -> None:
     (newest / "weights").unlink()
     said = run(space, "-v")[1]
     assert notes(space)[-1] == "2-4"
-    assert "resumes from step-2; step-3 is passed over: it is empty" in said, said
+    assert "resumes from step-2; skipped step-3: is empty" in said, said
 
 
 def test_when_every_checkpoint_is_broken_it_is_said_loudly_and_it_starts_over(space: Space) -> None:
@@ -73,10 +73,7 @@ def test_when_every_checkpoint_is_broken_it_is_said_loudly_and_it_starts_over(sp
         weights.unlink()
     said = run(space)[1]
     assert notes(space)[-1] == "0-4"
-    assert (
-        "NO CHECKPOINT CAN BE USED, starting over: step-3 is passed over: it is empty; step-2"
-        in said
-    ), said
+    assert "NO USABLE CHECKPOINT, starting over: skipped step-3: is empty; step-2" in said, said
 
 
 def test_a_training_that_trains_again_what_it_had_is_reported(space: Space) -> None:
@@ -92,7 +89,9 @@ def test_a_training_that_trains_again_what_it_had_is_reported(space: Space) -> N
     assert run(space, DIE="3")[0] == 1
     code, said = run(space)
     assert code == 0 and notes(space)[-1] == "3-4"
-    assert "train: it was to resume from step 3, and its first report is of step 1" in said, said
+    assert (
+        "train: the training should resume from step 3, but its first report is of step 1" in said
+    ), said
 
 
 def test_more_continues_and_less_starts_over_and_says_why(space: Space) -> None:

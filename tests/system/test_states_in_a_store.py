@@ -116,7 +116,7 @@ def test_a_store_that_is_only_read_gets_no_checkpoint_and_the_run_says_so(tmp_pa
 
 def test_without_a_shared_store_it_runs_and_says_that_checkpoints_stay_here(tmp_path: Path) -> None:
     code, _, err = Machine(tmp_path / "a", "", "").command("run")
-    assert code == 0 and "no shared store is named" in err
+    assert code == 0 and "no shared store is set" in err
 
 
 @pytest.mark.proof
@@ -153,5 +153,5 @@ def test_a_training_of_the_library_resumed_elsewhere_ends_in_the_same_bits(
 
     assert not made(tmp_path / "lost", until_saved=True)
     other = made(tmp_path / "other")
-    assert "fetched from the store team" in (tmp_path / "other/said").read_text()
+    assert "downloaded from the shared store team" in (tmp_path / "other/said").read_text()
     assert other and other == made(tmp_path / "alone", shared=False)

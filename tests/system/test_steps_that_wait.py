@@ -71,9 +71,9 @@ def test_a_step_that_waits_can_be_run_again_in_the_first_run(late: Space) -> Non
 
 
 def test_a_step_that_waits_is_no_unknown_one(late: Space) -> None:
-    with pytest.raises(CannotRun, match="split, which merge needs, is not fresh"):
+    with pytest.raises(CannotRun, match="split, a dependency of merge, is out of date"):
         late.run(choice=Choice(only="merge"))
-    with pytest.raises(CannotRun, match=r"whether there is a step each\[f=parts%2F1\]"):
+    with pytest.raises(CannotRun, match=r"the step each\[f=parts%2F1\] is not known yet"):
         late.run(choice=Choice(until="each[f=parts%2F1]"))
     with pytest.raises(NotFound, match="has no step"):
         late.run(choice=Choice(until="nothing"))

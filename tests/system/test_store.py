@@ -142,7 +142,7 @@ def test_another_program_s_database_is_refused(root: Path) -> None:
     root.mkdir()
     with sqlite3.connect(root / "recipe.db") as db:
         db.execute("CREATE TABLE x (y)")
-    with pytest.raises(Unusable, match="not a store of recipe's"):
+    with pytest.raises(Unusable, match="not a recipe store"):
         Store.open(root)
 
 

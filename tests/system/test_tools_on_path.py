@@ -30,7 +30,7 @@ steps:
     assert space.run() == ["a"]
     assert space.read("a.txt") == "22\n"
     tool.rename(tool.with_name("other"))
-    with pytest.raises(CannotRun, match="a needs mytool, which is not on PATH"):
+    with pytest.raises(CannotRun, match="a requires mytool, which is not on PATH"):
         space.run()
 
 

@@ -700,9 +700,9 @@ def test_what_is_no_output_is_reported_in_words(go: Go) -> None:
         ]
         taken = (await town.host_store.take(str(path), outputs)).outputs
         assert {name: one.problem for name, one in taken.items()} == {
-            "pipe": "pipe is neither a file nor a folder",
-            "pipes": "pipes: 'inner' is neither a file nor a folder",
-            "links": "links: a link to '/etc/passwd' leads out of it: 'away'",
+            "pipe": "pipe is neither a file nor a directory",
+            "pipes": "pipes: 'inner' is neither a file nor a directory",
+            "links": "links: a link to '/etc/passwd' points outside it: 'away'",
             "given": "declared output given/ is not a directory",
             "out": "",
         }
@@ -800,7 +800,8 @@ def test_a_host_without_a_python_is_refused_with_what_to_do(tmp_path: Path) -> N
 
     async def check() -> None:
         with pytest.raises(
-            Denied, match=r"no CPython 3\.9 or later: install one there, or name it as `python`"
+            Denied,
+            match=r"no CPython 3\.9 or later: install CPython 3.9 or later on the host, set `python`",
         ):
             await HostStore(Wire(cast(Any, Bare()), "there")).open()
         assert not (tmp_path / "there").exists()
@@ -827,7 +828,7 @@ def test_a_host_without_room_is_found_out_before_anything_is_sent(go: Go, small_
         (town.place / "large").write_bytes(bytes(5_000_000))
         town.host_store = town.another("small/there", name="box")
         await town.host_store.open()
-        with pytest.raises(Infrastructure, match=r"box has 2\.\d MB free, and needs 5\.0 MB"):
+        with pytest.raises(Infrastructure, match=r"box has 2\.\d MB free disk space, but 5\.0 MB"):
             await town.sends(town.place / "large")
         assert town.wire.sent < 1000
 
@@ -873,7 +874,7 @@ def test_a_disk_that_is_full_here_is_reported(go: Go, small_disk: Path) -> None:
         (path / "big").write_bytes(os.urandom(5_000_000))
         (path / "some").write_bytes(os.urandom(2_500_000))
         outputs = (await town.host_store.take(str(path), [("big", False), ("some", False)])).outputs
-        with pytest.raises(Infrastructure, match=r"there is 3\.\d MB free here"):
+        with pytest.raises(Infrastructure, match=r"only 3\.\d MB disk space is free"):
             await town.host_store.fetch(str(path / "big"), outputs["big"], str(small_disk / "big"))
 
         def fill(_function: str) -> None:
@@ -925,12 +926,12 @@ def row(path: str, kind: str = "f", value: str = "a" * 64) -> list[object]:
         ([row("/etc/x")], "is no name of a file"),
         ([row("a/./b")], "is no name of a file"),
         ([row("n" * 300)], "is no name of a file"),
-        ([row("a"), row("a")], "a name comes twice"),
-        ([row("a"), row("a/b")], "is below what is no folder"),
-        ([row("a", "l", "../../etc")], "leads out of it"),
-        ([row("a", "l", "."), row("b", "l", "a/..")], "leads out of it"),
-        ([row("a", "l", "a")], "leads out of it"),
-        ([row("a", "l", "/etc"), row("a/passwd")], "is below what is no folder|leads out of it"),
+        ([row("a"), row("a")], "duplicate name"),
+        ([row("a"), row("a/b")], "is below a file"),
+        ([row("a", "l", "../../etc")], "points outside the directory"),
+        ([row("a", "l", "."), row("b", "l", "a/..")], "points outside the directory"),
+        ([row("a", "l", "a")], "points outside the directory"),
+        ([row("a", "l", "/etc"), row("a/passwd")], "is below a file|points outside the directory"),
     ],
 )
 def test_names_and_links_that_a_host_makes_up_are_refused(
@@ -967,7 +968,7 @@ def test_an_answer_without_sense_is_corrupt_and_nothing_worse(
     monkeypatch.setattr("runner.hosts.link.wire.TRIES", 2)
 
     async def check() -> None:
-        with pytest.raises(Corrupt, match="do not arrive whole"):
+        with pytest.raises(Corrupt, match="arrive incomplete"):
             await HostStore(Wire(cast(Any, Liar(answer)), "/there")).take(
                 "/there/attempts/a", [("out", True)]
             )
@@ -980,7 +981,7 @@ def test_an_answer_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> No
 
     async def check() -> None:
         liar = Liar(stream=bytes(1 << 16), repeat=1_000_000)
-        with pytest.raises(Infrastructure, match="does not stop answering"):
+        with pytest.raises(Infrastructure, match="sends an endless reply"):
             await HostStore(Wire(cast(Any, liar), "/there")).take(
                 "/there/attempts/a", [("out", True)]
             )
@@ -994,7 +995,7 @@ def test_bytes_that_are_not_what_was_said_never_get_the_name(tmp_path: Path) -> 
     async def check() -> None:
         entries = (Entry("a", "f", 3, "0" * 64), Entry("b/c", "f", 3, "1" * 64))
         liar = Liar(stream=b"xxx" * 1000, repeat=1_000_000)
-        with pytest.raises(Corrupt, match="is not what it was"):
+        with pytest.raises(Corrupt, match="changed after the step finished"):
             await HostStore(Wire(cast(Any, liar), "/there")).fetch(
                 "/there/out", Taken("t:" + "2" * 64, entries, 6), str(tmp_path / "home")
             )

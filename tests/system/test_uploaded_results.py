@@ -205,8 +205,8 @@ def test_an_upload_that_breaks_fails_the_run_and_the_next_run_does_nothing_else(
     code, err = place.up()
     assert (
         code == 5
-        and "the results were not uploaded" in err
-        and "then run again: only the upload is left" in err
+        and "cannot upload the results" in err
+        and "then run again to repeat only the upload" in err
     )
     state = json.loads(place.command("runs", "--json")[1])[0]
     assert state["state"] == "FAILED"

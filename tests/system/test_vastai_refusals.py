@@ -56,7 +56,7 @@ def test_without_a_key_the_variable_and_the_file_are_named(
     code, said = refused(space, "run", "--driver", "vastai")
     assert (
         code == 5
-        and "neither in VAST_API_KEY nor in " in said
+        and "no API key for Vast.ai in VAST_API_KEY or " in said
         and "config/vastai/vast_api_key" in said
         and ours(market) == []
     )
@@ -107,7 +107,7 @@ def test_a_misspelt_setting_is_refused_before_anything_is_asked(
                 "recipe offers --driver vastai",
             ),
         ),
-        ("max_price=0.0001", "gpus: 1", ("dearer than max_price", "loosen the filters")),
+        ("max_price=0.0001", "gpus: 1", ("above max_price", "loosen the filters")),
         ("gpu=", "gpus: 1, disk: 900 TB", ("less disk",)),
     ],
 )
@@ -136,7 +136,7 @@ def test_machines_that_are_there_for_less_time_than_the_steps_take_are_left_out(
     with contextlib.closing(sqlite3.connect(space.root / ".recipe/recipe.db")) as db, db:
         db.execute("UPDATE traces SET seconds = 1e9")
     code, said = refused(space, "run", "--driver", "vastai", "--yes")
-    assert code == 5 and "not for that long" in said and ours(market) == []
+    assert code == 5 and "available for too short a time" in said and ours(market) == []
 
 
 def test_an_order_that_the_provider_refuses_names_where_to_look_and_rents_nothing(
@@ -273,7 +273,7 @@ def test_an_account_without_credit_rents_nothing(
 ) -> None:
     with pytest.raises(
         Denied,
-        match=r"has \$0.00: nothing can be rented; add some at https://cloud.vast.ai/billing/",
+        match=r"has \$0.00: renting is impossible; add credit at https://cloud.vast.ai/billing/",
     ):
         answer(
             monkeypatch,

@@ -81,7 +81,7 @@ def test_a_machine_with_our_mark_that_no_ledger_knows_is_reported_with_its_cost_
     assert (
         code == 0
         and f"vastai {first} (machine " in said
-        and " a day; `recipe reap --adopt " in said
+        and " a day; add it to the ledger with `recipe reap --adopt " in said
     )
     code, out, _ = space.command("reap", "--adopt", first)
     assert (
@@ -129,7 +129,7 @@ def test_the_machines_of_another_installation_are_listed_and_ended_when_asked(
         return code, capsys.readouterr().out
 
     code, out = reap()
-    assert code == 0 and out.count(f"bears the mark of {name}, and no lease is known of it: $") == 2
+    assert code == 0 and out.count(f"of the installation {name} has no lease in the ledger: $") == 2
     assert len(alive(real) - before) == 2, "listing ends nothing"
     code, out = reap(keys[0])
     assert code == 0 and f"ended        vastai {keys[0]}" in out and len(alive(real) - before) == 1
@@ -159,7 +159,8 @@ def test_offers_are_shown_the_cheapest_first_with_what_was_left_out_and_why(
         and all(offer["gpu_memory"] >= 30e9 for offer in shelf["offers"])
     )
     assert (
-        shelf["left_out"]["less GPU memory"] > 0 and shelf["ends"] == "it ends itself at its time"
+        shelf["left_out"]["too little GPU memory"] > 0
+        and shelf["ends"] == "the machine terminates itself when its lease expires"
     )
     code, _, said = space.command("offers", "--driver", "vastai", "--where", "gpu_memroy=30")
     assert code == 3 and 'did you mean "gpu_memory"?' in said
@@ -173,7 +174,7 @@ def test_offers_are_shown_the_cheapest_first_with_what_was_left_out_and_why(
         code == 0
         and "\nrents for s: vastai " in out
         and out.count(f"\n{'':9}else: vastai ") == 2
-        and "it ends itself at its time" in out
+        and "the machine terminates itself when its lease expires" in out
     )
     assert "rents for t" not in out
 

@@ -71,7 +71,7 @@ def test_a_broken_newest_is_passed_over_and_said_so(tmp_path: Path) -> None:
     assert found.name == "step-1" and found.step == 1
     assert [name for name, _ in found.passed] == ["step-3", "step-2"]
     assert found.words.startswith(
-        "resumes from step-1; step-3 is passed over: it is empty; step-2 is passed over: model.safetensors has "
+        "resumes from step-1; skipped step-3: is empty; skipped step-2: model.safetensors has "
     )
     assert examine(safetensors(tmp_path / "good.safetensors")).ok
 
@@ -83,7 +83,7 @@ def test_when_every_checkpoint_is_broken_it_is_said_loudly(tmp_path: Path) -> No
     found = newest(folder, "step-*")
     assert (
         found.name is None
-        and found.words.startswith("NO CHECKPOINT CAN BE USED, starting over: step-4")
+        and found.words.startswith("NO USABLE CHECKPOINT, starting over: skipped step-4")
         and found.words.endswith("and 2 more")
     )
     assert newest(tmp_path / "none", "step-*").words == ""
@@ -134,7 +134,7 @@ def test_one_made_by_another_number_of_processes_is_not_taken(tmp_path: Path) ->
     transformers(tmp_path, 10, world=2)
     assert newest(tmp_path, "checkpoint-*", world=2).name == "checkpoint-10"
     one = newest(tmp_path, "checkpoint-*", world=1)
-    assert one.name == "checkpoint-5" and "made by 2 processes, and this is 1 process" in one.words
+    assert one.name == "checkpoint-5" and "by 2 processes, but this run has 1 process" in one.words
     assert not newest(tmp_path, "checkpoint-*", world=4).name
     # The file of rank 0 with a number: there were others, whose files are not there.
     (tmp_path / "checkpoint-10" / "rng_state_1.pth").unlink()
@@ -205,7 +205,7 @@ def test_the_file_latest_of_deepspeed_has_to_name_what_is_there(tmp_path: Path) 
     assert examine(path).ok
     for text in ("global_st", ""):
         (path / "latest").write_text(text)
-        assert "which its file latest names" in examine(path).why
+        assert "its file `latest` names" in examine(path).why
     (path / "latest").unlink()
     (path / "latest").symlink_to("global_step4")
     assert "cannot be read" in examine(path).why
@@ -225,7 +225,7 @@ def test_what_is_still_being_written_is_no_checkpoint(name: str, tmp_path: Path)
     made(tmp_path, "step-1")
     (tmp_path / "step-1" / name).parent.mkdir(exist_ok=True)
     (tmp_path / "step-1" / name).write_text("x")
-    assert "not finished" in examine(tmp_path / "step-1").why
+    assert "incomplete" in examine(tmp_path / "step-1").why
 
 
 def test_in_a_layout_of_its_own_the_newest_has_to_have_what_the_one_before_it_has(
@@ -238,7 +238,7 @@ def test_in_a_layout_of_its_own_the_newest_has_to_have_what_the_one_before_it_ha
     (tmp_path / "step-3" / "optimizer").unlink()
     assert (
         newest(tmp_path, "step-*").name == "step-2"
-        and "it has no optimizer, which step-2 has" in newest(tmp_path, "step-*").words
+        and "it has no optimizer, unlike step-2" in newest(tmp_path, "step-*").words
     )
     # Once a newer one follows it is not the last thing that a killed trainer did.
     safetensors(tmp_path / "step-4" / "weights-4.safetensors")
@@ -250,13 +250,13 @@ def test_a_digest_that_a_checkpoint_brings_is_believed_over_its_form(tmp_path: P
     record = {"format": 1, "step": 5, "files": {"weights": "0" * 64}, "settings": {"world": 2}}
     (path / "checkpoint.json").write_text(json.dumps(record))
     assert examine(path).ok and examine(path).kind == "recipe" and not examine(path, world=1).ok
-    assert "not as it was saved" in examine(path, thorough=True).why
+    assert "changed after it was saved" in examine(path, thorough=True).why
 
 
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     path = made(tmp_path, "step-1") / "step-1"
     os.mkfifo(path / "model.safetensors")
-    assert examine(path).why == "model.safetensors is neither a file nor a folder"
+    assert examine(path).why == "model.safetensors is neither a file nor a directory"
     (path / "model.safetensors").unlink()
     (path / "model.safetensors").symlink_to("nowhere")
     assert "cannot be read" in examine(path).why
@@ -315,7 +315,7 @@ def test_a_generation_made_by_other_processes_is_not_taken_and_is_not_lost(tmp_p
     one = choose(tmp_path, {}, world=1)
     assert (
         one.path != two.path
-        and "made by 2 processes, and this is 1 process; starting over" in one.note
+        and "by 2 processes, but this run has 1 process; starting over" in one.note
     )
     made(one.folder("ckpt"), "step-1")
     again = choose(tmp_path, {}, world=2)
@@ -335,7 +335,7 @@ def test_of_a_generation_without_anything_in_it_nothing_is_said(tmp_path: Path) 
     made(fresh.folder("ckpt"), "step-1")
     assert (
         choose(tmp_path, {"steps": 500}).note
-        == "earlier state was made under steps=1000, above what is asked now; starting over"
+        == "ignoring checkpoints that were trained with steps=1000, more than requested now; starting over"
     )
 
 

@@ -280,18 +280,18 @@ def test_what_stands_before_a_number_is_its_name_and_not_the_variable() -> None:
     [
         ("import sys\nprint(sys.argv[1])", "sys.argv"),
         ("import fire\nfire.Fire(print)", "fire"),
-        ("print(1)", "it takes no options"),
+        ("print(1)", "the script takes no options"),
         (
             f"{HEAD}p.add_argument('--tags', action='append')",
             "line 3: --tags is left to its default: its action is append",
         ),
         (
             f"{HEAD}s = p.add_subparsers()\ns.add_parser('train')\ns.add_parser('eval')",
-            "commands of its own (train, eval)",
+            "the script has subcommands (train, eval)",
         ),
         (
             f"{HEAD}for flag in FLAGS: p.add_argument(flag)",
-            "line 3: an option whose name is not written out",
+            "line 3: the option name is computed, so it was skipped",
         ),
     ],
 )

@@ -303,7 +303,7 @@ def test_prime_offers_only_what_has_the_image_and_a_virtual_machine_says_that_it
         offering.shelves({"gcp": (virtual, [Wish(Need(image="team/trainer:1"))])})
     )
     assert (
-        "team/trainer:1 runs in a container engine there: what is rented is a virtual machine"
+        "team/trainer:1 runs in a container engine on the machine: the machine is a VM"
         in shelf.ends
     )
 

@@ -88,16 +88,16 @@ def test_every_so_many_steps_are_told() -> None:
     [
         (
             {"num_train_epochs": 3, "epochs": 2},
-            '"num_train_epochs" and "epochs" both say epochs, and not the same',
+            '"num_train_epochs" and "epochs" set different values for epochs',
         ),
-        ({"bf16": True, "fp16": True}, '"bf16" and "fp16" both say precision, and not the same'),
+        ({"bf16": True, "fp16": True}, '"bf16" and "fp16" set different values for precision'),
         (
             {"per_device_train_batch_size": 4, "global_batch": 16},
-            '"global_batch" and "per_device_train_batch_size × 1 GPUs" both say global_batch, and not the same',
+            '"global_batch" and "per_device_train_batch_size × 1 GPUs" set different values for global_batch',
         ),
         (
             {"per_device_train_batch_size": "4"},
-            "per_device_train_batch_size: whole numbers are needed",
+            "per_device_train_batch_size: whole numbers are required",
         ),
     ],
 )

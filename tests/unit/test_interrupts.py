@@ -22,7 +22,7 @@ from tests.virtual import virtual
 
 @pytest.mark.parametrize(
     ("elsewhere", "words"),
-    [("ssh me@gpu1", "keeps what it saved there"), ("", "starts over next time")],
+    [("ssh me@gpu1", "keeps its saved checkpoints on the host"), ("", "starts over next time")],
 )
 def test_of_a_step_elsewhere_it_is_not_known_which_checkpoint_is_kept(
     elsewhere: str, words: str
@@ -50,7 +50,7 @@ def test_an_interrupt_waits_for_the_end_of_an_import(
         assert said == []
         while True:
             signal.pause()
-    assert said == ["interrupted before any step began"] and "interrupted" in sys.modules
+    assert said == ["interrupted before any step started"] and "interrupted" in sys.modules
     del sys.modules["interrupted"], interrupted
 
 

@@ -115,13 +115,13 @@ def test_a_resumed_run_goes_on_without_a_host_that_is_silent_for_long_and_says_f
 
         leases.driver.hosts, leases.say = hosts, said.append  # type: ignore[method-assign]
         (row,) = await leases.adopt()
-        with pytest.raises(HostLost, match="for a quarter of an hour: host-1 does not answer"):
+        with pytest.raises(HostLost, match="for 15 minutes: host-1 does not answer"):
             await leases.up(row)
 
     on(tmp_path, first, price=0.0)
     on(tmp_path, resumed, price=0.0)
     assert len(said) == 1 and said[0].startswith(
-        "host-1 does not answer; steps of this run may be running there"
+        "host-1 does not answer; steps of this run may be running on this host"
     )
 
 
@@ -241,7 +241,7 @@ def test_a_listing_that_cannot_be_read_creates_nothing_and_forgets_nothing(
             raise ValueError("<html>")
 
         monkeypatch.setattr(leases.driver, "leases", broken)
-        with pytest.raises(Unreachable, match="cannot be read"):
+        with pytest.raises(Unreachable, match="cannot read the reply"):
             await rented(leases)
         assert states(leases) == ["ASKED"] and alive(tmp_path) == 1
         monkeypatch.undo()
@@ -282,10 +282,10 @@ def test_a_machine_that_takes_long_to_come_up_is_reported_once_and_is_an_event(
         row = await rented(leases)
         assert row is not None and (await leases.up(row))[0].state == "UP"
         assert said == [
-            f"loopback {row.key}: it has been coming up for 0 minutes; it is given up after 15"
+            f"loopback {row.key}: the machine has been starting for 0 minutes; giving up after 15"
         ]
         assert moves[2:] == [
-            ("COMING", "COMING", "it has been coming up for 0 minutes"),
+            ("COMING", "COMING", "the machine has been starting for 0 minutes"),
             ("COMING", "UP", ""),
         ]
 
@@ -312,8 +312,7 @@ def test_of_a_machine_that_does_not_come_up_it_is_reported_what_its_provider_say
             await leases.up(row)
         assert (
             len(said) == 1
-            and "for 0 minutes (loopback says: loading: pulling the image); it is given up"
-            in said[0]
+            and "for 0 minutes (loopback says: loading: pulling the image); giving up" in said[0]
         )
 
     on(tmp_path, act, boots=60)
@@ -506,7 +505,7 @@ def test_a_provider_that_denied_an_order_is_not_asked_again_until_its_settings_c
         leases.settings = {"term": 24}
         with pytest.raises(
             Denied,
-            match=r"the account may not rent here \(it is asked again with other settings of \[drivers.loopback\], or in 10 min",
+            match=r"the account may not rent here \(trying again with other settings of \[drivers.loopback\], or in 10 min",
         ):
             await leases.denied()
         monkeypatch.setattr(
@@ -537,7 +536,7 @@ def test_money_that_does_not_pay_for_coming_up_and_two_checkpoints_rents_nothing
         leases.budget.every = {replace(NEED, market="any"): 391.0}
         with pytest.raises(
             CannotRun,
-            match=r"at least 1682 s \(900 s to come up, and 2 checkpoints, 391 s apart\), \$0.56",
+            match=r"at least 1682 s \(900 s to start, and 2 checkpoints, 391 s apart\), \$0.56",
         ):
             await rented(leases)
         assert provider(tmp_path) == [] and states(leases) == []
@@ -561,7 +560,7 @@ def test_a_machine_is_rented_with_the_money_of_the_one_that_is_being_given_back(
         (offer, *_) = await leases.offers(Wish(NEED))
         row = await leases.ask(NEED, offer)
         assert row is not None
-        with pytest.raises(CannotRun, match="is left for it"):
+        with pytest.raises(CannotRun, match="is left"):
             await leases.ask(NEED, offer)
         let, release = asyncio.Event(), leases.driver.release
 
@@ -662,7 +661,7 @@ def test_an_order_waits_for_the_proof_that_another_machine_is_gone_and_no_longer
         row = await rented(leases)
         assert row is not None and not await leases.release(row, "taken away")
         with pytest.raises(
-            CannotRun, match=rf"has not ended loopback {row.key} in .* minutes"
+            CannotRun, match=rf"has not terminated loopback {row.key} within .* minutes"
         ) as why:
             await rented(leases)
         assert row.key in str(why.value.fix) and len(said) == 1 and row.key in said[0]

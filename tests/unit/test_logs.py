@@ -108,7 +108,7 @@ def test_no_secret_is_in_a_record_or_its_traceback(capsys: pytest.CaptureFixture
 
 
 def test_an_unknown_level_is_a_sentence() -> None:
-    with pytest.raises(NotFound, match='RECIPE_LOG: there is no level "loud"') as refused:
+    with pytest.raises(NotFound, match='RECIPE_LOG: unknown level "loud"') as refused:
         logs.begin(0, "loud")
     assert refused.value.exit_code == 3
 

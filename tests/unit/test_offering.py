@@ -27,9 +27,9 @@ GOOD = About(verified=True, datacenter=False, inet=500.0, cuda=12.8)
     ("need", "given", "why"),
     [
         (Need(gpus=1, gpu="4090", gpu_memory=24 * 10**9), {}, ""),
-        (Need(gpus=3), {}, "fewer GPUs than needed"),
+        (Need(gpus=3), {}, "too few GPUs"),
         (Need(gpus=1, gpu="H100"), {}, "another GPU"),
-        (Need(gpu_memory=40 * 10**9), {}, "less GPU memory"),
+        (Need(gpu_memory=40 * 10**9), {}, "too little GPU memory"),
         (Need(disk=10**12), {}, "less disk"),
         (Need(nodes=2), {}, "several machines are one order"),
         (
@@ -40,9 +40,9 @@ GOOD = About(verified=True, datacenter=False, inet=500.0, cuda=12.8)
         (Need(), {"regions": ["US"]}, "another region"),
         (Need(), {"reliability": "0.999"}, "less reliable"),
         (Need(), {"datacenter": "yes"}, "not in a datacenter"),
-        (Need(), {"inet": 501}, "a slower network"),
-        (Need(), {"cuda": "13"}, "an older CUDA"),
-        (Need(), {"max_price": 0.49}, "dearer than max_price"),
+        (Need(), {"inet": 501}, "network too slow"),
+        (Need(), {"cuda": "13"}, "CUDA version too old"),
+        (Need(), {"max_price": 0.49}, "above max_price"),
     ],
 )
 def test_an_offer_is_left_out_for_one_reason_in_words(
@@ -52,7 +52,9 @@ def test_an_offer_is_left_out_for_one_reason_in_words(
 
 
 def test_an_offer_that_ends_before_the_work_does_is_left_out() -> None:
-    assert why_excluded(OFFER, GOOD, Wish(hours=11.0), Filters()) == "not for that long"
+    assert (
+        why_excluded(OFFER, GOOD, Wish(hours=11.0), Filters()) == "available for too short a time"
+    )
     assert why_excluded(OFFER, GOOD._replace(verified=False), Wish(), Filters()) == "not verified"
 
 
@@ -212,8 +214,8 @@ def test_keys_and_marks_are_derived_again_from_the_secret_of_the_installation(
 @pytest.mark.parametrize(
     ("folder", "secret", "way"),
     [
-        ("file", "", "let XDG_CONFIG_HOME name a folder"),
-        ("", "not a secret", "remove it if no machine is rented"),
+        ("file", "", "set XDG_CONFIG_HOME to a writable directory"),
+        ("", "not a secret", "delete the file if no machine is rented"),
     ],
 )
 def test_a_secret_of_the_installation_that_cannot_be_used_says_what_to_do(

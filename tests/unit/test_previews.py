@@ -99,7 +99,7 @@ def test_tensors_are_listed_from_the_header() -> None:
     ("data", "words"),
     [
         (safetensors({}, 10**18), "its header says it has 1000000000000000000 bytes"),
-        (b"\1\2", "less than 8 bytes"),
+        (b"\1\2", "shorter than 8 bytes"),
         (safetensors(b"[" * 100_000), "no JSON object"),
         (safetensors([1]), "no JSON object"),
         (safetensors({"a": {"shape": "wide"}}), "the tensor a has no shape"),

@@ -131,7 +131,7 @@ def test_what_was_promised_comes_whole_and_a_connection_that_breaks_costs_what_w
         ("shorter", f"it has {len(DATA) - 1} bytes there, and {len(DATA)} were promised"),
         ("endless", f"it has more than the {len(DATA)} bytes that were promised"),
         ("etag", "it changed meanwhile"),
-        ("elsewhere", "the bucket answers something else than it was asked there"),
+        ("elsewhere", "the bucket sent an unexpected reply there"),
         ("always-cut", "the bucket sends less than was promised"),
     ],
 )

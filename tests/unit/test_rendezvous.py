@@ -135,7 +135,7 @@ def test_nodes_with_different_torch_or_cuda_are_refused_without_importing_it(
 def test_a_node_that_cannot_listen_is_named(tmp_path: Path) -> None:
     with pytest.raises(Rejected, match="/no/python"):
         asyncio.run(meet([node("a"), node("b", "/no/python")]))
-    with pytest.raises(CannotRun, match="/bin/echo on b does not listen: it said b'-c"):
+    with pytest.raises(CannotRun, match="/bin/echo on b cannot listen on a port: b'-c"):
         asyncio.run(meet([node("a"), node("b", "/bin/echo")]))
 
 
@@ -162,6 +162,6 @@ def test_hosts_with_different_numbers_of_gpus_are_refused_unless_the_step_says_h
     (problem,) = _uneven("train", StepSpec("r", "s", {}, nodes=2), pool)  # type: ignore[arg-type]
     assert (
         problem.message
-        == "train runs on 2 nodes, and the hosts have different numbers of GPUs (8 on h8, 4 on h4)"
+        == "train runs on 2 nodes, but the hosts have different numbers of GPUs (8 on h8, 4 on h4)"
     )
     assert _uneven("train", StepSpec("r", "s", {}, ResourceSpec(gpus=4), nodes=2), pool) == []  # type: ignore[arg-type]

@@ -61,7 +61,7 @@ def test_an_offer_rests_by_the_class_of_its_failure(
 
 def test_a_machine_that_was_given_back_or_cancelled_on_its_way_up_does_not_rest() -> None:
     cancelled = [
-        gone("a", 1, lease=lease, up=up, reason="the run is over")
+        gone("a", 1, lease=lease, up=up, reason="the run has finished")
         for lease, up in ((MACHINE, NOW), (MACHINE, None), ({}, None))
     ]
     preempted = gone("a", 1, failure="taken-away", lease=MACHINE, up=NOW)

@@ -341,7 +341,7 @@ class ScheduledRuns(Schedule):
         if (
             before == "UP"
             and row.state == "RELEASING"
-            and row.reason.startswith(("no unfinished step", "it had nothing to do"))
+            and row.reason.startswith(("no remaining step", "the machine was idle"))
         ):
             jobs = [
                 job
@@ -428,7 +428,7 @@ class Ruthless(Inventory):
 
     def spare(self, needs: Any, awaited: Any = ()) -> Any:
         return [
-            (held.place, "it had nothing to do") for held in self.held if not any(needs.values())
+            (held.place, "the machine was idle") for held in self.held if not any(needs.values())
         ]
 
 

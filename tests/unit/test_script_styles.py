@@ -166,7 +166,7 @@ fire.Fire(main)
         "--out={{ outputs.out }}",
     ]
     _, notes, _ = drafted("import fire\nclass A: pass\nfire.Fire(A)")
-    assert "fire makes commands" in notes and "it takes no options" not in notes
+    assert "fire makes commands" in notes and "the script takes no options" not in notes
 
 
 def test_flags_of_absl_are_options() -> None:

@@ -163,7 +163,7 @@ def test_what_a_shell_prints_of_a_quoted_secret_is_masked() -> None:
         (
             "abcde",
             False,
-            "is too short: TOKEN has 5 characters, and fewer than 6 cannot be masked in a log",
+            "is too short: TOKEN has 5 characters, but masking in logs requires at least 6",
         ),
     ],
 )

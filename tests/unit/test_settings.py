@@ -87,11 +87,11 @@ def test_a_store_is_named_by_a_word_or_a_url(root: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "message", "fix"),
     [
-        ("stor = 1\n", 1, 'no setting "stor"', '"store"'),
+        ("stor = 1\n", 1, 'unknown setting "stor"', '"store"'),
         ('store = "x\n', 1, "Illegal character", ""),
         ('[stores.a]\nurl = "s3://b"\npusch = true\n', 3, "stores.a.pusch", '"push"'),
         ('[stores.a]\nurl = "s3://b"\nsecret_key = "AKIA"\n', 3, "stores.a.secret_key", "do not belong"),
-        ('[stores.a]\nurl = "s3://b"\nendpoint = "localhost:9000"\n', 3, 'endpoint cannot be "localhost:9000"', "Server URL"),
+        ('[stores.a]\nurl = "s3://b"\nendpoint = "localhost:9000"\n', 3, 'endpoint has an invalid value "localhost:9000"', "Server URL"),
         ('[stores.a]\nregion = "eu"\n', 1, "stores.a says no url", "s3://"),
         ('[stores.a]\nurl = "s3://b"\nowner = 12\n', 3, "stores.a.owner must be a text", ""),
         ('[drivers.ssh]\nhosts = ["a", {host = "b", slots = 0}]\n', 2, "must be at least 1", ""),
@@ -100,12 +100,12 @@ def test_a_store_is_named_by_a_word_or_a_url(root: Path) -> None:
         ('[drivers.ssh]\nhosts = "a"\n', 2, "must be a list", ""),
         ("[drivers.ssh]\nknown_host = 'x'\n", 2, "drivers.ssh.known_host", '"known_hosts"'),
         ('[drivers.vastai]\nmax_prise = 1\n', 2, "drivers.vastai.max_prise", '"max_price"'),
-        ('[drivers.slurm]\nprices = {gpu = "1.20 EUR"}\n', 2, 'drivers.slurm.prices.gpu cannot be "1.20 EUR"', "US dollars"),
-        ('[drivers.slurm.prices]\na = "1 USD"\ngpu = "-1 USD"\n', 3, 'drivers.slurm.prices.gpu cannot be "-1 USD"', "US dollars"),
-        ('[stacks.a]\ndriver = "gcp"\nextra = {projekt = "x"}\n', 3, 'no setting "stacks.a.extra.projekt"', '"project"'),
+        ('[drivers.slurm]\nprices = {gpu = "1.20 EUR"}\n', 2, 'drivers.slurm.prices.gpu has an invalid value "1.20 EUR"', "US dollars"),
+        ('[drivers.slurm.prices]\na = "1 USD"\ngpu = "-1 USD"\n', 3, 'drivers.slurm.prices.gpu has an invalid value "-1 USD"', "US dollars"),
+        ('[stacks.a]\ndriver = "gcp"\nextra = {projekt = "x"}\n', 3, 'unknown setting "stacks.a.extra.projekt"', '"project"'),
         ('[stacks.a]\ndriver = "slurm"\n[stacks.a.extra]\nqos = "q"\ncpus = 0\n', 5, "stacks.a.extra.cpus must be at least 1", ""),
         ('[drivers.gcp]\nleast = "1h"\n', 2, "drivers.gcp.least must be a number", ""),
-        ('[drivers.prime]\nmarket = "cheap"\n', 2, 'drivers.prime.market cannot be "cheap"', "on-demand, spot or any"),
+        ('[drivers.prime]\nmarket = "cheap"\n', 2, 'drivers.prime.market has an invalid value "cheap"', "on-demand, spot or any"),
     ],
 )  # fmt: skip
 def test_every_mistake_has_its_line_and_what_to_do(

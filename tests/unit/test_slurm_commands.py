@@ -33,8 +33,8 @@ from drivers.slurm import Slurm, _End
         ("sbatch", "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)", Unreachable, "does not"),
         ("sbatch", "sbatch: error: slurm_job_submit: Resource temporarily unavailable; try again later", Throttled, "try again"),
         ("squeue", "squeue: error: Munge encode failed: Failed to access \"/run/munge/munge.socket.2\"", Denied, "start munged"),
-        ("sbatch", "cannot run sbatch: [Errno 2] No such file or directory: 'sbatch'", Denied, "install the commands of Slurm"),
-        ("sinfo", "sh: 1: exec: sinfo: not found", Denied, "install the commands of Slurm"),
+        ("sbatch", "cannot run sbatch: [Errno 2] No such file or directory: 'sbatch'", Denied, "install the Slurm commands"),
+        ("sinfo", "sh: 1: exec: sinfo: not found", Denied, "install the Slurm commands"),
         ("sbatch", "sbatch: error: invalid partition specified: mian\nsbatch: error: Invalid partition name specified", Denied, 'did you mean "main"'),
         ("sbatch", "Batch job submission failed: Invalid account or account/partition combination specified", Denied, "the `account`"),
         ("sbatch", "Batch job submission failed: Invalid qos specification", Denied, "the `qos`"),
@@ -99,7 +99,7 @@ def test_a_node_that_lacks_something_is_a_persons_affair_and_another_end_is_a_lo
     lost = commands.why_ended("7", "JobId=7 JobState=TIMEOUT Reason=TimeLimit ExitCode=0:15")
     assert (
         isinstance(lost, HostLost)
-        and str(lost) == "job 7 of Slurm is over: its walltime ended (TIMEOUT, TimeLimit)"
+        and str(lost) == "Slurm job 7 has finished: its time limit expired (TIMEOUT, TimeLimit)"
     )
 
 
@@ -111,15 +111,15 @@ def test_a_node_that_lacks_something_is_a_persons_affair_and_another_end_is_a_lo
             "7|CANCELLED by 1000|0:0\n7.batch|CANCELLED|0:15\n",
             "it was cancelled by ann (CANCELLED)",
         ),
-        ("", "7|NODE_FAIL|1:0\n7.0|CANCELLED|0:15\n", "a node of it failed (NODE_FAIL)"),
-        ("", "7|PREEMPTED|0:0\n", "Slurm gave its nodes to another job (PREEMPTED)"),
+        ("", "7|NODE_FAIL|1:0\n7.0|CANCELLED|0:15\n", "one of its nodes failed (NODE_FAIL)"),
+        ("", "7|PREEMPTED|0:0\n", "preempted by another job (PREEMPTED)"),
         (
             "JobState=FAILED Reason=NonZeroExitCode",
             "7|FAILED|137:0\n7.0|OUT_OF_MEMORY|0:125\n",
-            "it used more memory than it had, and `memory`",
+            "out of memory; request more with `memory`",
         ),
         ("JobState=FAILED Reason=NonZeroExitCode", "7|RUNNING|0:0\n", "FAILED, NonZeroExitCode"),
-        ("JobState=COMPLETING Reason=None", "", "job 7 of Slurm is over"),
+        ("JobState=COMPLETING Reason=None", "", "Slurm job 7 has finished"),
         ("", "7|FAILED|93:0\n", "no Python 3.9"),
     ],
 )

@@ -44,7 +44,7 @@ def test_a_damaged_lock_is_reported(tmp_path: Path, text: str) -> None:
     (tmp_path / "recipe.lock").write_text(text)
     with (
         Workspace.open(tmp_path) as ws,
-        pytest.raises(CannotRun, match=r"recipe\.lock cannot be read"),
+        pytest.raises(CannotRun, match=r"cannot read .*recipe\.lock"),
     ):
         sources.resolve(ws, "hf", "hf://org/name", update=False)
 
@@ -56,7 +56,7 @@ def test_what_changed_since_it_was_resolved_is_not_taken_for_it(
         identity = sources.resolve(ws, "s3", bucket, update=False)
         assert identity is not None
         (tmp_path / "bucket" / "a.txt").write_text("bb")
-        with pytest.raises(CannotRun, match="is not what it was when it was resolved") as error:
+        with pytest.raises(CannotRun, match="has changed since it was resolved") as error:
             sources.fetch(ws, "s3", bucket, identity, ())
         assert "--update" in error.value.fix
         assert not [path for path in (ws.home / "cache").rglob("*") if path.is_file()]
@@ -83,7 +83,7 @@ def test_another_query_is_asked_about_and_what_it_leads_to_is_not_taken_for_the_
         (tmp_path / "a").write_text("changed")
         assert sources.resolve(ws, "s3", address, update=False) == first  # nobody is asked again
         ws.addresses[address] = f"file://{tmp_path}/b"
-        with pytest.raises(CannotRun, match="is not what it was when it was resolved"):
+        with pytest.raises(CannotRun, match="has changed since it was resolved"):
             sources.resolve(ws, "s3", address, update=False)
         assert sources.resolve(ws, "s3", address, update=True) != first
 

@@ -32,7 +32,7 @@ def test_a_link_whose_target_does_not_hold_still_was_changed(tmp_path: Path) -> 
     attempt = AttemptDirectory(str(tmp_path / "a"), links={"data": ("in", "t:0")})
     assert (
         attempt.tampered(Restless(tmp_path), Objects(tmp_path))
-        == "it, or another process meanwhile, changed its input data"
+        == "the step or another process changed its input data"
     )
 
 

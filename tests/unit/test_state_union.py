@@ -102,9 +102,7 @@ def test_what_any_node_wrote_is_brought_and_of_two_the_first_counts(tmp_path: Pa
         if path.is_file()
     }
     assert here == {"same": "0", "alike": "x", "of_0": "a", "of_1": "b", "below/of_1": "c"}
-    assert told == [
-        "step-1 has other bytes on node 1 than on node 0 in same: those of node 0 are kept"
-    ]
+    assert told == ["step-1 differs between node 1 and node 0 in same; keeping the copy of node 0"]
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("here.")] == []
     with pytest.raises(Rejected):
         asyncio.run(over.bring("s/step-2", tmp_path / "none"))

@@ -115,12 +115,12 @@ def test_every_mistake_of_a_sweep_is_reported_at_once() -> None:
     for words in (
         '"lr" must be more than 0, not -1',
         '"lr" must be a number, not "x"',
-        '"rank" has an empty value among its values',
+        '"rank" has an empty value in its list',
         '"base" has the same value twice',
         'demo@2 has no input "learning"',
         'demo@2 has no preset "smoky"',
         'the input "data" has no value',
-        'no step of demo@2 reports "los"',
+        'no step of demo@2 reports the metric "los"',
         'did you mean "loss"',
     ):
         assert words in found, found
@@ -160,7 +160,7 @@ def test_every_mistake_of_a_range_is_reported_at_once() -> None:
         sweeps.space(DEMO, {"lr": "-1..x", "rank": "9..4:log", "data": "d"}, metric="los")
     found = "\n".join(map(str, caught.value.problems))
     for words in (
-        '"lr" has no range that can be read: "-1..x" (write lr=LOW..HIGH',
+        '"lr" has an invalid range: "-1..x" (write lr=LOW..HIGH',
         '"rank" has an empty range: 9 is not below 4',
         'reports "los"',
     ):
@@ -168,7 +168,7 @@ def test_every_mistake_of_a_range_is_reported_at_once() -> None:
     with pytest.raises(Invalid, match="must be more than 0, not -1"):
         sweeps.space(DEMO, {"lr": "-1..1", "data": "d"}, metric="loss")
     assert problems(given={"lr": "0.1..1", "data": "d"}) == [
-        'error: "lr" is a range, from which only a search takes values (add --tpe 30, or write values)'
+        'error: "lr" is a range, from which only a search takes values (add `--tpe 30`, or list the values)'
     ]
 
 

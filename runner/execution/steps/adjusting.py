@@ -88,7 +88,7 @@ class SmallerInputs:
         if asked is None or asked == trace.key:
             return
         inputs = _words_of(self._values[id])
-        words = f"what was asked for, which took too much memory: it was made with {inputs}"
+        words = f"out of memory with the requested inputs; the step ran with {inputs}"
         self._commits.stand_for(asked, trace, {"stands_for": words})
 
     def _apply(self, id: str, values: dict[str, int]) -> bool:

@@ -219,6 +219,6 @@ class Attempt:
     def _give_up(self) -> None:
         """Wait no longer: the job ends with its rented machine, which is given back."""
         if self.carrier is not None:
-            reason = "it could not be reached to end what runs there"
+            reason = "cannot reach the host to stop its job"
             self.place.lost = self.place.lost or reason
             self.carrier.cancel()

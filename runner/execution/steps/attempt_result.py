@@ -27,9 +27,9 @@ TAIL = 8 << 10
 NOTHING_LEFT = 16 << 10
 """Free bytes at which a disk is full: not even a log grows any more."""
 _MEANT = {
-    126: "its program cannot be executed",
-    127: "its program was not found",
-    137: "its program was killed (SIGKILL), perhaps for memory",
+    126: "the program is not executable",
+    127: "program not found",
+    137: "the program was killed (SIGKILL), possibly out of memory",
 }
 LOG_CAP = 64 << 20
 """Of a kept log: bytes; the middle of a larger one is dropped, saying so."""
@@ -50,20 +50,20 @@ def describe_exit(exit: Exit, spec: StepSpec, image: str, tail: bytes) -> str:
     if exit.reason == "timeout":
         return f"ran longer than {spec.options.timeout:g} s and was stopped"
     if exit.reason == "idle":
-        return f"printed nothing for {spec.options.idle_timeout:g} s and was stopped"
+        return f"had no output for {spec.options.idle_timeout:g} s and was stopped"
     if exit.reason == "oom":
-        return "killed for memory (out of memory, SIGKILL)"
+        return "killed by the kernel: out of memory (SIGKILL)"
     if exit.reason == "stopped":
         return "stopped"
     if exit.reason == "lost":
-        return "its end is not known: its agent was killed"
+        return "the exit status is unknown: the agent was killed"
     if exit.signal is not None:
         try:
             name = signal.Signals(exit.signal).name
         except ValueError:
             name = f"signal {exit.signal}"
         return f"killed by {name}" + (
-            ", perhaps for memory" if exit.signal == signal.SIGKILL else ""
+            ", possibly out of memory" if exit.signal == signal.SIGKILL else ""
         )
     if exit.code in _MEANT:
         return f"exit {exit.code}: {_MEANT[exit.code]}"

@@ -80,7 +80,9 @@ class BucketInputs:
             content = await place.folder.pull(source, known, self._learn)
         except Passed as error:
             self._passed.add((place.name, taken.address))
-            self._commits.say(f"{taken.address} goes to {place.name} through this machine: {error}")
+            self._commits.say(
+                f"copying {taken.address} to {place.name} through this machine: {error}"
+            )
             return ""
         self._ws.write(note, json.dumps([content, source.size]).encode())
         _log.info("%s has %s from its bucket: %d bytes", place.name, taken.address, source.size)

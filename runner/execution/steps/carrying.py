@@ -75,5 +75,6 @@ async def _internal_error(id: str, attempt: Attempt, error: Exception) -> Recipe
             await asyncio.wait_for(attempt.stop(), 2 * GRACE.total_seconds())
     words = f"internal error of recipe: {type(error).__name__}: {error}"
     return Infrastructure(
-        words, fix="run again; if it comes back, report it with the end of this step's log"
+        words,
+        fix="run again; if the error repeats, report it with the last lines of the step's log",
     )

@@ -160,5 +160,5 @@ class Chunks:
                 )
             except RecipeError as error:  # its rows stay
                 commits.say(
-                    f"the log of {text.name} is not put into the store {cache.name}: {error}"
+                    f"cannot upload the log of {text.name} to the shared store {cache.name}: {error}"
                 )

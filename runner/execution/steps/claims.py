@@ -76,7 +76,7 @@ class KeyClaims:
         if (contended or made_here) and self._judge.is_made(n):
             commits.release(key)
             who = "another step of this run" if made_here else "another run"
-            self._schedule.judge_again(id, f"{who} made it")
+            self._schedule.judge_again(id, f"{who} produced the result")
             return False
         return True
 

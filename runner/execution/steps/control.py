@@ -111,7 +111,7 @@ class Stopper:
             )
         elif self._interrupts == 2:
             self.terminate()
-            self._commits.say("stopping; press Ctrl-C again to go without waiting for that")
+            self._commits.say("stopping; press Ctrl-C again to quit immediately")
         self._bell.wake()
 
     def terminate(self) -> None:
@@ -131,10 +131,10 @@ class Stopper:
 
     def _reach_limit(self, grace: timedelta, verb: str, most: str) -> None:
         """What runs is stopped and has failed; its state is kept."""
-        self._limit = f"the whole run may {verb} {most}"
+        self._limit = f"the limit of the whole run is {most}"
         self._schedule.drain(LIMIT)
         self._stop_all(grace)
-        self._commits.say(f"the run reached its limit of {most}: stopping")
+        self._commits.say(f"stopping: the run reached its limit of {most}")
 
     def _checkpoints_kept(self) -> str:
         """Which checkpoint each running step would keep if it were stopped now, in words."""
@@ -157,7 +157,7 @@ class Stopper:
         if names:
             return f"{attempt.id} keeps {', '.join(names)}"
         if attempt.place.elsewhere and states:
-            return f"{attempt.id} keeps what it saved there"
+            return f"{attempt.id} keeps its saved checkpoints on the host"
         return f"{attempt.id} starts over next time"
 
     # -- requests
@@ -228,7 +228,7 @@ class Stopper:
         if not self._is_handing_over:
             self._schedule.resume()
         self._is_stopping = False
-        self._commits.say("the pause was taken back")
+        self._commits.say("the pause was cancelled")
 
     def _stop_all(self, grace: timedelta = GRACE, *, may_save: bool = False) -> None:
         self._is_stopping = True

@@ -89,9 +89,9 @@ class Diagnosis:
         if self._health.take_sick(id):
             return Cause("health", f"the recipe's health check failed {PATIENCE} times in a row")
         if end.detail and not stopping:
-            return Cause("lost", f"{attempt.place.name} ended it: {end.detail}")
+            return Cause("lost", f"{attempt.place.name} stopped the step: {end.detail}")
         if attempt.is_reattached and not stopping:
-            return Cause("lost", "an earlier run, which is gone, had asked it to stop")
+            return Cause("lost", "an earlier run had stopped the step and then exited")
         return None
 
     async def _cause_of_exit(self, id: str, attempt: Attempt, exit: Exit) -> Cause:
@@ -106,21 +106,20 @@ class Diagnosis:
         if len(attempt.place.members) > 1:
             words += f" on node {node} ({where})"
         if exit.reason == "lost" and where:
-            words += f" ({where} was restarted, or it was killed there)"
+            words += f" ({where} was restarted, or the process was killed there)"
         elif exit.reason == "lost" and self._is_unwatched(id):
             return Cause(
-                "unwatched", f"the agent of this machine was killed {UNWATCHED} times while it ran"
+                "unwatched",
+                f"the agent on this machine was killed {UNWATCHED} times during the step",
             )
         if reason == "exit":
             if where and exit.code == 127 and not image:
-                words += (
-                    f" on {where}; `recipe doctor --driver {self._pool.name}` shows what there is"
-                )
+                words += f" on {where}; run `recipe doctor --driver {self._pool.name}` to see the installed programs"
             full = attempt_result.describe_full_disk(tail, await member.folder.free(), where)
             if full:
                 return Cause("disk", f"{words}: {full}")
         if exit.signal == signal.SIGTERM and where and self._is_taken_away(attempt):
-            return Cause("preempted", f"{words}: {where} is being taken away")
+            return Cause("preempted", f"{words}: {where} is being preempted")
         if reason in ("timeout", "idle"):
             pace = metrics.pace(Path(attempt.metrics_file))
             if causes.is_stalled(*pace):
@@ -146,7 +145,7 @@ def _untaken(attempt: Attempt) -> Cause | None:
     assert attempt.result is not None
     problem, words = attempt.result.problem, attempt.result.words
     if problem == "input":
-        return Cause("input", f"{words}; what is declared as an input is only to be read")
+        return Cause("input", f"{words}; inputs are read-only")
     if problem == "output":
         return Cause("lost" if attempt.is_reattached else "output", f"{words} (exit 0)")
     if problem == "full":

@@ -49,7 +49,7 @@ class DivergedLosses:
         if attempt.name in self._told:
             return
         ends = attempt.spec.options.ends_on_nan
-        then = "the step is stopped (`on_nan: stop`)" if ends else "the step goes on"
+        then = "the step is stopped (`on_nan: stop`)" if ends else "the step continues"
         raise_alert(self._ws, self._commits, ALERT, f"{readable(id)}: {words}; {then}", id)
         self._told[attempt.name] = words
         move = Move("step", id, State.RUNNING, State.RUNNING, NAN, {"message": words})

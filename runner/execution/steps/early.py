@@ -103,7 +103,7 @@ class EarlyStops:
         if not words:
             return
         self._reasons[id] = f"{goal.metric} {words}"
-        self._commits.say(f"{readable(id)} is stopped early: {self._reasons[id]}")
+        self._commits.say(f"{readable(id)} stopped early: {self._reasons[id]}")
         self._bell.run_in_background(attempt.stop(SAVING, may_save=True))
 
     def _read(self, attempt: Attempt, metric: str) -> Stream:

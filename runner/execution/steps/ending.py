@@ -154,7 +154,7 @@ class Ender:
         if stale:
             where = str(self._ws.root / stale[0]).removeprefix(f"{self._ws.root}/")
             data["note"] = (
-                f"{where} changed while it ran: its result is used now, and it will run again"
+                f"{where} changed during the step: its result is used in this run, and the next run repeats the step"
             )
         else:
             self._trace(id, attempt, made, exit, warnings)
@@ -185,7 +185,7 @@ class Ender:
             return attempt_result.read_metrics(attempt.directory.path, attempt.log, how, masker)
         except Invalid as error:  # what it made is good: a better pattern reads the numbers later
             words = error.problems[0].message
-            self._commits.say(f"{id}: {words}: its numbers are not read")
+            self._commits.say(f"{id}: cannot read its metrics: {words}")
             return {}
 
     def _warnings_of(self, attempt: Attempt) -> list[str]:
@@ -257,7 +257,7 @@ class Ender:
             self._tidying.discard_log(attempt)
         except OSError as error:
             full = no_space(error, attempt.log)
-            log, words = attempt.log, f"{words}; its log stays where it is ({full})"
+            log, words = attempt.log, f"{words}; the log stays in place ({full})"
         text = tail.decode(errors="replace")
         hint = self._hints.hint_for(id, attempt, cause, text, exit)
         saved = cause.reason in PREEMPTIONS and attempt.left_checkpoint()
@@ -276,9 +276,7 @@ class Ender:
     def _keep_for_next(self, id: str, attempt: Attempt, cause: Cause, tail: bytes) -> None:
         """Leave an attempt where it is, for the next one to take up."""
         self._orphans.look_again()
-        words = (
-            f"{cause.words}; what it made is kept in its attempt, and is taken when there is room"
-        )
+        words = f"{cause.words}; the outputs are kept in the attempt directory until there is disk space"
         kept = Cause(cause.reason, words, causes.REMEDIES["disk"])
         self._failures.fail(id, kept, Evidence(tail, attempt.log))
 

@@ -148,7 +148,7 @@ class StepEnvironments:
         if place.elsewhere:
             what += f" on {place.elsewhere}"
         if lock and not await is_built(place, wanted):
-            self._commits.say(f"installing the packages of {what}, once")
+            self._commits.say(f"installing the packages of {what} (first use only)")
         return await python_of(
             self._hooks.of(place), wanted, lambda words: self._commits.say(f"{what}: {words}")
         )

@@ -102,8 +102,8 @@ class Failures:
             id, outcome, _facts_of(cause, left), if_failed={"tail": lines} if lines else {}
         )
         if own.after == State.QUEUED and smaller:
-            self._commits.say(f"{id} ran out of memory: it is tried with {smaller}")
-            self._schedule.judge_again(id, f"it ran out of memory, and is tried with {smaller}")
+            self._commits.say(f"{id} ran out of memory; retrying with {smaller}")
+            self._schedule.judge_again(id, f"out of memory; retrying with {smaller}")
         elif own.after == State.QUEUED:
             self._schedule.rest(id, _seconds_of(own))
         elif own.after == State.FAILED:

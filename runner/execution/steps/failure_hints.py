@@ -35,7 +35,7 @@ class FailureHints:
         """
         hint = cause.fix
         if cause.reason == "unwatched":
-            hint = "let the step end only processes that it started, by their ids"
+            hint = "in the step, kill only processes that it started, by process ID"
         if cause.reason in ("exit", "output"):
             hint = self._about_inputs(id, attempt, tail)
         if exit is not None and not hint:

@@ -70,30 +70,30 @@ def fix(
     """
     # No pattern is compiled before a step fails: that takes longer than many a run.
     if re.search(_GPU_MEMORY, log):
-        return "the GPU's memory is full: take a smaller batch, shorter sequences or gradient checkpointing; `nvidia-smi` shows what else uses it"
+        return "the GPU is out of memory: use a smaller batch, shorter sequences or gradient checkpointing; see other GPU processes with `nvidia-smi`"
     if found := re.search(_KEY_ERROR, log, re.MULTILINE) or re.search(_VARIABLE, log):
         return unset(found[1], spec, environ, dotenv)
     if ran.sandbox and (words := _about_sandbox(log, spec, ran)):
         return words
     if found := re.search(_ABOVE, log):
-        return f"a step runs at the root of the workspace, wherever its recipe is: write {found[2]} for {found[1]}{found[2]}"
+        return f"steps run in the workspace root, wherever the recipe file is: write {found[2]} instead of {found[1]}{found[2]}"
     if found := re.search(_MODULE, log):
         return _absent_module(found[1].partition(".")[0], ran)
     if (found := re.search(_EXISTS, log, re.MULTILINE)) and _made_ahead(found[1], spec):
-        return f"the folders of outputs are there before {spec.step} begins: create {found[1]} with `exist_ok=True`, or `mkdir -p`"
+        return f"recipe creates the output directories before {spec.step} starts: create {found[1]} with `exist_ok=True`, or with `mkdir -p`"
     killed = exit.reason in ("exit", "signal") and (
         exit.signal == 9 or exit.code == KILLED
     )  # not by us, as at a limit of time
     if exit.reason == "oom" or killed:
         return (
-            "most often it is memory that runs out (`dmesg` shows it): run fewer steps at once with `-j`, take smaller batches, or say what it needs "
+            "the usual cause is a lack of memory (check `dmesg`): run fewer steps in parallel with `-j`, use smaller batches, or declare the memory "
             "with `resources: {memory: …}`"
         )
     if exit.code == 126 and (found := re.search(_DENIED, log)):
         program = found[1].removeprefix("./")
         if ran.executable(program):
             return _no_exec(program, ran)
-        return f"{program} is not executable: `chmod +x {program}`, or call it with its interpreter, as in `sh {program}`"
+        return f"{program} is not executable: run `chmod +x {program}`, or call it with an interpreter, as in `sh {program}`"
     if ran.given_files and re.search(_REFUSED, log):
         other = "" if ran.host else ', or set `inputs = "overlay"` in recipe.toml'
         return (
@@ -121,14 +121,14 @@ def _about_sandbox(log: str, spec: StepSpec, ran: Ran) -> str:
 
 def _no_exec(program: str, ran: Ran) -> str:
     other = (
-        "name a `root` on another disk in the driver's settings"
+        "set `root` to another disk in the driver's settings"
         if ran.host
         else "move the workspace to another disk"
     )
     where = f" on {ran.host}" if ran.host else ""
     return (
-        f"{program} is executable, and the disk of the step's directory{where} runs no programs (it is mounted noexec): {other}, "
-        f"or call it with its interpreter, as in `sh {program}`"
+        f"the disk of the step's directory{where} is mounted noexec, so it cannot run {program}: {other}, "
+        f"or call the program with an interpreter, as in `sh {program}`"
     )
 
 
@@ -173,9 +173,9 @@ def unset(
 
 def _absent_module(name: str, ran: Ran) -> str:
     if ran.image:
-        return f"the image {ran.image} has no Python module {name}: use one that has it"
+        return f"the image {ran.image} has no Python module {name}: use another image"
     if ran.lock:
-        return f"the environment of {ran.lock} has no module {name}: add it to what the lock is made from, and lock again"
+        return f"the environment of {ran.lock} has no module {name}: add it to the requirements, and lock again"
     where = f" on {ran.host}" if ran.host else ""
     other = (
         "`python` in the driver's settings"
@@ -187,8 +187,8 @@ def _absent_module(name: str, ran: Ran) -> str:
 
 def _absent_program(name: str, ran: Ran) -> str:
     if ran.image:
-        return f"the image {ran.image} has no program {name}: use one that has it"
+        return f"the image {ran.image} has no program {name}: use another image"
     if "/" in name:
         return f"{name} is not in the step's directory: list it in `code`"
     where = f"on {ran.host}" if ran.host else "here"
-    return f"{name} is on no folder of the step's PATH: install it {where}, or, if it is a file of yours, list it in `code` and call it as ./{name}"
+    return f"{name} is not on the step's PATH: install it {where}, or, for your own script, list it in `code` and call it as ./{name}"

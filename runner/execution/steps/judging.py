@@ -137,7 +137,7 @@ class Judge:
         """A step need not run, if the steps that need its result can have it."""
         n = self._steps.number(id)
         if not self._can_be_taken(n, made):
-            gone = "its stored output is gone"
+            gone = "its stored output was deleted"
             runs = Verdict("run", verdict.key, (gone,), None)
             if self._downloads is None or not self._is_sent_for(self._downloads, id, runs):
                 self._schedule.judge(id, "run", gone)
@@ -249,5 +249,5 @@ class Judge:
         if id not in self._steps.todo:
             return self._growth.add({id})
         if self._schedule.state(id) in (State.FRESH, State.DONE):
-            self._schedule.make_again(id, "its stored output is gone")
-            self._schedule.judge_again(id, "what it needs may have to be brought")
+            self._schedule.make_again(id, "its stored output was deleted")
+            self._schedule.judge_again(id, "its dependencies may have to be copied")

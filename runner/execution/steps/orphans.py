@@ -68,9 +68,9 @@ class Orphans:
                 if name not in self._awaited:
                     self._awaited.add(name)
                     self.commits.say(
-                        f"waiting for {self._run_of(name)}, which began this step in another container "
-                        "or on another machine: its agent lives, and cannot be reached from here; "
-                        "to end it, run `recipe cancel` there"
+                        f"waiting for {self._run_of(name)}: its agent still runs this step in another "
+                        "container or on another machine, out of reach from here; "
+                        "to stop that run, run `recipe cancel` there"
                     )
                 return True
         return False
@@ -106,8 +106,7 @@ class Orphans:
         place = self.place_of(name)
         if place is None:
             self.commits.say(
-                f"{node.id} was begun by an earlier run on a host that this one does not use; "
-                "what it makes there is not waited for"
+                f"ignoring a job of {node.id} that an earlier run started on a host outside this run"
             )
             clear(path)
             return None
@@ -136,10 +135,7 @@ class Orphans:
 
     async def end(self, node: Node, job: Job, place: Place) -> None:
         """Stop an attempt whose inputs are not what its key says, and delete it."""
-        self.commits.say(
-            f"{node.id} was begun by an earlier run, and an input that it was given was changed "
-            "since: it is started anew"
-        )
+        self.commits.say(f"restarting {node.id}: an input changed since the earlier run started it")
         await place.stop(job, GRACE)
         await place.contact.insist(lambda: place.wait(job, 2 * GRACE))
         await self._clear(place, f"{self._attempts}/{job.key}")
@@ -157,7 +153,7 @@ class Orphans:
         if place is None:
             return False
         if self.is_unreachable(name):
-            raise Unreachable(f"the agent that began {name} cannot be reached from here")
+            raise Unreachable(f"cannot reach the agent that started {name}")
         over = await place.wait(Job(name), timedelta(0))
         if over is not None:
             await place.folder.clear(Paths.at(f"{place.folder.root}/attempts/{name}"))
@@ -210,8 +206,8 @@ class Orphans:
                 place = self.place_of(name)
                 where = (place.elsewhere if place is not None else "") or "this machine"
                 self.commits.say(
-                    f"{where} still runs a job of {run}, a run that is gone, and this run does not "
-                    "need it: start that one again to take it over"
+                    f"{where} still runs a job of {run}, whose worker exited; this run does not need "
+                    "the job; to take over the job, start that run again"
                 )
             for name in names:
                 if name.partition(".")[0] not in unseen.union(going):

@@ -110,7 +110,7 @@ class Placement:
         )
         self._steps.forget_made(producer)
         id = self._steps.plan.nodes[producer].id
-        self._schedule.make_again(id, "its output stayed on a host that is lost")
+        self._schedule.make_again(id, "its output was on a lost host")
 
     def _no_host_left(self) -> Cause:
         name = self._pool.name
@@ -118,7 +118,7 @@ class Placement:
         fix = ""
         if self._pool.priced:
             fix = (
-                f"`recipe offers --driver {name}` shows what there is, "
-                f"`recipe doctor --driver {name}` the account"
+                f"list the offers with `recipe offers --driver {name}`, "
+                f"and check the account with `recipe doctor --driver {name}`"
             )
-        return Cause(StepFailure.UNPLACED, f"there is no host left for it: {lost}", fix)
+        return Cause(StepFailure.UNPLACED, f"no host is left for the step: {lost}", fix)

@@ -196,7 +196,7 @@ class Preparer:
             if words:
                 self._commits.say(f"{name}: {words}")
         for checkpoint, why in round.passed:
-            self._commits.say(f"checkpoint {checkpoint} on {name} is passed over: {why}")
+            self._commits.say(f"skipped checkpoint {checkpoint} on {name}: {why}")
 
 
 def find_restored(

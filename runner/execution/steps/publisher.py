@@ -51,8 +51,8 @@ class Publisher:
 
                 (words,) = describe_replaced(self.ws, [path])
                 raise CannotRun(
-                    f"it would replace {words}",
-                    fix="move it away, give --overwrite, or `recipe adopt` it",
+                    f"the step would replace {words}",
+                    fix="move the file away, pass `--overwrite`, or accept it with `recipe adopt`",
                 )
 
     def publish(self, n: int, made: Made) -> None:
@@ -77,11 +77,11 @@ class Publisher:
                 there = os.path.lexists(path if path[0] == "/" else f"{self._top}/{path}")
                 facts.there[path] = self.ws.cache.content_of(path) if there else None
                 if facts.strange(path):
-                    why = (
-                        f"{path} was edited, or was put there, while the step ran, "
-                        "and is left as it is"
+                    why = f"{path} was created or edited while the step ran, and was not replaced"
+                    raise CannotRun(
+                        why,
+                        fix="move the file away, pass `--overwrite`, or accept it with `recipe adopt`",
                     )
-                    raise CannotRun(why, fix="move it away, give --overwrite, or `recipe adopt` it")
             self.ws.publish(Content(content), path, link=self.link, spare=self.scrap.take_file)
             self.commits.published(path, content, self.survey.plan.nodes[n].id)
             facts.there[path] = facts.ours[path] = content

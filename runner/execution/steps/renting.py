@@ -100,7 +100,7 @@ class Machines:
             if gone.lost:
                 continue
             gone.lost = why
-            self._commits.say(f"{gone.name} is lost: {why}")
+            self._commits.say(f"lost host {gone.name}: {why}")
             self._take_instead(gone, self._pool.replace(gone))
 
     def note_moves(self) -> None:
@@ -194,12 +194,10 @@ class Machines:
         try:
             if not await self._pool.give_back(place, reason):
                 self._commits.say(
-                    f"{place.name} is not given back yet; it is asked again at the end of the run"
+                    f"{place.name} is not released yet; trying again at the end of the run"
                 )
         except (RecipeError, DriverError) as error:
-            self._commits.say(
-                f"{place.name} could not be given back: {error}; `recipe reap` asks again"
-            )
+            self._commits.say(f"cannot release {place.name}: {error}; try again with `recipe reap`")
 
     # -- machines that end by themselves
 
@@ -213,8 +211,8 @@ class Machines:
                 if place not in attempt.place.members or attempt.stop_asked:
                     continue
                 self._commits.say(
-                    f"{place.name} is about to be taken away: {attempt.id} saves, "
-                    "and continues elsewhere"
+                    f"preemption notice for {place.name}: {attempt.id} is saving a checkpoint "
+                    "and will resume on another host"
                 )
                 self._bell.run_in_background(attempt.stop(place.notice))
 
@@ -262,8 +260,7 @@ class Machines:
         try:
             for found in await asking:
                 await self._hooks.of(found).setup()
-                instead = "its place" if place.lost else f"the place of {place.name}"
-                self._commits.say(f"{found.name} takes {instead}")
+                self._commits.say(f"{found.name} replaces {place.name}")
         except (RecipeError, DriverError) as error:
             self._commits.say(str(error))
         finally:

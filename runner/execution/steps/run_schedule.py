@@ -125,7 +125,7 @@ class RunSchedule:
             if state is State.RUNNING:
                 self.end(id, Outcome(False, ORPHANED))
             elif state in (State.DONE, State.FRESH):
-                self.make_again(id, "it has to be made again")
+                self.make_again(id, "the step has to run again")
             if self.state(id) is State.QUEUED:
                 self.judge_again(id, "its worker is gone")
 

@@ -60,24 +60,26 @@ class SharedStates:
             brought = await asyncio.to_thread(self._fetch, cache, key, root)
         except RecipeError as error:
             self._commits.say(
-                f"{id}: its checkpoint in the store {cache.name} cannot be had: {error}"
+                f"{id}: cannot download its checkpoint from the shared store {cache.name}: {error}"
             )
             return
         if brought:
-            self._commits.say(f"{id}: {', '.join(brought)} fetched from the store {cache.name}")
+            self._commits.say(
+                f"{id}: {', '.join(brought)} downloaded from the shared store {cache.name}"
+            )
 
     def _say_if_none_is_put(self, id: str, spec: StepSpec) -> None:
         cache = self._ws.remote_cache
         if not any(state.shared for state in spec.state):
             return
         if cache is None:
-            why = "no shared store is named"
+            why = "no shared store is set"
         elif not cache.pushes:
-            why = f"the store {cache.name} is only read (`push = true` in its settings)"
+            why = f"the shared store {cache.name} is read-only (set `push = true` in its settings)"
         else:
             return
         self._commits.say(
-            f"{id}: its checkpoints stay here, though its state says `to: store`: {why}"
+            f"{id}: its checkpoints stay on this machine in spite of `to: store`: {why}"
         )
 
     def _fetch(self, cache: RemoteCache, key: str, root: Path) -> list[str]:
@@ -185,7 +187,7 @@ class _CheckpointSender:
             self._sent = found
         except (RecipeError, OSError) as error:
             self._commits.say(
-                f"{self._id}: its checkpoint is not put into the store {self._cache.name}: {error}"
+                f"{self._id}: cannot upload its checkpoint to the shared store {self._cache.name}: {error}"
             )
 
     def _look(self) -> dict[str, tuple[str, tuple[object, ...]]]:

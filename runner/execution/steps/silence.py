@@ -46,7 +46,7 @@ class Silences:
     def _silent(self, place: Place, seconds: float) -> None:
         if seconds < 60 * self._minutes or place.name in self._told:
             return
-        rest = f"what runs there may go on, and counts as lost after {_minutes(OUT_OF_SIGHT)}"
+        rest = f"its jobs may still run, and count as lost after {_minutes(OUT_OF_SIGHT)}"
         words = f"{place.name} has not answered for {_minutes(seconds)}; {rest}"
         self._alert("machine_silent", words, self._pool.instance_of(place))
         self._told.add(place.name)

@@ -190,7 +190,7 @@ class Client:
         finally:
             self._asked.pop(number, None)
         if found["problem"]:
-            raise Denied(f"no lock can be held: {found['problem']}")
+            raise Denied(f"cannot hold a lock: {found['problem']}")
         return found["locks"].split()
 
     async def wait(self, job: Job, patience: timedelta) -> Exit | None:
@@ -320,7 +320,7 @@ class Client:
         if self._failing_since is None:
             self._failing_since = now
         reason = error or Unreachable(
-            f"the agent of {self.root} does not answer; what it said is in agent.log there"
+            f"no response from the agent of {self.root}; see agent.log in that directory"
         )
         if now - self._failing_since >= self._line.patience:
             self._until_greeted.clear()
@@ -394,9 +394,7 @@ class Client:
                 try:
                     self._understand(json.loads(line))
                 except (ValueError, TypeError, KeyError):
-                    self._lost(
-                        Unreachable(f"the agent of {self.root} says something that makes no sense")
-                    )
+                    self._lost(Unreachable(f"the agent of {self.root} sent an invalid message"))
                     return
             elif (number := _protocol_of(line)) in PROTOCOLS:
                 self._greeted = True
@@ -640,7 +638,7 @@ class Streamed:
                 sending.cancel()
                 await stream.aclose()
         except TimeoutError:
-            lost(Unreachable(f"the host has said nothing for {SILENCE:g} seconds"))
+            lost(Unreachable(f"no response from the host for {SILENCE:g} seconds"))
         except DriverError as error:
             if not self._leaving:
                 lost(error)
@@ -696,13 +694,13 @@ def _protocol_of(line: bytes | bytearray) -> int | None:
 
 def _foreign_agent(root: str, number: int | None) -> str:
     if number is None:
-        return f"what serves {root} is no agent of ours"
+        return f"{root} is used by an unknown agent"
     if number > NUMBER:
         return (
-            f"{root} is served by the agent of a newer recipe (protocol {number}, "
-            f"this one has {NUMBER}): use that one, or wait for its jobs to end"
+            f"the agent in {root} belongs to a newer recipe (protocol {number}, this version has "
+            f"{NUMBER}): use the newer version, or wait until the agent's jobs finish"
         )
-    return f"{root} is served by the agent of an older recipe (protocol {number}, this one has {NUMBER}): wait for its jobs to end"
+    return f"the agent in {root} belongs to an older recipe (protocol {number}, this version has {NUMBER}): wait until the agent's jobs finish"
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

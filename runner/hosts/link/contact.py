@@ -57,7 +57,7 @@ class RemoteContact(Contact):
                 self._unseen(error)
                 raise
             if self.silent:
-                self._say(f"{self.name} answers again")
+                self._say(f"{self.name} responds again")
                 self.silent = False
             return answer
 
@@ -68,12 +68,10 @@ class RemoteContact(Contact):
         now = time.monotonic()
         if not self.silent:
             self.silent, self._silent_since = True, now
-            self._say(
-                f"{self.name} cannot be reached ({error}); what runs there continues, and is asked for again"
-            )
+            self._say(f"cannot reach {self.name} ({error}); its jobs continue, trying again")
         if now - self._silent_since > OUT_OF_SIGHT:
             raise HostLost(
-                f"{self.name} could not be reached for {OUT_OF_SIGHT / 60:.0f} minutes: {error}"
+                f"cannot reach {self.name} for {OUT_OF_SIGHT / 60:.0f} minutes: {error}"
             ) from error
 
 

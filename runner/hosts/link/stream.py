@@ -187,14 +187,14 @@ class Stream:
                         if word == "need":
                             await sent.put(ours.data)
                         elif word == "python":
-                            fix = f"install one there, or name it as `python` in the settings, or unpack one to {root}/python"
-                            raise Denied(f"there is no CPython 3.9 or later: {fix}")
+                            fix = f"install CPython 3.9 or later on the host, set `python` in the driver's settings, or unpack one to {root}/python"
+                            raise Denied(f"no CPython 3.9 or later on the host: {fix}")
                         elif word.startswith("no "):
                             raise _refusal(word[3:])
                         elif word == "cut":
-                            raise Unreachable("the agent's program did not arrive as it was sent")
+                            raise Unreachable("the agent program was damaged in transfer")
                         else:
-                            raise Unreachable("the host answered something else than it was asked")
+                            raise Unreachable("the host sent an unexpected reply")
                     if words.rest is not None:
                         stream = cls(call, sent, words.rest)
                         stream.root = os.fsdecode((await stream.receive())[1:])
@@ -203,10 +203,10 @@ class Stream:
         except Rejected as error:
             raise _refusal(str(error)) from error
         except Broken as error:
-            raise Unreachable("what the agent says does not arrive whole") from error
+            raise Unreachable("the agent's output arrived incomplete") from error
         except TimeoutError as error:
-            raise Unreachable(f"no agent could be begun in {PATIENCE:g} s") from error
-        raise Unreachable("the host answered nothing that we asked for")
+            raise Unreachable(f"cannot start the agent within {PATIENCE:g} s") from error
+        raise Unreachable("the host sent no valid reply")
 
     async def send(self, *parts: bytes | memoryview) -> None:
         """One frame; waits while too much is on its way already."""
@@ -220,15 +220,15 @@ class Stream:
         """The next payload.  Raises Unreachable when the stream is over, or what comes is not what was sent, and what `Host.call` raises."""
         while not self._payloads:
             if self._frames.broken:
-                raise Unreachable("what the agent says does not arrive whole")
+                raise Unreachable("the agent's output arrived incomplete")
             try:
                 self._payloads += self._frames.feed(await anext(self._call))
             except StopAsyncIteration:
-                raise Unreachable("the agent's program ended") from None
+                raise Unreachable("the agent exited") from None
             except Rejected as error:
-                raise Unreachable(f"the agent's program ended: {error}") from error
+                raise Unreachable(f"the agent exited: {error}") from error
             except Broken as error:
-                raise Unreachable("what the agent says does not arrive whole") from error
+                raise Unreachable("the agent's output arrived incomplete") from error
         return self._payloads.popleft()
 
     async def aclose(self) -> None:

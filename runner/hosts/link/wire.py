@@ -215,8 +215,8 @@ class Wire:
                     said += _open_payload(payload)
                     if len(said) > LONGEST_ANSWER:
                         raise Infrastructure(
-                            f"{self.name} does not stop answering",
-                            fix="look at what runs there, and at who it is",
+                            f"{self.name} sends an endless reply",
+                            fix="check which program runs on the host, and that it is the right host",
                         )
                 failed = await sending
             finally:
@@ -353,8 +353,8 @@ class Wire:
             )
         except CorruptReply as error:
             raise Corrupt(
-                f"the answers of {self.name} do not arrive whole",
-                fix="look at the connection to it",
+                f"replies of {self.name} arrive incomplete",
+                fix="check the connection to the host",
             ) from error
 
     def complain(self, words: str) -> None:
@@ -363,14 +363,14 @@ class Wire:
             text = " ".join(words.split())
             raise DiskFull(
                 f"the disk of {self.name} is full ({text})",
-                fix=f"free some space below {self.root} there, or give it another root",
+                fix=f"free disk space below {self.root} on the host, or set another `root`",
             )
 
     def full(self, free: int, needed: int) -> Infrastructure:
         """The error for too little room there, in bytes."""
         return Infrastructure(
-            f"{self.name} has {about(free)} free, and needs {about(needed)}",
-            fix=f"free some space below {self.root} there",
+            f"{self.name} has {about(free)} free disk space, but {about(needed)} are required",
+            fix=f"free disk space below {self.root} on the host",
         )
 
     @contextlib.contextmanager

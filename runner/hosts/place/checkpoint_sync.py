@@ -171,7 +171,7 @@ class CheckpointSync:
                     self._pause,
                 )
             except (DriverError, RecipeError, OSError) as error:
-                doing.problem = f"what was saved there is not all here: {_words(error)}"
+                doing.problem = f"the checkpoint copy is incomplete: {_words(error)}"
                 if not isinstance(error, DriverError):
                     with contextlib.suppress(OSError, RecipeError):
                         await asyncio.to_thread(
@@ -203,8 +203,8 @@ class CheckpointSync:
             need = sum(_total(here[name]) for name in wrong)
             if need > look.free:
                 raise Infrastructure(
-                    f"the disk there has {about(look.free)} free, the state {state.name} needs {about(need)}",
-                    fix="free some space there",
+                    f"the host's disk has {about(look.free)} free, but the checkpoints of {state.name} require {about(need)}",
+                    fix="free disk space on the host",
                 )
             for name in wrong:
                 doing.size += await self._host.put(
@@ -329,7 +329,7 @@ class CheckpointSync:
                 list(listing), list(before[1]), before[0], verdict
             )
             if not why and self._host.partial and verdict.kind in ("file", "files"):
-                why = "a node is gone that may have had a part of it"
+                why = "lost a node that may have had a part of the checkpoint"
             if why:
                 await asyncio.to_thread(delete, target)
                 if name:
@@ -398,7 +398,7 @@ class OverHostStore:
     async def bring(self, path: str, target: Path) -> int:
         taken = await self.taken(path)
         if not taken.content:
-            raise Rejected(taken.problem or f"{path} is gone")
+            raise Rejected(taken.problem or f"{path} no longer exists")
         return await self.fetch(path, taken, target)
 
     async def held(self, path: str) -> Look:
@@ -478,7 +478,7 @@ def disk_strain(free: int, total: int, need: int) -> tuple[int, str]:
     if need and free < need:
         return (
             2,
-            f"the disk has {about(free)} free, and the next checkpoint needs about {about(need)}: free some space, or lower `keep`",
+            f"the disk has {about(free)} free, but the next checkpoint requires about {about(need)}: free disk space, or lower `keep`",
         )
     if total and free < LOW * total:
         return 1, f"the disk is nearly full: {about(free)} of {about(total)} are free"

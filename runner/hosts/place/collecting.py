@@ -61,7 +61,7 @@ class Collector:
             return TaskResult(
                 exit,
                 problem="input",
-                words=f"it changed its input {_name_of_input(task.attempt, harvest.changed[0])}",
+                words=f"the step changed its input {_name_of_input(task.attempt, harvest.changed[0])}",
             )
         in_place = self._host_store.neighbour.reads  # it may have read an input here
         if in_place and (
@@ -81,11 +81,11 @@ class Collector:
                 found[name] = noted[name]
             elif not taken.content:
                 if not flags & OPTIONAL:
-                    wrong.append(f"declared output {path} was not made")
+                    wrong.append(f"declared output {path} was not created")
             elif flags & NONEMPTY and not (
                 taken.entries if taken.content[0] == "t" else taken.size
             ):
-                wrong.append(f"declared output {path} is empty, which the recipe forbids")
+                wrong.append(f"declared output {path} is empty, but the recipe requires content")
             else:
                 found[name] = taken.content
         if wrong:
@@ -131,10 +131,8 @@ class Collector:
             for name, data in found.items():
                 _leave(self._task.attempt.path, name, data)
             if others:
-                of = f"{others} of {others + len(found)} files that it left on {self._host_store.wire.name}"
-                self._task.say(
-                    f"{of} do not come here: they are too large or too many, or cannot be read"
-                )
+                of = f"{others} of {others + len(found)} files left on {self._host_store.wire.name}"
+                self._task.say(f"{of} are not copied: too large, too many, or unreadable")
 
 
 def _leave(top: str, name: str, data: bytes) -> None:

@@ -189,7 +189,7 @@ class Group(Place):
                 async for _ in member.host.call(("true",)):
                     pass
         except (DriverError, TimeoutError) as error:
-            return member, str(error) or f"{member.name} does not answer"
+            return member, str(error) or f"no response from {member.name}"
         return member, ""
 
     async def _carry(self, task: HostTask) -> TaskResult:
@@ -205,7 +205,7 @@ class Group(Place):
                     Exit(
                         None,
                         reason="stopped",
-                        detail=f"not all nodes had begun after {BEGIN:.0f} s",
+                        detail=f"not all nodes had started after {BEGIN:.0f} s",
                     )
                 )
             task.job = Job(task.name)

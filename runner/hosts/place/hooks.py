@@ -56,11 +56,11 @@ class Hooks:
             for command in commands:
                 exit, said = await self.do("setup", command)
                 if exit.reason == "lost":
-                    raise HostLost(f"{self.place.name} was lost in its setup")
+                    raise HostLost(f"lost {self.place.name} during setup")
                 if exit.code != 0:
                     raise CannotRun(
                         f"setup failed ({_show_command(command)}: {_how(exit)}){said}",
-                        fix="no step was started; correct `setup` and run again",
+                        fix="correct `setup` and run again; no step was started",
                     )
             await self.place.folder.note(note)
 

@@ -37,7 +37,7 @@ class Paths(NamedTuple):
 
 def replaced_words(name: str) -> str:
     """What is said of a file beside an attempt, called `name`, that its step replaced."""
-    return f"it replaced {name} by something that is no regular file: nothing is kept of it"
+    return f"the step replaced {name} by a special file; nothing is kept"
 
 
 @dataclass(frozen=True, slots=True)

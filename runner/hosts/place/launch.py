@@ -68,7 +68,7 @@ def _rendered(spec: StepSpec, scope: Mapping[str, Any], python: str) -> Launch:
 
                 words = render_argv(run, scope)
             if not words:
-                raise CannotRun("its command is empty")
+                raise CannotRun("the step's command is empty")
             return Launch(tuple(words), files, env)
         assert isinstance(run, str)
         bash = spec.shell == "bash"

@@ -53,12 +53,12 @@ async def follow(
                         host_store, there, here, partial, output, had.get(output.path, "")
                     )
                     if content and output.path not in had:
-                        say(f"{output.path} as it is so far: {os.path.relpath(here)}/{output.path}")
+                        say(f"partial copy of {output.path}: {os.path.relpath(here)}/{output.path}")
                     had[output.path] = content or had.get(output.path, "")
                 except (DriverError, Corrupt):
                     pass  # who waits for the step's end says that a host is out of sight
                 except RecipeError as error:  # no room here: the step itself is not to be disturbed
-                    say(f"{output.path} is not brought before the step ends: {error}")
+                    say(f"cannot copy {output.path} before the step finishes: {error}")
                     return
                 due[output] = time.monotonic() + output.every
     finally:

@@ -200,18 +200,22 @@ async def _listen(
                     _Said(port, ahead if abs(ahead) > SKEW else 0.0, have if node.compared else {})
                 )
         if not answer.done():
-            raise CannotRun(f"{node.python} on {node.name} does not listen: it said {line[:200]!r}")
+            raise CannotRun(
+                f"rendezvous failed: {node.python} on {node.name} cannot listen on a port: {line[:200]!r}"
+            )
     except Exception as error:
         if answer.done():
             raise
         if port and isinstance(error, Rejected) and "OSError" in str(error):
             why = str(error).strip().rpartition("\n")[2]
             taken = CannotRun(
-                f"nothing can listen at port {port} of {node.name}: {why}",
-                fix="end what uses it there, or name another `port` of the head",
+                f"cannot listen on port {port} of {node.name}: {why}",
+                fix="stop the program on this port, or set another `port` of the head",
             )
             return answer.set_exception(taken)
-        strange = CannotRun(f"{node.python} on {node.name} does not listen: it said {line[:200]!r}")
+        strange = CannotRun(
+            f"rendezvous failed: {node.python} on {node.name} cannot listen on a port: {line[:200]!r}"
+        )
         answer.set_exception(strange if isinstance(error, ValueError) else error)
     return None
 
@@ -229,7 +233,7 @@ async def _dial(
         if why:
             raise CannotRun(
                 f"node {rank} cannot reach {nodes[n].address}:{answers[n].port} ({nodes[rank].name} dials node {n}, {nodes[n].name}: {why})",
-                fix="open the ports between the nodes, or give the host the `address` at which the others reach it",
+                fix="open the ports between the nodes, or set the host's `address` to one that the other nodes can reach",
             )
 
 
@@ -241,5 +245,5 @@ def _compare(nodes: Sequence[Node], answers: Sequence[_Said]) -> None:
                 raise CannotRun(
                     f"the nodes have different versions of {called}: {first or 'none'} on node 0 ({nodes[0].name}), "
                     f"{other or 'none'} on node {n} ({nodes[n].name})",
-                    fix="install the same packages on all of them, or let the recipe's lock say what is needed (`recipe lock`)",
+                    fix="install the same packages on all nodes, or lock the packages of the recipe with `recipe lock`",
                 )

@@ -129,8 +129,8 @@ class Workdir:
         name = folder[len(self._path) + 1 :]
         if any(name in each for each in whole):
             raise CannotRun(
-                f'something is to be put into "{name}", which the step is given as a whole: it would be mixed with the input',
-                fix="write it elsewhere, or give the step single files instead of the folder",
+                f'cannot write into "{name}": the step gets this whole directory as an input',
+                fix="write to another path, or pass single files instead of the directory",
             )
         above = folder[: folder.rindex("/")]
         if above not in self._made:
@@ -288,7 +288,7 @@ class AttemptDirectory:
         at, content, source, name = given
         path = os.path.realpath(source)
         known = Content(content or cache.content_of(at) or "")
-        why = inputs.keep(Source(at, path, known), together) if known else "it is gone"
+        why = inputs.keep(Source(at, path, known), together) if known else "it no longer exists"
         if why:
             overlays = self.overlays
             is_overlaid = overlays is not None and not overlays.refusal(path)
@@ -474,13 +474,11 @@ class AttemptDirectory:
             if objects.has(Content(content)) and not objects.intact(Content(content))
         ]
         if changed:
-            return f"it changed its input {changed[0]}"
+            return f"the step changed its input {changed[0]}"
         changed = [
             name for name, (at, content) in self.links.items() if _content_now(cache, at) != content
         ]
-        return (
-            f"it, or another process meanwhile, changed its input {changed[0]}" if changed else ""
-        )
+        return f"the step or another process changed its input {changed[0]}" if changed else ""
 
     def stale(self, cache: DigestCache) -> list[str]:
         """Sources that are no longer, or were not, what the key says: what the step read is not certain."""
@@ -518,16 +516,16 @@ class AttemptDirectory:
                 here = os.lstat(target)
             except OSError:
                 if not flags & OPTIONAL:
-                    wrong.append(f"declared output {path} was not made{self._elsewhere(path)}")
+                    wrong.append(f"declared output {path} was not created{self._elsewhere(path)}")
                 continue
             if self._leads_out(path, kept):
                 wrong.append(
-                    f"declared output {path} is behind a link that leads out of the attempt directory"
+                    f"declared output {path} is behind a link that points outside the attempt directory"
                 )
                 continue
             plain = stat.S_ISREG(here.st_mode)
             if flags & NONEMPTY and (here.st_size == 0 if plain else _empty(target)):
-                wrong.append(f"declared output {path} is empty, which the recipe forbids")
+                wrong.append(f"declared output {path} is empty, but the recipe requires content")
                 continue
             if flags & DIRECTORY and (plain or not os.path.isdir(target)):
                 wrong.append(f"declared output {path}/ is not a directory")
@@ -559,7 +557,7 @@ class AttemptDirectory:
             if name in files or name in folders:
                 mode = os.lstat(f"{self.path}/{found}").st_mode
                 if not self.was_given(found, mode):
-                    return f"; {found} was made: did the script cd?"
+                    return f"; {found} was created instead; check whether the script changes its directory"
             looked += len(files)
             if looked > _LOOKED_AT:
                 break

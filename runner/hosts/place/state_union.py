@@ -58,7 +58,7 @@ class OverNodes:
     async def bring(self, path: str, target: Path) -> int:
         taken = {rank: each for rank, each in (await self._taken(path)).items() if each.content}
         if not taken:
-            raise Rejected(f"{path} is gone")
+            raise Rejected(f"{path} no longer exists")
         (first, whole), *others = taken.items()
         size = await self._nodes[first].fetch(path, whole, target)
         have = {entry.path: entry for entry in whole.entries}
@@ -120,7 +120,7 @@ class OverNodes:
             self._warned.add(called)
             some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             self._say(
-                f"{called} has other bytes on node {rank} than on node {first} in {some or called}: those of node {first} are kept"
+                f"{called} differs between node {rank} and node {first} in {some or called}; keeping the copy of node {first}"
             )
 
     async def _each(self, ask: Callable[[OverHostStore], Awaitable[_T]]) -> dict[int, _T]:

@@ -153,7 +153,7 @@ class Budget:
     def pays(self, need: Need, offer: Offer, shares: int = 1, left: float | None = None) -> str:
         """Why what is left of the run's limit does not pay for a machine; empty when it does."""
         if offer.price > (most := self.limits.get("price", math.inf)):
-            return f"the cheapest machine that fits costs ${offer.price:.2f} an hour, and `[limits] price` is ${most:.2f}"
+            return f"the cheapest matching machine costs ${offer.price:.2f} an hour, but `[limits] price` is ${most:.2f}"
         left = self.left() if left is None else left
         seconds = (self.until(offer.price, left, shares) - _clock()).total_seconds()
         every = self.every.get(replace(need, market="any")) if self.least is None else None
@@ -164,12 +164,12 @@ class Budget:
         of_day = self._of_day("", self._likely_end) < self._of_run("", self._likely_end)
         which = "[limits] cost_per_day" if of_day else "limits.cost"
         parts = (
-            f" ({self._comes_up:.0f} s to come up, and {INTERVALS} checkpoints, {every:.0f} s apart)"
+            f" ({self._comes_up:.0f} s to start, and {INTERVALS} checkpoints, {every:.0f} s apart)"
             if every is not None
             else ""
         )
-        wanted = f"it takes at least {least:.0f} s{parts}, ${least * offer.price / 3600:.2f}"
-        return f"${left:.4g} is left for it of `{which}`, which pays for {seconds:.0f} s of {offer.id} at ${offer.price:.2f} an hour; {wanted}"
+        wanted = f"the step takes at least {least:.0f} s{parts}, ${least * offer.price / 3600:.2f}"
+        return f"only ${left:.4g} of `{which}` is left, enough for {seconds:.0f} s of {offer.id} at ${offer.price:.2f} an hour; {wanted}"
 
 
 def _own_end(row: LeaseRow, now: float) -> float:

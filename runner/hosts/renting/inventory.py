@@ -98,9 +98,9 @@ class Inventory:
             elif busy or any(served):
                 held.idle_since = now
             elif not served:
-                found.append((held.place, "no unfinished step needs it"))
+                found.append((held.place, "no remaining step needs this machine"))
             elif now - held.idle_since >= self._idle:
-                found.append((held.place, f"it had nothing to do for {self._idle:g} s"))
+                found.append((held.place, f"the machine was idle for {self._idle:g} s"))
         return found
 
     def overdue(self) -> list[tuple[Offer, LeaseRow]]:
@@ -119,7 +119,7 @@ class Inventory:
         for held in self.held:
             spent = self._ends and any(now >= leave_at(row.asked, row.until) for row in held.leases)
             if not held.place.leaving and (spent or now >= held.place.leave_at):
-                held.place.leaving = "its time is over"
+                held.place.leaving = "its lease ends"
         return [held.place for held in self.held if held.place.leaving]
 
     def leaving_keys(self) -> set[str]:

@@ -73,9 +73,9 @@ class KeptLeases(Leases):
             return await super().offers(wish._replace(keep=self.keeping is not None))
         offer = offer_of(machine)
         if not enough(offer.resources, Wish(replace(wish.need, market="any"))):
-            fix = f"`recipe stack down {self.keeping.name}` ends it, and the next run rents one that does; or take another stack"
+            fix = f"choose another stack, or terminate the machine with `recipe stack down {self.keeping.name}`; the next run rents a matching one"
             raise CannotRun(
-                f"the machine that is kept for the stack {self.keeping.name} ({offer.id}) has less than a step needs",
+                f"the persistent machine of the stack {self.keeping.name} ({offer.id}) has less than a step requires",
                 fix=fix,
             )
         return [offer]
@@ -119,7 +119,7 @@ class KeptLeases(Leases):
                 words = f"the machine of the stack is in use by run {row.run}"
                 raise Busy(
                     words,
-                    fix=f"`recipe resume {row.run}` continues it, `recipe reap {row.key}` stops the machine",
+                    fix=f"resume that run with `recipe resume {row.run}`, or stop the machine with `recipe reap {row.key}`",
                 )
 
     async def _running(self) -> LeaseRow | None:
@@ -131,10 +131,10 @@ class KeptLeases(Leases):
             row = self.ledger.take(row, self.holder)
             if row.state == "UP" and await self.stands(machine) == "runs":
                 return row
-            if not await self.release(row, "it does not run any more"):
+            if not await self.release(row, "the machine no longer runs"):
                 raise Busy(
                     f"the machine {machine.key} is not stopped yet",
-                    fix="wait a little, and run again",
+                    fix="wait a minute, then run again",
                 )
         return None
 
@@ -149,7 +149,7 @@ class KeptLeases(Leases):
         try:
             await self.call(partial(self.driver.start, lease_of(machine), until), LONG)
         except NoCapacity as error:
-            self._move(use, "GONE", reason=f"the kept machine cannot be started: {error}")
+            self._move(use, "GONE", reason=f"cannot start the persistent machine: {error}")
             return None
         except HostLost as error:
             await self.release(self.ledger.take(machine, self.holder), str(error))
@@ -232,6 +232,6 @@ class KeptLeases(Leases):
         """Raises CannotRun where machines cannot be stopped and started."""
         if not self.driver.traits.pauses:
             raise CannotRun(
-                f"{self.name} has no machines that can be stopped and started",
-                fix='take `keep = "stopped"` out of the stack',
+                f"{self.name} cannot stop and restart machines",
+                fix='remove `keep = "stopped"` from the stack',
             )

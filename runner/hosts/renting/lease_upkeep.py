@@ -74,7 +74,7 @@ class LeaseUpkeep:
     def console(self) -> str:
         """Where a person can end a lease, as the end of a sentence."""
         console = self._leases.driver.console
-        return f": end it at {console}" if console else ""
+        return f": terminate it at {console}" if console else ""
 
     def _beside(self, work: Coroutine[object, object, None]) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(work))
@@ -88,7 +88,7 @@ class LeaseUpkeep:
             except DriverError:
                 await asyncio.sleep(NOTICED)
             else:
-                place.leaving = f"{place.name.split()[0]} takes it away"
+                place.leaving = f"{place.name.split()[0]} preempts the machine"
                 return
 
     async def _renew(self) -> None:
@@ -128,7 +128,7 @@ class LeaseUpkeep:
                     ):
                         said.add(row.key)
                         self._say(
-                            f"{self._name} has not ended the lease {row.key} for {ALARM / 60:g} minutes{self.console}"
+                            f"{self._name} has not terminated the machine {row.key} for {ALARM / 60:g} minutes{self.console}"
                         )
             if time.monotonic() - looked >= LOOK:
                 looked = time.monotonic()

@@ -56,12 +56,12 @@ RENEW: Final = 3600.0
 """Seconds after which a lease is asked for another term."""
 SLOW: Final = 600.0
 """Seconds after which a machine that comes up is spoken of."""
-OVERDUE: Final = "its time is over"
+OVERDUE: Final = "its lease has expired"
 """Why a machine is given back that is past its time."""
-QUARTER: Final = "a quarter of an hour"
-RAISE: Final = "raise the limit, or take a preset that needs less"
-REAP: Final = "`recipe reap {}` asks again for its end; then run again, or raise the limit"
-HELD_BACK: Final = "its price is held back of the limit until the provider proves it gone"
+QUARTER: Final = "15 minutes"
+RAISE: Final = "raise the limit, or use a preset that requires less"
+REAP: Final = "terminate the machine with `recipe reap {}`, then run again; or raise the limit"
+HELD_BACK: Final = "its price counts toward the limit until the provider confirms the termination"
 OURS: Final = (
     "container_engine",
     "engine_args",
@@ -100,18 +100,16 @@ def driver_of(
         )
     except TypeError as error:
         fix = "see `recipe config` and docs/remote-hosts.md"
-        raise CannotRun(
-            f"the driver {name} does not take these settings: {error}", fix=fix
-        ) from error
+        raise CannotRun(f"invalid settings of the driver {name}: {error}", fix=fix) from error
     except (NoCapacity, Rejected) as error:
-        fix = f"correct `[drivers.{name}]`: `recipe config` shows it and the file that it is in"
+        fix = f"correct `[drivers.{name}]` in the file that `recipe config` shows"
         if isinstance(error, NoCapacity):  # a place that the provider does not have
             raise Infrastructure(str(error), fix=fix) from error
         raise Invalid([Problem("driver-setting", str(error), fix=fix)]) from error
     except Denied as error:
         raise CannotRun(str(error)) from error
     if not isinstance(made, Driver):
-        fix = "derive its class from drivers.base.Driver, as docs/adding-a-driver.md shows"
+        fix = "derive its class from drivers.base.Driver (see docs/adding-a-driver.md)"
         raise CannotRun(f"the driver {name} is a {type(made).__name__}, not a Driver", fix=fix)
     return made
 
@@ -234,7 +232,7 @@ class Leases:
                 break
             if not said:
                 said = True
-                self.say(f"waiting for the end of {_names(ending)}: {HELD_BACK}")
+                self.say(f"waiting until {_names(ending)} is terminated: {HELD_BACK}")
             await asyncio.sleep(self.driver.traits.poll.total_seconds())
         left = self.budget.certain()
         if short := self.budget.pays(need, offer, shares, left):
@@ -249,8 +247,8 @@ class Leases:
         now = time.time()
         most = sum(committed_cost(row.price, now, row.until) for row in ending)
         return (
-            f"{self.name} has not ended {_names(ending)} in {minutes:g} minutes, and by its own "
-            f"end it may cost ${most:.4g} more: {short}"
+            f"{self.name} has not terminated {_names(ending)} within {minutes:g} minutes, and until its "
+            f"lease ends it may cost ${most:.4g} more: {short}"
         )
 
     def intent(self, need: Need, offer: Offer, until: datetime) -> LeaseRow:
@@ -277,7 +275,7 @@ class Leases:
             lease = await retry_async(partial(self.driver.acquire, order), patient(LONG))
         except (NoCapacity, Denied, Rejected) as error:
             if error.lease is None:
-                failure, why, account = LeaseFailure.TAKEN, f"it cannot be had: {error}", ""
+                failure, why, account = LeaseFailure.TAKEN, f"not available: {error}", ""
                 if isinstance(error, Denied):
                     failure, why = LeaseFailure.DENIED, str(error)
                     account = account_digest(self.settings, await _account(self))
@@ -295,7 +293,7 @@ class Leases:
             _log.error("the reply to the order %s cannot be read: %s", row.key, error)
             lease = await self._find(row)
         if lease is None:
-            self._move(row, "GONE", reason="it was never rented: two listings lack it")
+            self._move(row, "GONE", reason="never rented: missing in two listings")
             return None
         crashpoint("lease-asked")
         row = self._move(row, "COMING", lease=plain(lease))
@@ -310,16 +308,16 @@ class Leases:
             if slow and time.monotonic() >= began + SLOW and self.driver.traits.priced:
                 slow, words = (
                     False,
-                    f"it has been coming up for {SLOW / 60:g} minutes{await _vitals(self.driver, self.name, row)}",
+                    f"the machine has been starting for {SLOW / 60:g} minutes{await _vitals(self.driver, self.name, row)}",
                 )
                 self.say(
-                    f"{self.name} {row.key}: {words}; it is given up after {traits.comes_up.total_seconds() / 60:g}"
+                    f"{self.name} {row.key}: {words}; giving up after {traits.comes_up.total_seconds() / 60:g}"
                 )
                 self.heard("COMING", row._replace(reason=words))
             if time.monotonic() > deadline:
                 minutes = traits.comes_up.total_seconds() / 60
                 said = await _vitals(self.driver, self.name, row)
-                late = f"it did not come up within {minutes:g} minutes{said}"
+                late = f"the machine did not start within {minutes:g} minutes{said}"
                 await self.release(row, late, LeaseFailure.FAILED)
                 raise HostLost(late)
             if self.driver.waits != self._waits:
@@ -355,11 +353,9 @@ class Leases:
         def waiting(error: Exception) -> None:
             if ours and not self._asked_again:
                 self._asked_again = True
-                words = (
-                    "then the run goes on without it (at once, if it is taken out of the settings)"
-                )
+                words = "then the run continues without it (to continue immediately, remove the host from the settings)"
                 self.say(
-                    f"{error}; steps of this run may be running there: it is asked again for {QUARTER}, {words}"
+                    f"{error}; steps of this run may be running on this host: trying again for {QUARTER}, {words}"
                 )
 
         try:
@@ -367,13 +363,13 @@ class Leases:
         except Unreachable as error:
             if not ours:
                 raise
-            raise HostLost(f"it could not be reached for {QUARTER}: {error}") from error
+            raise HostLost(f"cannot reach the host for {QUARTER}: {error}") from error
         except HostLost as error:
             failure, why = "", str(error)
             if row.state != "UP":
-                failure, why = LeaseFailure.FAILED, f"it did not come up: {error}"
+                failure, why = LeaseFailure.FAILED, f"the machine did not start: {error}"
             elif offer_of(row).market == "spot":
-                failure, why = LeaseFailure.TAKEN_AWAY, f"it was taken away: {error}"
+                failure, why = LeaseFailure.TAKEN_AWAY, f"preempted: {error}"
             await self.release(row, why, failure)
             raise
 
@@ -452,7 +448,7 @@ class Leases:
         """What came of an intent of an earlier worker: COMING, or GONE."""
         lease = await self._find(row)
         return (
-            self._move(row, "GONE", reason="it was never rented")
+            self._move(row, "GONE", reason="never rented")
             if lease is None
             else self._move(row, "COMING", lease=plain(lease))
         )
@@ -507,7 +503,7 @@ class Leases:
             return
         if row.account == account_digest(self.settings, await _account(self)):
             minutes = RESTS[LeaseFailure.DENIED] / 60
-            again = f"it is asked again with other settings of [drivers.{self.name}], or in {minutes:g} minutes"
+            again = f"trying again with other settings of [drivers.{self.name}], or in {minutes:g} minutes"
             raise Denied(f"{row.reason} ({again})")
 
     def taken_away(self) -> int:
@@ -549,14 +545,14 @@ class Leases:
     async def close(
         self,
         keys: Collection[str] | None = None,
-        reason: str = "the run is over",
+        reason: str = "the run has finished",
         failure: str = "",
     ) -> list[tuple[LeaseRow, str]]:
         """Give back what this process still holds of the run, or those of its `keys`.  Answers what could not be given back, and why."""
 
         async def kept(row: LeaseRow) -> str:
             try:
-                return "" if await self.release(row, reason, failure) else "it is there still"
+                return "" if await self.release(row, reason, failure) else "it still exists"
             except DriverError as error:
                 return str(error)
 
@@ -614,7 +610,7 @@ class Leases:
                 raise
             except Exception as error:
                 raise Unreachable(
-                    f"the reply of {self.name} cannot be read: {type(error).__name__}: {error}"
+                    f"cannot read the reply of {self.name}: {type(error).__name__}: {error}"
                 ) from error
 
         return await retry_async(readable, patient(tries), on_retry=on_retry)

@@ -98,11 +98,13 @@ def why_alone(
     if spec.node_count == 1 or not traits.priced:
         return ""
     if not headed and not traits.joins:
-        return f"{id} needs {spec.nodes} nodes; {name} rents single machines, which work together only under the `head` of a stack"
+        return f"{id} requires {spec.nodes} nodes, but {name} rents single machines, which can form a group only with a stack's `head`"
     if not headed and kept:
-        return f"{id} needs {spec.nodes} nodes; the stack keeps one machine: take `keep` out of it"
+        return f"{id} requires {spec.nodes} nodes, but the stack keeps one machine: remove `keep` from the stack"
     if most < workers:
-        return f"{id} needs {workers} machines{whose}; no more than {most:g} may be rented at once"
+        return (
+            f"{id} requires {workers} machines{whose}, but at most {most:g} may be rented at once"
+        )
     return ""
 
 
@@ -122,7 +124,7 @@ def market_of(settings: Mapping[str, Any]) -> AnyMarket:
     if found is None:
         raise CannotRun(
             f'the market "{settings["market"]}" is not known',
-            fix=f"write market = one of {', '.join(map(str, known))}",
+            fix=f"set `market` to one of {', '.join(map(str, known))}",
         )
     return found
 

@@ -22,16 +22,14 @@ RUNNERS_UP: Final = 2
 CONFIRM: Final = 2.0
 """US dollars above which a person is asked, where the driver's setting `confirm` does not say otherwise."""
 ENDS: Final = {
-    "provider": "the provider ends it at its time",
-    "machine": "it ends itself at its time",
-    "stops": "it ends itself at its time if its key allows, else it stops and its disk is billed on",
-    "nothing": "nothing ends it when this program is dead",
+    "provider": "the provider terminates the machine when its lease expires",
+    "machine": "the machine terminates itself when its lease expires",
+    "stops": "the machine terminates itself when its lease expires, if its key allows; otherwise it stops and its disk is still billed",
+    "nothing": "nothing terminates the machine if recipe dies",
 }
-FIRST_USE: Final = "the first host key that it shows is believed"
-UNSAID: Final = (
-    "totals are without egress: what would be brought home is not known before the first run"
-)
-VIRTUAL: Final = "what is rented is a virtual machine, which boots no image of a container"
+FIRST_USE: Final = "the host key is trusted on first use"
+UNSAID: Final = "totals exclude egress: the size of the results is unknown before the first run"
+VIRTUAL: Final = "the machine is a VM, which cannot boot a container image"
 
 
 class Shelf(NamedTuple):
@@ -82,7 +80,7 @@ def left_out(excluded: Mapping[str, int]) -> str:
     """Why offers were left out, by count; empty when none was."""
     count = sum(excluded.values())
     return (
-        f"{count} left out: {', '.join(f'{count} {why}' for why, count in excluded.items())}"
+        f"{count} excluded: {', '.join(f'{count} {why}' for why, count in excluded.items())}"
         if count
         else ""
     )
@@ -135,8 +133,8 @@ def priced_drivers(ws: Workspace, asked: str) -> PricedDrivers:
         ]
         if free:
             raise CannotRun(
-                f"the driver {free[0]} rents nothing",
-                fix="`recipe offers --driver all` asks those that do",
+                f"the driver {free[0]} does not rent machines",
+                fix="list all offers with `recipe offers --driver all`",
             )
         return PricedDrivers(found, [])
     able: dict[str, Driver] = {}
@@ -164,7 +162,7 @@ async def update(drivers: Mapping[str, Driver]) -> dict[str, str]:
         return {name: words for name, words in updated.items() if words}
     except DriverError as error:
         raise Infrastructure(
-            str(error), fix="`recipe offers` without --update goes by the prices that are known"
+            str(error), fix="run `recipe offers` without `--update` to use the stored prices"
         ) from error
 
 
@@ -187,7 +185,7 @@ async def shelves(
                 image = (
                     wish.need.image
                     and not driver.traits.images
-                    and f"{wish.need.image} runs in a container engine there: {VIRTUAL}"
+                    and f"{wish.need.image} runs in a container engine on the machine: {VIRTUAL}"
                 )
                 trusted = FIRST_USE if driver.traits.identity == "first_use" else ""
                 ends = "; ".join(

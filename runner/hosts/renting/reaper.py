@@ -32,14 +32,14 @@ Reason: TypeAlias = Literal[
     "kept", "overdue", "at-work", "releasing", "over", "dead", "never", "unknown"
 ]
 WORDS: Final[Mapping[Reason, str]] = {
-    "kept": "it is kept for the stack",
+    "kept": "kept for its stack",
     "overdue": OVERDUE,
-    "at-work": "its run is at work",
-    "releasing": "it was being given back",
-    "over": "its run is over",
-    "dead": "the worker of its run is gone",
-    "never": "its run was never begun",
-    "unknown": "its workspace does not know its run",
+    "at-work": "its run is running",
+    "releasing": "release in progress",
+    "over": "its run has finished",
+    "dead": "its run lost its worker",
+    "never": "its run never started",
+    "unknown": "its run is unknown in its workspace",
 }
 
 
@@ -109,7 +109,7 @@ async def end(leases: Leases, row: LeaseRow, why: str) -> str:
     try:
         leases = leases.of_driver(row.driver)
         taken = leases.ledger.take(row, leases.holder)
-        return "" if await leases.release(taken, why) else "the provider has not ended it yet"
+        return "" if await leases.release(taken, why) else "the provider has not terminated it yet"
     except NotOurs:
         return ""  # another reaper was faster
     except DriverError as error:
@@ -139,15 +139,15 @@ async def tidy(leases: Leases, environ: Mapping[str, str]) -> list[str]:
             ends = not tell
         if ends and ours:
             if left := await end(leases, row, why):
-                said.append(f"the lease {row.key} of {row.driver} could not be given back: {left}")
+                said.append(f"cannot release the machine {row.key} of {row.driver}: {left}")
         elif tell and found.reason != "at-work":
             said.append(
-                f"{describe_lease(row, time.time())}: {why}; it is left alone, and `recipe reap {row.key}` ends it"
+                f"{describe_lease(row, time.time())}: {why}; left running; terminate it with `recipe reap {row.key}`"
             )
     if leases.driver.traits.priced:
         with suppress(DriverError):  # the run itself meets what is wrong
             said += [
-                f"{unknown(lease)}; `recipe reap --adopt {lease.key}` enters it in the ledger"
+                f"{unknown(lease)}; add it to the ledger with `recipe reap --adopt {lease.key}`"
                 for lease in await leases.strangers()
             ]
     return said
@@ -172,14 +172,14 @@ def enter(ledger: Ledger, lease: Lease, workspace: str) -> None:
         asked=now,
     )
     ledger.ask(row)
-    ledger.move(row, "COMING", lease=plain(lease), reason="it was found at the provider")
+    ledger.move(row, "COMING", lease=plain(lease), reason="found at the provider")
 
 
 def unknown(lease: Lease, installation: str | None = None) -> str:
     """A machine that bears our mark, or that of another installation, and that the ledger does not know, as people read it."""
-    cost = f"${24 * lease.price:.2f} a day" if lease.price else "what it costs is not known"
-    mark = "our mark" if installation is None else f"the mark of {installation}"
-    return f"{lease.driver} {lease.key} (machine {lease.id}) bears {mark}, and no lease is known of it: {cost}"
+    cost = f"${24 * lease.price:.2f} a day" if lease.price else "cost unknown"
+    mark = "this installation" if installation is None else f"the installation {installation}"
+    return f"{lease.driver} {lease.key} (machine {lease.id}) of {mark} has no lease in the ledger: {cost}"
 
 
 def settle(name: str, hosts: Sequence[str], ws: Workspace, stack: str) -> list[str]:
@@ -210,7 +210,7 @@ def describe_lease(row: LeaseRow, now: float) -> str:
     """A lease as people read it: what, whose, and what it costs."""
     if row.kept:
         hours = max(0.0, now - row.asked) / 3600
-        return f"{row.driver} {row.key} (machine {row.lease.get('id', '?')}), its disk ${24 * row.price:.2f} a day, ${row.price * hours:.2f} so far"
+        return f"{row.driver} {row.key} (machine {row.lease.get('id', '?')}), disk ${24 * row.price:.2f} a day, ${row.price * hours:.2f} so far"
     hours = max(0.0, now - (now if row.paid_from is None else row.paid_from)) / 3600
     cost = (
         f"${row.price:.2f} an hour, ${row.price * hours:.2f} so far"

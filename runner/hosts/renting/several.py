@@ -30,7 +30,7 @@ from ...storage.records.ledger import LeaseRow
 from .kept import KeptLeases
 from .needs import market_of
 
-NO_IMAGES: Final = "boots no image of a container"
+NO_IMAGES: Final = "cannot boot a container image"
 
 
 def alternatives(config: Config, name: str) -> tuple[str, ...]:
@@ -41,22 +41,22 @@ def alternatives(config: Config, name: str) -> tuple[str, ...]:
     if name.partition(":")[0] != ANY:
         return ()
     names = config.among(name)
-    fix = f'name them: --driver {ANY}:vastai,runpod, or `any = ["vastai", "runpod"]` below [drivers] of recipe.toml'
+    fix = f'pass `--driver {ANY}:vastai,runpod`, or set `any = ["vastai", "runpod"]` below [drivers] in recipe.toml'
     if not names:
-        raise CannotRun(
-            f"--driver {ANY} is for drivers that you choose, and none is named", fix=fix
-        )
+        raise CannotRun(f"--driver {ANY} requires a list of drivers", fix=fix)
     from ...extensions import drivers
     from .leases import rents
 
     for each in names:
         if each not in (known := drivers(each)):
             raise NotFound(
-                f'there is no driver "{each}"',
+                f'unknown driver "{each}"',
                 fix=did_you_mean(each, known) or f"known: {', '.join(sorted(known))}",
             )
         if each in ("local", "ssh") or not (rents(each) or config.driver(each).get("price")):
-            raise CannotRun(f"the driver {each} rents nothing, so {ANY} cannot choose it", fix=fix)
+            raise CannotRun(
+                f"--driver {ANY} cannot use {each}, which does not rent machines", fix=fix
+            )
     return names
 
 
@@ -166,8 +166,8 @@ class SeveralLeases(KeptLeases):
     def _leave(self, name: str, error: DriverError) -> None:
         self.gone[name] = str(error)
         left = [each for each in self.each if each not in self.gone]
-        more = f"; the run goes on with {', '.join(left)}" if left else ""
-        self.say(f"{name} is asked for nothing more: {error}{more}")
+        more = f"; continuing with {', '.join(left)}" if left else ""
+        self.say(f"no more requests to {name}: {error}{more}")
 
     async def ask(self, need: Need, offer: Offer, shares: int = 1) -> LeaseRow | None:
         """As Leases.ask, at the provider of the offer: where that refuses an order, another is taken."""
@@ -223,7 +223,7 @@ class SeveralLeases(KeptLeases):
     async def close(
         self,
         keys: Collection[str] | None = None,
-        reason: str = "the run is over",
+        reason: str = "the run has finished",
         failure: str = "",
     ) -> list[tuple[LeaseRow, str]]:
         closed = await asyncio.gather(

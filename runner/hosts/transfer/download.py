@@ -64,7 +64,7 @@ class Fetch:
 
     async def run(self) -> None:
         if self._tree and (trouble := find_fault(self._taken.entries)):
-            raise Corrupt(f"{self._wire.name}: {trouble}", fix="look at who that host is")
+            raise Corrupt(f"{self._wire.name}: {trouble}", fix="check that this is the right host")
         try:
             await self._begin()
             with self._wire.measured(f"from {self._wire.name}", self._owed()) as meter:
@@ -113,8 +113,8 @@ class Fetch:
         if (needed := self._owed()) > free.f_bavail * free.f_frsize:
             have = about(free.f_bavail * free.f_frsize)
             raise DiskFull(
-                f"there is {have} free here for {self._target}, which needs {about(needed)}",
-                fix="free some space, or run `recipe gc`",
+                f"only {have} disk space is free for {self._target}, which requires {about(needed)}",
+                fix="free disk space, for example with `recipe gc`",
             )
 
     def _clear(self) -> None:
@@ -250,7 +250,7 @@ class Fetch:
     def _changed(self, entry: Entry) -> Corrupt:
         path = f"{self._path}/{entry.path}".rstrip("/")
         return Corrupt(
-            f"{path} of {self._wire.name} is not what it was when the step ended",
+            f"{path} on {self._wire.name} changed after the step finished",
             fix="run the step again",
         )
 

@@ -203,7 +203,7 @@ class HostStore(Sender):
             )
         except Gone:
             raise Vanished(
-                f"{path} is not on {self.wire.name} any more", fix="run the step again"
+                f"{path} no longer exists on {self.wire.name}", fix="run the step again"
             ) from None
         objects = f"{self.root}/objects/"
         return Harvest(
@@ -230,11 +230,11 @@ class HostStore(Sender):
                 [Entry(name, "f", len(held), "0" * 64) for name, held in found.items()]
             )
         except (TypeError, ValueError):
-            trouble = "it makes no sense"
+            trouble = "invalid data"
         if trouble:
             raise Corrupt(
-                f"what {self.wire.name} says of {path} cannot be: {trouble}",
-                fix="look at who that host is",
+                f"{self.wire.name} sent an invalid reply about {path}: {trouble}",
+                fix="check that this is the right host",
             )
         return found, int(others)
 
@@ -265,8 +265,8 @@ class HostStore(Sender):
         found = await self.wire.ask("matching", path, pattern, read=words_of)
         if trouble := find_fault([Entry(name, "f", 0, "0" * 64) for name in found]):
             raise Corrupt(
-                f"what {self.wire.name} says of {path} cannot be: {trouble}",
-                fix="look at who that host is",
+                f"{self.wire.name} sent an invalid reply about {path}: {trouble}",
+                fix="check that this is the right host",
             )
         return found
 
@@ -308,8 +308,8 @@ class HostStore(Sender):
             await self.wire.ask("release", name_of(content), path, read=nothing)
         except Gone:
             raise Infrastructure(
-                f"{self.wire.name}: what was sent for {path} disappeared there",
-                fix="see who deletes files there",
+                f"{self.wire.name}: the uploaded files of {path} disappeared",
+                fix="find out which program deletes files on the host",
             ) from None
 
     async def free(self) -> int:
@@ -368,7 +368,7 @@ def _judge_output(name: str, folder: bool, kind: str, rows: Sequence[Sequence[An
     if kind == "-":
         return Taken()
     if kind == "o":
-        return Taken(problem=f"{name} is neither a file nor a folder")
+        return Taken(problem=f"{name} is neither a file nor a directory")
     if kind != "d":
         (only,) = entries
         if folder:

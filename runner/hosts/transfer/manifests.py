@@ -47,22 +47,22 @@ def find_fault(entries: Sequence[Entry]) -> str:
     """What is wrong with a manifest that a host has sent, in words; empty when it may be made here."""
     kinds = {entry.path: entry.kind for entry in entries}
     if len(kinds) != len(entries):
-        return "a name comes twice"
+        return "duplicate name"
     targets = {entry.path: entry.value for entry in entries if entry.kind == "l"}
     for path, kind, size, value in entries:
         parts = path.split("/")
         if "\0" in path or any(
             part in ("", ".", "..") or len(os.fsencode(part)) > 255 for part in parts
         ):
-            return f"{path!r} is no name of a file"
+            return f"{path!r} is not a valid file name"
         if kind == "o":
-            return f"{path!r} is neither a file nor a folder"
+            return f"{path!r} is neither a file nor a directory"
         if any("/".join(parts[:depth]) in kinds for depth in range(1, len(parts))):
-            return f"{path!r} is below what is no folder"
+            return f"{path!r} is below a file"
         if kind in "fx" and (size < 0 or len(value) != 64 or not HEX.issuperset(value)):
             return f"{path!r} has no digest"
         if kind == "l" and _leads_out(path, targets):
-            return f"a link to {value!r} leads out of it: {path!r}"
+            return f"a link to {value!r} points outside the directory: {path!r}"
     return ""
 
 

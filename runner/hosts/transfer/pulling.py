@@ -60,7 +60,7 @@ class Puller:
                     )
                 if isinstance(error, (Passed, CannotRun)):
                     raise
-                raise Passed(str(error) or "what came disappeared there") from error
+                raise Passed(str(error) or "the downloaded file disappeared on the host") from error
         return content
 
     async def _pull(
@@ -82,9 +82,9 @@ class Puller:
         )
         content = files.tree_id(entries) if source.folder else Content(f"f:{entries[0].value}")
         if known not in ("", content):
-            raise Passed("the bucket holds something else than before under the same version")
+            raise Passed("the object changed in the bucket under the same version")
         if not await asyncio.to_thread(source.confirm):
-            raise Passed("the bucket cannot be asked whether it holds the same still")
+            raise Passed("cannot check whether the object in the bucket is unchanged")
         try:
             placed = await self._wire.ask(
                 "settle",
@@ -98,7 +98,7 @@ class Puller:
         if not placed and content not in await self._sender.have(
             (content,)
         ):  # else the answer to an earlier try was lost
-            raise Passed("what came there is not what was asked for")
+            raise Passed("the host received other bytes than requested")
         return content
 
     async def _ask(
@@ -117,7 +117,9 @@ class Puller:
         try:
             addresses = await asyncio.to_thread(source.addresses, list(left.values()))
         except Exception as error:  # whatever its client raises
-            raise Passed(f"its objects cannot be signed for ({type(error).__name__})") from error
+            raise Passed(
+                f"cannot create signed URLs for its objects ({type(error).__name__})"
+            ) from error
         learn(opens(addresses))
         rows = [(*item, address) for item, address in zip(left.values(), addresses, strict=True)]
         before = done + sum(item.size for item in batch if item.path in digests)

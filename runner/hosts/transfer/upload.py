@@ -92,9 +92,9 @@ class Sender:
                     lambda: self._send(sources, manifests or {}), backoff(Gone, TRIES, 0.0, 0.0)
                 )
             except Gone:
-                fix = f"see who deletes files below {self.wire.root}"
+                fix = f"find out which program deletes files below {self.wire.root}"
                 raise Infrastructure(
-                    f"{self.wire.name}: what is being sent disappears there", fix=fix
+                    f"{self.wire.name}: files disappear during the upload", fix=fix
                 ) from None
 
     @contextlib.contextmanager
@@ -160,8 +160,8 @@ class Sender:
             standing = await self.wire.ask("begin", list(wanted), read=_read_standing)
         if standing.how.keys() != set(wanted):
             raise Corrupt(
-                f"{self.wire.name} answers something else than it was asked",
-                fix="look at who that host is",
+                f"{self.wire.name} sent an unexpected reply",
+                fix="check that this is the right host",
             )
         for sender, theirs in standing.theirs.items():
             if sender in standing.silent or _dead(sender):
@@ -221,7 +221,7 @@ class Sender:
             try:
                 size = os.stat(source).st_size
             except OSError as error:
-                raise Changed(source, f"cannot be read any more: {error.strerror}") from error
+                raise Changed(source, f"can no longer be read: {error.strerror}") from error
             cargo.loose[name_of(content)] = Entry(name_of(content), content[0], size, content[2:])
             cargo.size += size
         cargo.missing = dict(cargo.loose)
@@ -240,7 +240,7 @@ class Sender:
                 cargo.folder = ""
                 return
             self.wire.say(
-                f"{self.wire.name}: {cargo.content[:14]}… is damaged there, and is put right"
+                f"{self.wire.name}: {cargo.content[:14]}… is damaged on the host; repairing"
             )
             await self.wire.ask("retract", name_of(cargo.content), read=nothing)
             cargo.folder = f"partial/{self.wire.sender}" + (
@@ -283,8 +283,8 @@ class Sender:
             raise trouble
         path = next(iter(cargo.missing), cargo.name)
         raise Corrupt(
-            f"{path} does not arrive at {self.wire.name} as it was sent",
-            fix="look at the disk and the memory of both machines",
+            f"{path} was damaged in transfer to {self.wire.name}",
+            fix="check the disk and the memory of both machines",
         ) from trouble
 
     async def _place(self, cargo: Cargo, meter: Meter) -> None:

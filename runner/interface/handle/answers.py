@@ -43,8 +43,8 @@ _V = TypeVar("_V", bound=tuple[Any, ...])
 def strange(status: int = 200) -> Infrastructure:
     """Return the error of an answer that no `recipe serve` gives."""
     return Infrastructure(
-        f"the answer (status {status}) is not one of `recipe serve`",
-        fix="look at the address, and at what stands before the server",
+        f"unexpected reply (status {status}): not from `recipe serve`",
+        fix="check the URL, and the proxy in front of the server",
     )
 
 

@@ -187,7 +187,7 @@ class _Followed:
 
 def wait(run: str, clock: Clock) -> Talk:
     """Give how a run stands when it is over.  Raises TimedOut."""
-    clock = clock._replace(words=f"run {run} is not over yet")
+    clock = clock._replace(words=f"run {run} has not finished yet")
     now = yield from _status(run, FOREVER, clock)
     after, nap, over = now.seq, SOON, now.over
     while not over:
@@ -363,13 +363,15 @@ def download(run: str, chosen: Sequence[str]) -> Talk:
     if missing := [name for name in chosen if name not in names]:
         raise NotFound(
             f'run {run} has no output "{missing[0]}"',
-            fix=f"it has {', '.join(names[:10]) or 'none yet'}",
+            fix=f"available outputs: {', '.join(names[:10]) or 'none yet'}",
         )
     for each in known:
         if chosen and each.name not in chosen:
             continue
         if not each.stored:
-            raise Infrastructure(f"{each.name} is not stored there any more", fix="run it again")
+            raise Infrastructure(
+                f"{each.name} is no longer stored there", fix="run the recipe again"
+            )
         if each.folder:
             yield from _folder(run, each.name)
         else:
@@ -417,5 +419,5 @@ def _bytes(run: str, name: str, path: str) -> _Part[None]:
             return
         tried = tried + 1 if offset == before else 1
         if tried >= FEW:
-            raise Infrastructure(f"{name} does not come: {trouble}", fix="try again")
+            raise Infrastructure(f"cannot download {name}: {trouble}", fix="try again")
         yield from _nap(tried, trouble)

@@ -40,13 +40,13 @@ class Download:
         """Where a file goes; the folder is there."""
         parts = PurePosixPath(file.path).parts
         if not parts or file.path.startswith("/") or ".." in parts or "\0" in file.path:
-            raise Corrupt(f"an output is called {file.path!r}, which leaves its folder")
+            raise Corrupt(f"an output has a path outside its directory: {file.path!r}")
         target = self._folder.joinpath(*parts)
         target.parent.mkdir(parents=True, exist_ok=True)
         if not target.parent.resolve().is_relative_to(self._folder.resolve()):
             raise Corrupt(
-                f"{target.parent} leads out of {self._folder} by a link",
-                fix="download into another folder",
+                f"{target.parent} is a link that points outside {self._folder}",
+                fix="download into another directory",
             )
         return target
 
@@ -64,7 +64,7 @@ class Download:
 
     def _link(self, file: File, target: Path, where: str) -> None:
         if link_leads_out("", file.path.partition("/")[2], where, ()):
-            raise Corrupt(f"{file.path} is a link to {where}, which leads out of its output")
+            raise Corrupt(f"{file.path} is a link to {where}, outside its output")
         if (
             os.path.lexists(target)
             and not self._overwrite
@@ -88,7 +88,7 @@ class Download:
         digest = file.content.partition(":")[2]
         if (digest and self._hash.hexdigest() != digest) or file.size not in (None, self._size):
             raise Corrupt(
-                f"{file.path} came damaged: {self._size} bytes, and not those that its name says",
+                f"{file.path} was damaged in transfer: its {self._size} bytes do not match the digest",
                 fix="try again",
             )
         if (
@@ -105,8 +105,8 @@ class Download:
     @staticmethod
     def _taken_error(target: Path) -> CannotRun:
         return CannotRun(
-            f"{target} is there and is another file",
-            fix="move it away, or give overwrite=True (--overwrite)",
+            f"{target} already exists with other content",
+            fix="move the file away, or pass overwrite=True (--overwrite)",
         )
 
     def __enter__(self) -> Self:

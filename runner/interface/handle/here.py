@@ -124,8 +124,8 @@ class Here:
     def submit(self, new: New, key: str) -> str:
         # No answer is lost here: only a key that the caller gave is stored.
         if new.webhooks:
-            fix = "name receivers in recipe.toml (docs/webhooks.md)"
-            raise Invalid([Problem("bad-request", "webhooks of one run are for a server", fix=fix)])
+            fix = "set webhook endpoints in recipe.toml (see docs/webhooks.md)"
+            raise Invalid([Problem("bad-request", "webhooks per run require a server", fix=fix)])
         with self._lock:
             self.ws.asks_secrets = new.ticket.here or not self.ws.store.runs.shared
             return submit(self.ws, new.request, new.choice, new.settings, new.ticket).id
@@ -223,8 +223,8 @@ class Here:
             cache = self.ws.share(row.store)
             if cache is None or cache.bring(absent):
                 raise Infrastructure(
-                    f"the shared store {row.store} does not give what run {row.id} made",
-                    fix="`recipe config` says which it is",
+                    f"cannot download the results of run {row.id} from the shared store {row.store}",
+                    fix="check the store that `recipe config` shows",
                 )
             self.ws.save_cache()
 

@@ -73,20 +73,22 @@ def check_options(how: Mapping[str, Any]) -> None:
     if how.get("not_before") is not None and not isinstance(how["not_before"], datetime):
         problems.append(
             Problem(
-                "wrong-type", "`not_before` is a datetime", fix="datetime.fromisoformat reads one"
+                "wrong-type",
+                "`not_before` must be a datetime",
+                fix="parse the text with datetime.fromisoformat",
             )
         )
     if isinstance(labels, Mapping) and not all(
         isinstance(word, str) for pair in labels.items() for word in pair
     ):
-        problems.append(Problem("wrong-type", "names and values of `labels` are text"))
+        problems.append(Problem("wrong-type", "names and values of `labels` must be text"))
     for name, limit in limits.items() if isinstance(limits, Mapping) else ():
         if name not in LIMITS:
             problems.append(
                 Problem(
                     "unknown-field",
-                    f"there is no limit {name!r}",
-                    fix=did_you_mean(str(name), LIMITS) or "there are time and cost",
+                    f"unknown limit {name!r}",
+                    fix=did_you_mean(str(name), LIMITS) or "use time or cost",
                 )
             )
         elif (
@@ -95,7 +97,9 @@ def check_options(how: Mapping[str, Any]) -> None:
             or not 0 < limit < math.inf
         ):
             problems.append(
-                Problem("bad-value", f"`limits` of {name} is a number above 0, not {limit!r:.80}")
+                Problem(
+                    "bad-value", f"`limits` of {name} must be a number above 0, not {limit!r:.80}"
+                )
             )
     if problems:
         raise Invalid(problems)
@@ -110,13 +114,9 @@ def _workspace(to: str | None, root: Path) -> Workspace:
     if to is None:
         return Workspace.open(root)
     if not to.startswith(("postgresql://", "postgres://")):
-        fix = "write postgresql://USER@HOST/DATABASE, or https://HOST:PORT of a server"
+        fix = "use postgresql://USER@HOST/DATABASE, or https://HOST:PORT of a server"
         raise Invalid(
-            [
-                Problem(
-                    "bad-address", "what keeps the runs is neither a database nor a server", fix=fix
-                )
-            ]
+            [Problem("bad-address", "the address is neither a database nor a server", fix=fix)]
         )
     return Workspace.open(root, environ={**os.environ, "RECIPE_RUNS": to})
 

@@ -171,7 +171,7 @@ def file(run: str, name: str, path: str, begin: int) -> Question[None]:
 def request(run: str, what: Verb, *, keep_hosts: bool) -> Question[Outcome]:
     """Cancel, pause or resume a run."""
     if keep_hosts:
-        raise Invalid([only_here("a server lets go of the machines of a run that pauses")])
+        raise Invalid([only_here("a server always releases the machines of a paused run")])
     return _control(run, "POST", _of(run, what), {})
 
 
@@ -284,10 +284,8 @@ def _not_for_servers(new: New) -> list[Problem]:
     request, ticket, settings = new.request, new.ticket, new.settings
     problems = []
     if is_path(request.recipe) or request.recipe.endswith((".yaml", ".yml")):
-        fix = "name it in `allow` under [recipes] of the server's recipe.toml, and submit its name; or submit to the database of the workers"
-        words = (
-            f"{request.recipe} is a file here, and a server runs recipes of its own by their names"
-        )
+        fix = "add the recipe to `allow` under [recipes] in the server's recipe.toml and submit its name; or submit to the workers' database"
+        words = f"{request.recipe} is a local file, but a server runs only its own recipes, by name"
         problems.append(Problem("recipe-is-a-file", words, fix=fix))
     plain = Settings(settings.driver, limits=settings.limits)
     if (
@@ -296,17 +294,17 @@ def _not_for_servers(new: New) -> list[Problem]:
         or settings.label != plain.label
         or ticket.here
     ):
-        words = "some of what was asked is for a run of this machine: a server takes inputs, a preset, a driver and limits"
+        words = "some options apply only to local runs: a server accepts inputs, a preset, a driver and limits"
         problems.append(only_here(words))
     if request.out is not None or request.current_python or request.update or request.nodes:
-        words = "`out`, `python`, `update` and `nodes` are for runs of this machine's workspace or database"
+        words = "remove `out`, `python`, `update` and `nodes`, which apply only to runs in this machine's workspace or database"
         problems.append(only_here(words))
     return problems
 
 
 def only_here(words: str) -> Problem:
     """Return the problem of what only this machine can do."""
-    return Problem("only-here", words, fix="leave it out; `download` brings the results")
+    return Problem("only-here", words, fix="remove this option; get the results with `download`")
 
 
 def refuse(status: int, body: bytes, wait: float, run: str) -> NoReturn:
@@ -339,5 +337,5 @@ def error_of(status: int, body: bytes) -> RecipeError:
     if status in (408, 429) or code == "busy":
         return Busy(message, fix=fix)
     if status == 401:
-        fix = "set RECIPE_TOKEN to a token of that server; its first start shows one"
+        fix = "set RECIPE_TOKEN to a token of that server; its first start prints a token"
     return Invalid(problems or [Problem(code, message, None, fix)])

@@ -69,13 +69,13 @@ def token_of(environ: Mapping[str, str]) -> str:
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
             raise Invalid(
-                [Problem("open-token", f"{path} can be read by others", fix=f"chmod 600 {path}")]
+                [Problem("open-token", f"other users can read {path}", fix=f"chmod 600 {path}")]
             )
         return path.read_text("utf-8").strip()
     except FileNotFoundError:
         if named:
             raise Invalid(
-                [Problem("no-token", f"RECIPE_TOKEN_FILE names {path}, which is not there")]
+                [Problem("no-token", f"the file in RECIPE_TOKEN_FILE does not exist: {path}")]
             ) from None
         return ""
 
@@ -88,8 +88,8 @@ def _options(address: str) -> tuple[str, dict[str, str]]:
             [
                 Problem(
                     "bad-address",
-                    f"{parts.hostname or address} is no address of a server",
-                    fix="write it as https://HOST:PORT",
+                    f"{parts.hostname or address} is not a server URL",
+                    fix="use the form https://HOST:PORT",
                 )
             ]
         )
@@ -98,12 +98,12 @@ def _options(address: str) -> tuple[str, dict[str, str]]:
         and parts.hostname not in _LOOPBACK
         and os.environ.get("RECIPE_INSECURE") != "1"
     ):
-        fix = "use https://, a tunnel (ssh -L 8765:127.0.0.1:8765 HOST), or RECIPE_INSECURE=1 where something else encrypts"
+        fix = "use https://, a tunnel (ssh -L 8765:127.0.0.1:8765 HOST), or RECIPE_INSECURE=1 if a private network or proxy encrypts"
         raise Invalid(
             [
                 Problem(
                     "not-encrypted",
-                    f"the token would go to {parts.hostname} for everybody to read",
+                    f"the token would be sent to {parts.hostname} unencrypted",
                     fix=fix,
                 )
             ]
@@ -114,8 +114,8 @@ def _options(address: str) -> tuple[str, dict[str, str]]:
             [
                 Problem(
                     "bad-token",
-                    "the token is not one that a server gave out",
-                    fix="look at RECIPE_TOKEN",
+                    "the token does not have the form of a server token",
+                    fix="check RECIPE_TOKEN",
                 )
             ]
         )
@@ -128,7 +128,7 @@ def _httpx() -> None:
 
     if find_spec("httpx") is None:
         raise Infrastructure(
-            "the client of servers needs httpx, which is not installed",
+            "access to a server requires httpx, which is not installed",
             fix=install_line("client"),
         )
 
@@ -153,14 +153,14 @@ class There:
         near = [row.id for row in listed if word == row.name]
         near = near[:1] or [row.id for row in listed if word in row.id]
         if len(near) > 1 and word not in near:
-            words = f'"{word}" may be any of {len(near)} runs: {", ".join(near[:3])}, …'
-            raise NotFound(words, fix="give more of it")
+            words = f'"{word}" matches {len(near)} runs: {", ".join(near[:3])}, …'
+            raise NotFound(words, fix="use a longer part of the run ID")
         run = near[0] if len(near) == 1 else word
         try:
             return self.run(run).id
         except NotFound:
-            words = f'there is no run "{word}" at {self.name}'
-            raise NotFound(words, fix="`recipe runs` lists them") from None
+            words = f'no run "{word}" at {self.name}'
+            raise NotFound(words, fix="list the runs with `recipe runs`") from None
 
     def _last(self, word: str, number: int) -> str:
         rows: list[Status] = []
@@ -173,7 +173,7 @@ class There:
                 return rows[number].id
             if not after:
                 words = f"{word}: the oldest run at {self.name} is last~{len(rows) - 1}"
-                raise NotFound(words, fix="`recipe runs` lists them")
+                raise NotFound(words, fix="list the runs with `recipe runs`")
 
     def recipes(self) -> Sequence[RecipeEntry]:
         return self._answer(questions.recipes())

@@ -37,7 +37,8 @@ class Lost(Exception):
         super().__init__(words)
         self.wait = wait
         self.failure = failure or Infrastructure(
-            f"the server does not answer: {words}", fix="look whether it runs, and at its address"
+            f"cannot reach the server: {words}",
+            fix="check that the server is running and the URL is correct",
         )
 
 

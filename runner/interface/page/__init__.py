@@ -422,7 +422,7 @@ def _images(story: Story) -> tuple[list[Mapping[str, str]], list[str]]:
                 "path": visible(file.path),
             }
         )
-    return found, [f"{passed} more pictures have no room here"] if passed else []
+    return found, [f"{passed} more images are left out for size"] if passed else []
 
 
 def _texts(story: Story) -> list[Mapping[str, str]]:
@@ -475,7 +475,7 @@ def _table(
         shown_rows.append({"best": result is table.best, "cells": cells})
     head = ["step", *inputs, "state", "seconds", "tries", "memory (MB)", *metrics]
     left = (
-        f"the first {_ROWS} of {len(rows)}; `recipe results --csv` has all"
+        f"the first {_ROWS} of {len(rows)} rows; all are in `recipe results --csv`"
         if len(rows) > _ROWS
         else ""
     )

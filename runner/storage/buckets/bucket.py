@@ -169,8 +169,8 @@ def retry_request(do: Callable[[], T], policy: Policy, where: str) -> T:
     except Again as error:
         why = error.__cause__ or error
         raise Unreachable(
-            f"{where} does not answer as it should: {words_of(why)}",
-            fix="look at the network and the address, and try again",
+            f"cannot reach {where}: {words_of(why)}",
+            fix="check the network and the URL, then try again",
         ) from why
 
 

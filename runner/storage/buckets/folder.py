@@ -65,7 +65,7 @@ class Folder:
             os.close(handle)
             raise StoreError(
                 f"cannot read {self.url}/{name}: {NOT_REGULAR}",
-                fix="remove it from the store: recipe writes regular files only",
+                fix="remove this path from the store: it was not written by recipe, which writes regular files only",
             )
         with os.fdopen(handle, "rb", buffering=0) as file:
             if length is None:
@@ -177,7 +177,7 @@ class Folder:
         if not os.path.isdir(self.url):
             raise StoreError(
                 f"{self.url} is not a directory",
-                fix="make it, or mount what it should be; a store is never made by itself",
+                fix="create the directory or mount it; recipe never creates a store",
             )
 
     def _make_folder(self, folder: str) -> None:
@@ -194,11 +194,11 @@ class Folder:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StoreError(
                 f"{where}: {error.strerror}",
-                fix="free some space there (`recipe gc --store` helps), and push again",
+                fix="free space in the store, for example with `recipe gc --store`, then push again",
             ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise StoreError(
                 f"{where}: {error.strerror}",
-                fix="ask the owner of the folder for the right to write there",
+                fix="get write access to the directory from its owner",
             ) from error
         raise Unreachable(f"{where}: {error.strerror}") from error

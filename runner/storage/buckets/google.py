@@ -45,8 +45,8 @@ class Google(CloudBucket):
             is None
         ):
             raise StoreError(
-                f"{self._where}: there is no such bucket",
-                fix="make it, or correct the url of the store; a store is never made by itself",
+                f"{self._where}: the bucket does not exist",
+                fix="create the bucket, or correct the store's `url`; recipe never creates a bucket",
             )
         return self.read(marker)
 
@@ -160,8 +160,8 @@ class Google(CloudBucket):
                 if missing:
                     return None
                 raise StoreError(
-                    f"{self._where}: there is no such bucket",
-                    fix="make it, or correct the url of the store",
+                    f"{self._where}: the bucket does not exist",
+                    fix="create the bucket, or correct the store's `url`",
                 ) from error
             except FileExistsError as error:
                 raise Exists from error
@@ -204,7 +204,7 @@ class Google(CloudBucket):
         if isinstance(error, (OSError, ValueError, RuntimeError, wrong.HttpError)):
             raise StoreError(
                 f"{self._where}: {words_of(error)}",
-                fix="look at the store's settings: `recipe config`",
+                fix="check the store's settings with `recipe config`",
             ) from error
         raise error
 
@@ -223,8 +223,8 @@ class Google(CloudBucket):
 
 
 _GOOGLE_LOGIN = (
-    "log in as usual: `gcloud auth application-default login`, or GOOGLE_APPLICATION_CREDENTIALS; "
-    "the login needs storage.objects.list, get, create"
+    "log in with `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS; "
+    "the account requires storage.objects.list, get and create"
 )
 
 

@@ -26,8 +26,8 @@ def parse_repository(address: str) -> tuple[str, str]:
             [
                 Problem(
                     "bad-input",
-                    f"{address} names no repository",
-                    fix="write hf://ORG/NAME, or hf://datasets/ORG/NAME",
+                    f"{address} is not a Hub repository",
+                    fix="use hf://ORG/NAME, or hf://datasets/ORG/NAME",
                 )
             ]
         )
@@ -51,8 +51,8 @@ def check(address: str, environ: Mapping[str, str]) -> None:
     """Refuse a login that may not write, before anything runs.  Raises CannotRun, Infrastructure."""
     if offline(environ):
         raise CannotRun(
-            f"{address} cannot be reached: HF_HUB_OFFLINE is set",
-            fix="unset it, or give --out a folder",
+            f"cannot reach {address}: HF_HUB_OFFLINE is set",
+            fix="unset HF_HUB_OFFLINE, or pass a local directory to `--out`",
         )
     _ask_hub(address, lambda: _api(environ).whoami())
 
@@ -120,7 +120,7 @@ def _api(environ: Mapping[str, str]) -> Any:
         from huggingface_hub import HfApi
     except ImportError as error:
         raise Infrastructure(
-            "hf:// needs huggingface_hub, which is not installed", fix=install_line("hub")
+            "hf:// requires huggingface_hub, which is not installed", fix=install_line("hub")
         ) from error
     return HfApi(endpoint=environ.get("HF_ENDPOINT") or None, token=environ.get("HF_TOKEN") or None)
 
@@ -136,8 +136,8 @@ def _ask_hub(address: str, ask: Callable[[], T]) -> T:
         words = " ".join(str(error).split())[:300]
         if status in (401, 403) or type(error).__name__ == "LocalTokenNotFoundError":
             raise Infrastructure(
-                f"{address}: the Hub refuses this login ({words})",
-                fix="export HF_TOKEN, a token that may write there",
+                f"{address}: the Hub rejected the login ({words})",
+                fix="set HF_TOKEN to a token with write access",
             ) from error
         passing = (
             status == 429
@@ -147,9 +147,10 @@ def _ask_hub(address: str, ask: Callable[[], T]) -> T:
         )
         if not passing:
             raise Infrastructure(
-                f"{address}: the Hub refuses this ({words})",
-                fix="look at its name, and at who may write to it",
+                f"{address}: the Hub rejected the upload ({words})",
+                fix="check the repository name and its write access",
             ) from error
         raise Unreachable(
-            f"{address}: the Hub does not answer ({words})", fix="look at the network"
+            f"cannot reach the Hugging Face Hub for {address}: {words}",
+            fix="check the network connection",
         ) from error

@@ -25,8 +25,8 @@ def open(store: StoreSettings, root: Path) -> Bucket:
             [
                 Problem(
                     "bad-store",
-                    f"{url}: chained addresses are not followed",
-                    fix="name the bucket itself",
+                    f"{url}: chained URLs are not supported",
+                    fix="use the bucket's own URL",
                 )
             ]
         )
@@ -39,8 +39,8 @@ def open(store: StoreSettings, root: Path) -> Bucket:
             [
                 Problem(
                     "bad-store",
-                    f"{url}: there is no store of this kind",
-                    fix="known: s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, a folder",
+                    f"{url}: unsupported kind of store",
+                    fix="use s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or a directory",
                 )
             ]
         )
@@ -50,7 +50,11 @@ def open(store: StoreSettings, root: Path) -> Bucket:
         part in (".", "..", "") for part in prefix.split("/") if prefix
     ):
         raise Invalid(
-            [Problem("bad-store", f"{url} names no bucket", fix=f"write {scheme}://BUCKET/FOLDER")]
+            [
+                Problem(
+                    "bad-store", f"{url} has no bucket name", fix=f"write {scheme}://BUCKET/FOLDER"
+                )
+            ]
         )
     head = f"{prefix}/" if prefix else ""
     if scheme == "s3":

@@ -125,14 +125,14 @@ def _put(bucket: Bucket, each: File) -> int:
                 raise _damage_error(each)
             bucket.write_file(each.name, each.path, each.size, Crew(bucket.width).map)
     except OSError as error:
-        raise Infrastructure(f"{each.path} cannot be read: {error.strerror}") from error
+        raise Infrastructure(f"cannot read {each.path}: {error.strerror}") from error
     return each.size
 
 
 def _damage_error(each: File) -> Corrupt:
     return Corrupt(
-        f"{each.path} is not what was made: its bytes have changed",
-        fix="run the step again with -R STEP",
+        f"{each.path} has changed since the step created it",
+        fix="run the step again with `-R STEP`",
     )
 
 

@@ -152,15 +152,17 @@ class S3(CloudBucket):
             if answer is None:
                 return False
             if limits and not str(answer.get("ContentRange", "")).startswith(f"bytes {at}-"):
-                raise Again(f"{name}: another part than the one that was asked for")
+                raise Again(f"{name}: the server sent another part than requested")
             due = int(answer["ContentLength"])
             begun = len(found)
             try:
                 self._run(_drain(answer["Body"], found))
             except Exception as error:
-                raise Again(f"{name} broke off") from error
+                raise Again(f"{name}: the connection was lost") from error
             if len(found) - begun != due:
-                raise Again(f"{name} broke off after {len(found) - begun} of {due} bytes")
+                raise Again(
+                    f"{name}: the connection was lost after {len(found) - begun} of {due} bytes"
+                )
             return True
 
         there = retry_request(ask, policy, self._where)
@@ -217,8 +219,8 @@ class S3(CloudBucket):
                     raise
                 if last:
                     raise Unreachable(
-                        f"{self._where}: the upload of {name} was ended by another process",
-                        fix="push again",
+                        f"{self._where}: another process aborted the upload of {name}",
+                        fix="run `recipe push` again",
                     ) from None
         raise AssertionError("BUG: neither written nor failed")
 
@@ -375,12 +377,12 @@ class S3(CloudBucket):
             ) from error
         except (wrong.UnauthorizedSSOTokenError, wrong.SSOError) as error:
             raise StoreError(
-                f"{self._where}: {words_of(error)}", fix="log in again: `aws sso login`"
+                f"{self._where}: {words_of(error)}", fix="log in again with `aws sso login`"
             ) from error
         except (wrong.ProfileNotFound, wrong.InvalidConfigError) as error:
             raise StoreError(
                 f"{self._where}: {words_of(error)}",
-                fix="add the profile to ~/.aws/config, or name another in the store's settings",
+                fix="add the profile to ~/.aws/config, or set another `profile` in the store's settings",
             ) from error
         except (
             wrong.EndpointConnectionError,
@@ -399,7 +401,7 @@ class S3(CloudBucket):
         except wrong.BotoCoreError as error:
             raise StoreError(
                 f"{self._where}: {words_of(error)}",
-                fix="look at the store's settings: `recipe config`",
+                fix="check the store's settings with `recipe config`",
             ) from error
 
     def _raise(self, error: Any, method: str, *, absent: bool) -> None:
@@ -410,15 +412,15 @@ class S3(CloudBucket):
             raise Exists from error
         if code == "NoSuchBucket":
             raise StoreError(
-                f"{self._where}: there is no such bucket",
-                fix="make it, or correct the url of the store; a store is never made by itself",
+                f"{self._where}: the bucket does not exist",
+                fix="create the bucket, or correct the store's `url`; recipe never creates a bucket",
             ) from error
         if code in _ABSENT:
             if absent:
                 return
             raise _Absent(
                 f"{self._where}: {method} failed: {words_of(error)}",
-                fix="the server takes no such name, or somebody deletes there",
+                fix="check that the server accepts this object name and that no other program deletes objects",
             ) from error
         if code == "InvalidRange" or status == 416:
             raise Short from error
@@ -430,7 +432,7 @@ class S3(CloudBucket):
             )
             raise StoreError(
                 f"{self._where}: the bucket is in another region{f', {region}' if region else ''}",
-                fix="name its region in the store's settings",
+                fix="set `region` in the store's settings",
             ) from error
         if code in _DENIED or status in (401, 403):
             words = error.response.get("Error", {}).get("Message") or code
@@ -442,7 +444,7 @@ class S3(CloudBucket):
             raise Again from error
         raise StoreError(
             f"{self._where}: {method} failed: {words_of(error)}",
-            fix="look at the store's settings: `recipe config`",
+            fix="check the store's settings with `recipe config`",
         ) from error
 
     def _run(self, asked: Any) -> Any:
@@ -473,10 +475,10 @@ class _Absent(StoreError):
 
 
 _LOGIN = (
-    "log in as usual: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile of ~/.aws, or `aws sso login`; "
+    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, use a profile in ~/.aws, or run `aws sso login`; "
     "`recipe config` shows the store's profile"
 )
-_RIGHTS = "the login needs s3:ListBucket on the bucket, and s3:GetObject and s3:PutObject below its folder; to collect garbage also s3:DeleteObject"
+_RIGHTS = "the login requires s3:ListBucket on the bucket, and s3:GetObject and s3:PutObject below it; `recipe gc --store` also s3:DeleteObject"
 
 
 def _demand_etag(name: str, answer: Mapping[str, object], md5: str) -> None:
@@ -487,7 +489,7 @@ def _demand_etag(name: str, answer: Mapping[str, object], md5: str) -> None:
         return
     etag = _MD5.fullmatch(str(answer.get("ETag", "")))
     if etag and etag[1] != md5:
-        raise Again(f"{name} arrived as other bytes: its ETag is {etag[1]}, not {md5}")
+        raise Again(f"{name} was damaged in transfer: its ETag is {etag[1]}, not {md5}")
 
 
 async def _drain(body: Any, into: bytearray) -> None:

@@ -407,8 +407,8 @@ def fail(path: str, error: OSError) -> NoReturn:
 
 def raise_changed(path: str) -> NoReturn:
     raise Corrupt(
-        f"{path}: changed while it was put away",
-        fix="leave it alone while recipe runs, and run again",
+        f"{path} changed while recipe stored it",
+        fix="do not modify the file during a run, and run again",
     )
 
 

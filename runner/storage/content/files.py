@@ -51,8 +51,10 @@ class Unhashable(CannotRun):
 class Changed(Unhashable):
     """This did not hold still while it was read."""
 
-    def __init__(self, path: str, why: str = "it changes while it is read") -> None:
-        super().__init__(path, why, fix="leave it alone while recipe reads it, and try again")
+    def __init__(self, path: str, why: str = "the file changed while recipe read it") -> None:
+        super().__init__(
+            path, why, fix="do not modify the file while recipe reads it, and try again"
+        )
 
 
 class Identity(NamedTuple):
@@ -87,7 +89,7 @@ def scan(path: str | Path) -> Content:
     name = str(path)
     found = stat_of(name)
     if found is None:
-        raise Unhashable(name, "there is nothing here")
+        raise Unhashable(name, "does not exist")
     if stat.S_ISDIR(found.st_mode):
         return tree_id(entries(name))
     return content_id(*_hash(name, regular(name, found)))
@@ -132,14 +134,14 @@ def content_id(found: os.stat_result, sha256: str) -> Content:
 
 def unreadable(path: str, error: OSError) -> Unhashable:
     if isinstance(error, FileNotFoundError):
-        return Changed(path, "it vanishes while it is looked at")
+        return Changed(path, "the file disappeared while recipe read it")
     return Unhashable(path, f"cannot be read: {error.strerror}")
 
 
 def regular(path: str, found: os.stat_result) -> Identity:
     if not stat.S_ISREG(found.st_mode):
         raise Unhashable(
-            path, f"{_kind(found.st_mode)} has no content to hash", fix="name a file or a directory"
+            path, f"{_kind(found.st_mode)} has no content to hash", fix="use a file or a directory"
         )
     return identity_of(found)
 
@@ -263,7 +265,7 @@ class Sight(NamedTuple):
 def see(top: str) -> Sight:
     if sys.getfilesystemencoding() != "utf-8":
         raise CannotRun(
-            f"file names are read as {sys.getfilesystemencoding()} here: a tree would get another id than elsewhere",
+            f"the locale reads file names as {sys.getfilesystemencoding()}, so directories would get different IDs than on other machines",
             fix="set PYTHONUTF8=1",
         )
     folders: dict[str, Folder] = {}
@@ -310,7 +312,7 @@ def see(top: str) -> Sight:
                             raise Unhashable(
                                 f"{here}/{item.name}",
                                 f"{_kind(mode)} has no content to hash",
-                                fix="keep it out of this directory",
+                                fix="move it out of this directory",
                             )
             finally:
                 if handle is not None:
@@ -328,8 +330,8 @@ def see(top: str) -> Sight:
         if link_leads_out(top, name, target, links):
             raise Unhashable(
                 f"{top}/{name}",
-                f"a link to {target} leads out of {top}",
-                fix="replace it by what it points to, or declare that as well",
+                f"a link to {target} points outside {top}",
+                fix="replace the link by its target, or declare the target as well",
             )
     return Sight(folders, links, empty, count)
 
@@ -422,5 +424,6 @@ def no_space(error: OSError, path: str) -> Infrastructure:
     free = os.statvfs(folder or "/")
     message = f"the disk is full: {path}: {error.strerror}, {free.f_bavail * free.f_frsize} bytes are free and {free.f_favail} inodes"
     return DiskFull(
-        message, fix="free some space (`recipe gc` helps), and run again: finished steps are kept"
+        message,
+        fix="free disk space, for example with `recipe gc`, and run again; finished steps are kept",
     )

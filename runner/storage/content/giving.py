@@ -13,7 +13,7 @@ from itertools import groupby
 from .disk import MODE, Disk
 from .files import Entry
 
-FULL = "some of its files are copies because they have as many hard links as the file system allows"
+FULL = "some of its files are copies: the file system allows no more hard links to them"
 REFUSED = "the file system refuses hard links"
 _REFUSALS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS)
 

@@ -24,7 +24,7 @@ COPIED = 64 << 20
 """Bytes of an input up to which it is copied where it cannot be cloned."""
 EACH_FILE = 4 << 10
 """Bytes that each file counts for, beside its own: making one costs as much as writing them."""
-_LARGE = f"it is larger than {COPIED >> 20} MiB"
+_LARGE = f"larger than {COPIED >> 20} MiB"
 
 
 class Source(NamedTuple):
@@ -56,11 +56,11 @@ class StoredInputs:
             self._note(source.content)
             return ""
         except files.Unhashable:
-            return "it changes while it is read"
+            return "the file changed while recipe read it"
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 return "the disk of the workspace is full"
-            return f"it cannot be copied: {error.strerror}"
+            return f"cannot copy: {error.strerror}"
 
     def link_to(self, source: Source, target: str) -> int:
         """Make `target` a folder of links to the files of a folder of the caller's; answers how many.
@@ -112,7 +112,7 @@ class StoredInputs:
             return ""
         root = self.objects.root
         if device != os.stat(root).st_dev:
-            return f"{_LARGE} and is on another file system than the workspace"
+            return f"{_LARGE} and not on the workspace's file system"
         kind, _ = disk.file_system(root)
         return f"{_LARGE} and {kind} cannot clone files"
 

@@ -58,8 +58,8 @@ class Manifests:
             raise Corrupt(str(error)) from error
         if files.tree_id(manifest) != content:
             raise Corrupt(
-                f"{target}: the stored tree is not what its name says",
-                fix="run again: the step that makes it will be run",
+                f"{target}: the stored directory is damaged: its content does not match its digest",
+                fix="run again to recreate it: its step will run",
             )
         return manifest
 
@@ -115,16 +115,16 @@ def unsafe(manifest: Sequence[Entry]) -> str | None:
     for entry in manifest:
         parts = entry.path.split("/")
         if "\0" in entry.path or any(part in ("", ".", "..") for part in parts):
-            return f"names a path that leaves its tree: {entry.path!r}"
+            return f"has a path outside its directory: {entry.path!r}"
         if entry.path in seen:
-            return f"names {entry.path!r} twice"
+            return f"lists {entry.path!r} twice"
         if (
             entry.kind not in "fxld"
             or len(entry.kind) != 1
             or entry.size < 0
             or (entry.kind in "fx" and not HEX.fullmatch(entry.value))
         ):
-            return f"says nonsense about {entry.path!r}"
+            return f"has an invalid entry for {entry.path!r}"
         if entry.kind == "l":
             target = posixpath.normpath(posixpath.join(posixpath.dirname(entry.path), entry.value))
             if (
@@ -134,7 +134,7 @@ def unsafe(manifest: Sequence[Entry]) -> str | None:
                 or target == ".."
                 or target.startswith("../")
             ):
-                return f"holds a link that leaves its tree: {entry.path!r}"
+                return f"has a link that points outside its directory: {entry.path!r}"
         seen.add(entry.path)
         if entry.kind != "d":
             solid.add(entry.path)
@@ -142,6 +142,6 @@ def unsafe(manifest: Sequence[Entry]) -> str | None:
         at = posixpath.dirname(entry.path)
         while at:
             if at in solid:
-                return f"names {entry.path!r}, which is below something that is no folder"
+                return f"has {entry.path!r} below a file"
             at = posixpath.dirname(at)
     return None

@@ -513,12 +513,12 @@ def _verify_unsynced(manifests: Manifests, content: Content, target: str) -> boo
 def _raise_missing(content: Content, path: str) -> NoReturn:
     raise Corrupt(
         f"{path}: {content[:14]}… is not in the store",
-        fix="run again: the step that makes it will be run",
+        fix="run again to recreate it: its step will run",
     )
 
 
 def _raise_damaged(path: str) -> NoReturn:
     raise Corrupt(
-        f"{path}: the stored bytes are not what their name says",
-        fix="run again: the step that makes them will be run",
+        f"{path}: the stored file is damaged: its content does not match its digest",
+        fix="run again to recreate it: its step will run",
     )

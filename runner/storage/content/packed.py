@@ -90,7 +90,7 @@ def _earlier(folder: Path) -> dict[str, str]:
     """The sums of the shards that an earlier pack left here."""
     names = os.listdir(folder) if folder.is_dir() else []
     if folder.exists() and not folder.is_dir():
-        raise NotFound(f"{folder} is not a folder", fix="name a new folder")
+        raise NotFound(f"{folder} is not a directory", fix="choose a new directory")
     if foreign := [
         name
         for name in names
@@ -99,8 +99,8 @@ def _earlier(folder: Path) -> dict[str, str]:
         and not name.endswith(".tar.part")
     ]:
         raise NotFound(
-            f"{folder} holds other things: {sorted(foreign)[0]}",
-            fix="name a new folder, an empty one, or one that holds a pack",
+            f"{folder} contains other files: {sorted(foreign)[0]}",
+            fix="choose a new or empty directory, or a directory with a pack",
         )
     try:
         lines = (folder / SUMS).read_text("ascii").splitlines()
@@ -188,7 +188,7 @@ def read(folder: Path) -> Pack:
     try:
         found = json.loads(path.read_bytes())
         if not isinstance(found, dict) or found.get("pack") != 1:
-            raise Corrupt(f"{path}: not the manifest of a pack that this version can read")
+            raise Corrupt(f"{path}: not a pack manifest, or a format that this version cannot read")
         content, manifest = (
             Content(_text(found["content"])),
             [
@@ -208,8 +208,8 @@ def read(folder: Path) -> Pack:
             cut.append(Shard(shard_name(members), members, size))
     except (FileNotFoundError, NotADirectoryError):
         raise NotFound(
-            f"{folder} holds no pack: there is no {MANIFEST}",
-            fix="name a folder that `recipe pack --out` wrote",
+            f"{folder} is not a pack: {MANIFEST} is missing",
+            fix="pass a directory that `recipe pack --out` created",
         ) from None
     except OSError as error:
         raise Infrastructure(f"{path}: {error.strerror}") from error
@@ -225,7 +225,7 @@ def read(folder: Path) -> Pack:
         and all(shard.size == len(END) + sum(map(member_size, shard.entries)) for shard in cut)
     )
     if not right:
-        raise Corrupt(f"{path}: it does not agree with the content that it names, {content[:14]}…")
+        raise Corrupt(f"{path}: the manifest does not match its content ID, {content[:14]}…")
     return Pack(content, manifest, cut, sums)
 
 
@@ -255,9 +255,9 @@ def faults(folder: Path, pack: Pack, progress: Progress | None = None) -> Iterat
                 wrong = list(_find_damage(file, shard, hasher))
                 yield from (f"{path.name}: {fault}" for fault in wrong)
                 if found == shard.size and not wrong and hasher.hexdigest() != sha256:
-                    yield f"{path.name}: its SHA-256 in {MANIFEST} is another one"
+                    yield f"{path.name}: SHA-256 differs from {MANIFEST}"
         except FileNotFoundError:
-            yield f"{path.name}: it is missing"
+            yield f"{path.name}: missing"
         except OSError as error:
             yield f"{path.name}: {error.strerror}"
         done += shard.size
@@ -269,7 +269,7 @@ def faults(folder: Path, pack: Pack, progress: Progress | None = None) -> Iterat
     )
     try:
         if (folder / SUMS).read_bytes() != lines.encode():
-            yield f"{SUMS}: it does not list what {MANIFEST} does"
+            yield f"{SUMS}: the list of files differs from {MANIFEST}"
     except OSError as error:
         yield f"{SUMS}: {error.strerror}"
 
@@ -295,7 +295,7 @@ def _find_damage(file: BinaryIO, shard: Shard, hasher: Any) -> Iterator[str]:
     data = file.read(len(END) + 1)
     hasher.update(data)
     if data != END:
-        yield "its end is damaged"
+        yield "the end of the archive is damaged"
 
 
 # -- comparing ---------------------------------------------------------------------------------------------------------------------------------------
@@ -338,14 +338,14 @@ def doubts(manifest: Sequence[Entry]) -> list[str]:
             )
         if above or _is_secret(name):
             secrets[above or entry.path] = None
-    found += [
-        f"{path!r} looks like something that should not leave this machine" for path in secrets
-    ]
+    found += [f"{path!r} looks like a secret or private file" for path in secrets]
     seen: dict[str, str] = {}
     for path in _every(manifest):
         other = seen.setdefault(_fold_case(path), path)
         if other != path:
-            found.append(f"{other!r} and {path!r} are one name where case or accents do not count")
+            found.append(
+                f"{other!r} and {path!r} are the same name on file systems that ignore case or accents"
+            )
     return found
 
 

@@ -98,7 +98,7 @@ class Database:
                     if read_only and kind.migrates:
                         raise Unusable(
                             f"{path}: format {version} is older than this program's",
-                            fix=f"`{kind.migrates}` migrates it",
+                            fix=f"migrate the store with `{kind.migrates}`",
                         )
                     db = _copy_to_memory(db) if read_only else db
                     _migrate(db, kind)
@@ -195,7 +195,8 @@ _encode = json.JSONEncoder(separators=(",", ":"), sort_keys=True, default=_plain
 def damaged_value(stored: object) -> Corrupt:
     """The error of a stored value that cannot be what was written."""
     return Corrupt(
-        f"the database holds a damaged value: {str(stored)[:60]!r}", fix="`recipe doctor` says more"
+        f"the database holds a damaged value: {str(stored)[:60]!r}",
+        fix="check the store with `recipe doctor`",
     )
 
 
@@ -249,29 +250,32 @@ def _examine(path: Path, kind: Kind, *, read_only: bool) -> tuple[sqlite3.Connec
         short = not pages or pages * size > path.stat().st_size
         db.execute("COMMIT")
         if short:
-            raise _damage_error(path, kind, "it is cut short")
+            raise _damage_error(path, kind, "the file is truncated")
         if mark != kind.mark:
-            raise _damage_error(path, kind, "it is not a store of recipe's")
+            raise _damage_error(path, kind, "the file is not a recipe store")
         if version > len(kind.migrations):
             raise Unusable(
-                f"{path}: format {version} was written by a newer recipe, this one knows {len(kind.migrations)}",
-                fix="use the newer version",
+                f"{path}: format {version} was written by a newer recipe; this version supports {len(kind.migrations)}",
+                fix="install the newer version of recipe",
             )
         if version < 1:
-            raise _damage_error(path, kind, "it has no format version")
+            raise _damage_error(path, kind, "the file has no format version")
     except BaseException as error:
         db.close()
         if isinstance(error, sqlite3.DatabaseError) and error.sqlite_errorcode in (
             sqlite3.SQLITE_CORRUPT,
             sqlite3.SQLITE_NOTADB,
         ):
-            raise _damage_error(path, kind, "it is cut short or is not a database") from error
+            raise _damage_error(path, kind, "the file is truncated or not a database") from error
         raise
     return db, version
 
 
 def _damage_error(path: Path, kind: Kind, why: str) -> Unusable:
-    return Unusable(f"{path} is damaged: {why}", fix=f"restore it, or move it away: {kind.without}")
+    return Unusable(
+        f"{path} is damaged: {why}",
+        fix=f"restore the file from a backup, or move it away: {kind.without}",
+    )
 
 
 def _make(path: Path, kind: Kind) -> None:
@@ -284,7 +288,7 @@ def _make(path: Path, kind: Kind) -> None:
         mounted, remote = file_system(root)
         if remote:
             why = f"{root} is on a network file system ({mounted}), where locks and SQLite are not safe"
-            raise Unusable(why, fix=f"set {kind.variable} to a place on a local disk")
+            raise Unusable(why, fix=f"set {kind.variable} to a path on a local disk")
         if path.exists():
             return
         with Locks(root / "locks").hold("store"):
@@ -312,7 +316,7 @@ def _make(path: Path, kind: Kind) -> None:
     except OSError as error:
         raise Unusable(
             f"{error.filename or root}: {error.strerror}",
-            fix=f"make it writable, or set {kind.variable} to a place that is",
+            fix=f"make it writable, or set {kind.variable} to a writable path",
         ) from error
 
 
@@ -351,20 +355,20 @@ def _trouble(path: Path, kind: Kind) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:  # of a message that quotes a damaged schema
-        raise _damage_error(path, kind, "its schema cannot be read") from error
+        raise _damage_error(path, kind, "cannot read the schema") from error
     except sqlite3.Error as error:
         code = (getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise StoreBusy(
                 f"{path}: another process has been writing for {PATIENCE:.0f} s",
-                fix="wait for it to end, and try again",
+                fix="wait until that process ends, then try again",
             ) from error
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise _damage_error(path, kind, str(error)) from error
         if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
             raise Unusable(
                 f"{path}: {error}",
-                fix=f"make it writable, or set {kind.variable} to a place that is",
+                fix=f"make it writable, or set {kind.variable} to a writable path",
             ) from error
         if code == sqlite3.SQLITE_FULL:
             raise no_space(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), str(path)) from error

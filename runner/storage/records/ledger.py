@@ -65,7 +65,7 @@ LEDGER: Final = Kind(
     0o600,
     "RECIPE_LEDGER",
     "",
-    "then look at your provider's console, and end machines there that nothing uses",
+    "then check your provider's console for unused machines and terminate them",
 )
 
 
@@ -178,8 +178,8 @@ class Ledger:
             living = db.execute("SELECT * FROM leases WHERE state <> 'GONE'").fetchall()
             if sum(_row(each).counts for each in living) >= most:
                 raise Full(
-                    f"{most:g} machines are rented already, as many as `[limits] machines` allows",
-                    fix="wait until one is given back, or raise the limit",
+                    f"{most:g} machines are already rented, the maximum of `[limits] machines`",
+                    fix="wait until a machine is released, or raise the limit",
                 )
             for row in rows:
                 _ask(db, row)
@@ -377,7 +377,7 @@ def _demand(cursor: sqlite3.Cursor, row: LeaseRow) -> None:
     if not cursor.rowcount:
         raise NotOurs(
             f"the lease {row.key} is held by another process",
-            fix="`recipe reap -n` lists the leases that there are",
+            fix="list the leases with `recipe reap -n`",
         )
 
 

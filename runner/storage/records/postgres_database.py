@@ -136,14 +136,14 @@ class PostgresDatabase:
                     self._connection.close()
                 if time.monotonic() > deadline:
                     raise Infrastructure(
-                        f"the database of runs does not answer: {error}",
-                        fix="look at RECIPE_RUNS, and whether it runs",
+                        f"cannot reach the run database: {error}",
+                        fix="check RECIPE_RUNS, and that the database is running",
                     ) from error
                 time.sleep(PAUSE)
             except psycopg.Error as error:
                 raise Infrastructure(
-                    f"the database of runs refused a statement: {error}",
-                    fix="look at RECIPE_RUNS, and what it may do there",
+                    f"the run database rejected a statement: {error}",
+                    fix="check RECIPE_RUNS and the permissions of its user",
                 ) from error
 
 
@@ -179,15 +179,15 @@ def _migrate(db: Connection[Row], *, read_only: bool) -> None:
         version = 0
     if version > len(_MIGRATIONS):
         raise Unusable(
-            f"the database of runs has format {version}; this recipe knows {len(_MIGRATIONS)}",
+            f"the run database has format {version}; this version of recipe supports {len(_MIGRATIONS)}",
             fix="update recipe on this machine",
         )
     if version == len(_MIGRATIONS):
         return
     if read_only:
         raise Unusable(
-            f"the database of runs has format {version}, older than this program's",
-            fix="`recipe run` migrates it",
+            f"the run database has format {version}, older than this version of recipe",
+            fix="migrate the database with `recipe run`",
         )
     with db.transaction():
         db.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))

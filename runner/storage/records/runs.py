@@ -73,7 +73,7 @@ class Requested(Busy):
     """Somebody has asked for something that this change of the run's state does not answer."""
 
     def __init__(self, request: str) -> None:
-        super().__init__(f"{request} was asked for first")
+        super().__init__(f"{request} was requested first")
         self.request = request
 
 
@@ -274,8 +274,12 @@ def is_over(run: RunRow, tally: Mapping[tuple[str, str], int]) -> bool:
 def same_request(new: RunRow, known: str, data: Data) -> None:
     """Check that a request whose idempotency key is in use is the one that used it.  Raises Invalid."""
     if data.get("body") != new.data.get("body"):
-        words = f"the key {new.idempotency} was used for run {known}, which was asked for otherwise"
-        raise Invalid([Problem(KEY_IN_USE, words, fix="give another key, or the same request")])
+        words = (
+            f"the key {new.idempotency} was already used for run {known}, with a different request"
+        )
+        raise Invalid(
+            [Problem(KEY_IN_USE, words, fix="use another key, or repeat the same request")]
+        )
 
 
 RUN_COLUMNS: Final = (
@@ -331,7 +335,7 @@ class Runs(Protocol):
         """One run.  Raises NotFound."""
         rows = self.all(f"SELECT {self.words.columns} FROM runs WHERE id = :run", {"run": run})  # noqa: S608
         if not rows:
-            raise NotFound(f"there is no run {run}", fix="`recipe runs` lists them")
+            raise NotFound(f"there is no run {run}", fix="list the runs with `recipe runs`")
         return run_of(rows[0])
 
     def latest(self, *, recipe: str | None = None, last: int = 1_000_000) -> list[RunRow]:

@@ -113,7 +113,7 @@ STORE = Kind(
     0o666,
     "RECIPE_HOME",
     "recipe run",
-    "then nothing is remembered, and every step runs again",
+    "then all cached results are lost, and every step runs again",
 )
 
 
@@ -185,13 +185,13 @@ class Store:
 def _open_shared(address: str, workspace: str, database: Database, *, read_only: bool) -> Runs:
     if not address.startswith(("postgresql://", "postgres://")):
         raise Unusable(
-            "RECIPE_RUNS is not the address of a PostgreSQL database",
-            fix="write it as postgresql://user@host/database",
+            "RECIPE_RUNS is not a PostgreSQL URL",
+            fix="use the form postgresql://user@host/database",
         )
     try:
         from .postgres_runs import PostgresRuns
     except ImportError as error:
         raise Unusable(
-            f"runs in PostgreSQL need psycopg: {error}", fix=install_line("postgres")
+            f"RECIPE_RUNS with PostgreSQL requires psycopg: {error}", fix=install_line("postgres")
         ) from error
     return PostgresRuns(address, workspace, database, Index(database), read_only=read_only)

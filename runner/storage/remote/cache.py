@@ -240,17 +240,17 @@ class RemoteCache:
         outbox, self._outbox = self._outbox, None
         if outbox.waiting and not outbox.idle(1.0):
             say(
-                f"putting what was made into the store {self.name} ({outbox.waiting} to go; Ctrl-C goes without)"
+                f"uploading results to the shared store {self.name} ({outbox.waiting} left; press Ctrl-C to skip)"
             )
         try:
             outbox.join()
         except KeyboardInterrupt:
             self.notices.append(
-                f"not everything was put into the store {self.name}; `recipe push` does the rest"
+                f"some results were not uploaded to the shared store {self.name}; upload the rest with `recipe push`"
             )
         for problem in outbox.problems:
             self.notices.append(
-                f"not put into the store {self.name}: {problem}; `recipe push` tries again"
+                f"cannot upload to the shared store {self.name}: {problem}; try again with `recipe push`"
             )
 
     def indulge(self) -> None:
@@ -280,7 +280,7 @@ class RemoteCache:
         if self._asked_for and not isinstance(error, Unreachable):
             raise error
         self.notices.append(
-            f"the store {self.name} is not used: {error}"
+            f"continuing without the shared store {self.name}: {error}"
             + (f" (fix: {error.fix})" if error.fix else "")
         )
 
@@ -330,7 +330,7 @@ class Downloads:
             return False
         fetch = remote_cache.fetcher(there)
         if (size := remote_cache.size_of(there)) >= WORTH_SAYING:
-            self._say(f"{id}: fetching {about(size)} from the store {remote_cache.name}")
+            self._say(f"{id}: downloading {about(size)} from the shared store {remote_cache.name}")
 
         def bring() -> Callable[[], object]:
             brought = fetch()
@@ -485,7 +485,9 @@ def push(
             if made.name not in kept and not objects.has(made.content)
         ]
         if missing:
-            tally.problems.append(f"{trace.step}: {', '.join(missing)} is not stored here any more")
+            tally.problems.append(
+                f"{trace.step}: {', '.join(missing)} is no longer stored in this workspace"
+            )
             continue
         send(remote_cache.remote, objects, trace, kept)
         tally.steps += 1

@@ -110,8 +110,8 @@ def _find_needed(session: Session, keys: Sequence[str], noted: set[str]) -> set[
         if found is None:
             if session.bucket.head(layout.trace_name(key)) is not None:
                 raise Corrupt(
-                    f"{session.url}/{layout.trace_name(key)} cannot be read, so what it needs is unknown",
-                    fix="delete that object, and collect again",
+                    f"cannot read {session.url}/{layout.trace_name(key)}, so its objects are unknown",
+                    fix="delete this object, then run `recipe gc --store` again",
                 )
             continue
         names |= {layout.object_name(made.content) for made in found.trace.outputs}
@@ -128,8 +128,8 @@ def _find_needed(session: Session, keys: Sequence[str], noted: set[str]) -> set[
             names |= {f"objects/{blob[:2]}/{blob}" for blob in parts.blobs}
         elif listed is not None:
             raise Corrupt(
-                f"{session.url}/{name[:-4]}parts cannot be read, so what it needs is unknown",
-                fix="delete that object, and collect again",
+                f"cannot read {session.url}/{name[:-4]}parts, so its objects are unknown",
+                fix="delete this object, then run `recipe gc --store` again",
             )
     return names
 

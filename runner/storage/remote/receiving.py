@@ -26,7 +26,7 @@ def get_file(session: Session, name: str, path: str, size: int, sha256: str) -> 
         if files.scan(path)[2:] == sha256:
             return
         if last:
-            raise session.missing_error(name, "is not what its name says")
+            raise session.missing_error(name, "is damaged: its content does not match its digest")
         os.unlink(path)
 
 
@@ -41,7 +41,7 @@ def _pour(session: Session, name: str, path: str, size: int) -> None:
             data = session.bucket.read(name, start, length)
             if data is None or len(data) != length:
                 raise session.missing_error(
-                    name, "is not there" if data is None else "is shorter than it was"
+                    name, "does not exist" if data is None else "is shorter than it was"
                 )
             view, at = memoryview(data), start
             while view:
@@ -62,13 +62,13 @@ def get_tree(session: Session, content: Content, top: str) -> None:
     text, listed = session.map(session.bucket.read, [name, name[: -len("json")] + "parts"])
     if text is None or listed is None:
         raise session.missing_error(
-            name if text is None else name[: -len("json")] + "parts", "is not there"
+            name if text is None else name[: -len("json")] + "parts", "does not exist"
         )
     manifest = entries(session, name, content, text)
     parts = layout.parts_of(listed)
     small, large = layout.split(manifest, parts.small if parts else 0)
     if parts is None or sum(count for _, count in parts.bundles) != len(small):
-        raise session.missing_error(name[: -len("json")] + "parts", "does not fit its manifest")
+        raise session.missing_error(name[: -len("json")] + "parts", "does not match its manifest")
     session.count_moved(received=len(text))
     os.makedirs(top)
     copies: dict[str, list[Entry]] = {}  # the same bytes may lie at several paths
@@ -92,7 +92,7 @@ def get_tree(session: Session, content: Content, top: str) -> None:
             data = view[at : at + entry.size]
             at += entry.size
             if hashlib.sha256(data).hexdigest() != entry.value:
-                raise session.missing_error(name, f"does not hold {entry.path}")
+                raise session.missing_error(name, f"does not contain {entry.path}")
             for copy in copies[entry.value]:
                 write(f"{top}/{copy.path}", data, copy.kind)
 
@@ -123,7 +123,7 @@ def entries(session: Session, name: str, content: Content, text: bytes) -> list[
     """The manifest that the object `name` has."""
     manifest = layout.manifest_of(text)
     if manifest is None or files.tree_id(manifest) != content:
-        raise session.missing_error(name, "is not what its name says")
+        raise session.missing_error(name, "is damaged: its content does not match its digest")
     if (why := unsafe(manifest)) is not None:
         raise session.missing_error(name, why)
     return manifest
@@ -133,8 +133,8 @@ def _whole(session: Session, name: str, size: int, sha256: str) -> bytes:
     for _ in range(2):
         data = session.bucket.read(name)
         if data is None:
-            raise session.missing_error(name, "is not there")
+            raise session.missing_error(name, "does not exist")
         if len(data) == size and hashlib.sha256(data).hexdigest() == sha256:
             session.count_moved(received=len(data))
             return data
-    raise session.missing_error(name, "is not what its name says")
+    raise session.missing_error(name, "is damaged: its content does not match its digest")

@@ -66,12 +66,12 @@ class Remote(Session):
                 version = parse_json(data)["recipe-store"]
             except (ValueError, KeyError, TypeError) as error:
                 raise Unusable(
-                    f"{self.url}/{MARKER} is not what this program writes",
-                    fix="give the store a folder of its own",
+                    f"{self.url}/{MARKER} was not written by recipe",
+                    fix="use a separate directory for the store",
                 ) from error
             if not isinstance(version, int) or version > FORMAT:
                 raise Unusable(
-                    f"{self.url}: format {version} is newer than this program's",
+                    f"{self.url}: format {version} is newer than this version of recipe",
                     fix="install a newer version of recipe",
                 )
         self._checked = True
@@ -130,8 +130,8 @@ class Remote(Session):
                 )
         except FileNotFoundError as error:
             raise Corrupt(
-                f"{error.filename} is not stored here any more",
-                fix="run again: the step that makes it will be run",
+                f"{error.filename} is no longer stored in this workspace",
+                fix="run again to recreate it: its step will run",
             ) from error
         except OSError as error:
             raise Infrastructure(
@@ -182,7 +182,7 @@ class Remote(Session):
             else:
                 stat = self.bucket.head(layout.object_name(content))
                 if stat is None:
-                    raise self.missing_error(layout.object_name(content), "is not there")
+                    raise self.missing_error(layout.object_name(content), "does not exist")
                 get_file(self, layout.object_name(content), temporary, stat.size, content[2:])
                 if content[0] == "x":
                     os.chmod(temporary, 0o755)  # noqa: S103  (what an executable output is; the umask had its say when it was put away)
@@ -205,7 +205,7 @@ class Remote(Session):
         name = layout.object_name(content)
         text = self.bucket.read(name)
         if text is None:
-            raise self.missing_error(name, "is not there")
+            raise self.missing_error(name, "does not exist")
         return entries(self, name, content, text)
 
     # -- throwing away

@@ -98,6 +98,6 @@ def _bytes_of(path: str, entry: Entry) -> bytes:
 
 def _damage_error(path: str) -> Corrupt:
     return Corrupt(
-        f"{path}: the stored bytes are not what their name says",
-        fix="run again: the step that makes them will be run",
+        f"{path}: the stored file is damaged: its content does not match its digest",
+        fix="run again to recreate it: its step will run",
     )

@@ -62,7 +62,7 @@ class Session:
         self.bad.add(name)
         return MissingObject(
             f"{self.url}/{name} {why}",
-            fix="the step that makes it will be run, and what it makes put there anew",
+            fix="run again: the step will run and its results will be uploaded again",
         )
 
     def list_objects(self, prefix: str) -> list[Stat]:
@@ -88,6 +88,6 @@ class Session:
             return Crew(min(width, self.bucket.width)).map(do, list(items), deadline)
         except Late:
             raise Unreachable(
-                f"{self.url} does not answer",
-                fix="look at the network, or do without the store: `--store none`",
+                f"no response from {self.url}",
+                fix="check the network, or run without the store: `--store none`",
             ) from None

@@ -49,7 +49,7 @@ pytestmark = pytest.mark.slow
 WORDS: Final = {
     "final": "already",
     "already": "already",
-    "not-paused": "no pause was asked for",
+    "not-paused": "no pause was requested",
     "not-final": "is not over",
 }
 
@@ -416,4 +416,4 @@ def test_a_run_that_there_is_not_is_not_found(
         more = [str(PRIORITY)] if verb == "prioritize" else []
         where = ["--to", made.world.to or "here"]
         assert main(["-C", str(made.world.root), verb, none, *more, *where]) == 3
-        assert "there is no run" in capsys.readouterr().err
+        assert "no run " in capsys.readouterr().err

@@ -54,7 +54,7 @@ def _fits(most: int) -> Program:
 def test_a_step_is_tried_with_smaller_inputs_until_it_fits(tmp_path: Path) -> None:
     run = SimulatedRun(tmp_path, RECIPE, {"train": _fits(3)})
     assert run.run().state == "COMPLETED" and run.states_of("train").count("RUNNING") == 3
-    words = "train ran out of memory: it is tried with micro_batch 6"
+    words = "train ran out of memory; retrying with micro_batch 6"
     assert words in run.heard.words
     again = SimulatedRun(tmp_path, RECIPE, {"train": _fits(3)})
     assert again.run().state == "COMPLETED" and not again.started

@@ -26,7 +26,7 @@ def test_steps_that_make_the_same_run_once_and_both_publish(tmp_path: Path) -> N
     slow = runs_for(5, writes(data="1"))
     run = SimulatedRun(tmp_path, TWINS, dict.fromkeys(DATA, slow))
     assert run.run().state == "COMPLETED" and len(run.agents[""].started) == 3
-    assert "another step of this run made it" in [event.reason for event in run.steps]
+    assert "another step of this run produced the result" in [event.reason for event in run.steps]
     found = [(tmp_path / f"s[rank={rank}]/data.txt").read_text() for rank in (4, 8)]
     assert found == ["1", "1"]
 

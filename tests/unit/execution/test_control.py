@@ -112,7 +112,7 @@ def test_a_pause_lets_trainings_save_and_may_keep_the_hosts(world: Any, keeps: b
     assert world.stopper.keeps_hosts is keeps and world.commits.answers == "pause"
     world.act(lambda: world.poll("resume"))
     assert not world.schedule.starts_nothing and not world.stopper.is_stopping
-    assert world.said[-1] == "the pause was taken back"
+    assert world.said[-1] == "the pause was cancelled"
 
 
 def test_a_resume_without_a_pause_does_nothing(world: Any) -> None:
@@ -165,10 +165,10 @@ def test_a_sigterm_counts_as_two_interrupts(world: Any) -> None:
 def test_a_limit_is_said_once_and_stops_what_runs(world: Any) -> None:
     world.act(lambda: world.stopper.money_is_spent(2.5))
     world.act(lambda: world.stopper.money_is_spent(2.5))
-    assert world.stopper.limit == "the whole run may cost 2.50 USD (`limits.cost`)"
+    assert world.stopper.limit == "the limit of the whole run is 2.50 USD (`limits.cost`)"
     assert world.running.stops == [(30, False)] and len(world.said) == 1
     world.act(lambda: world.stopper.time_is_up(60))
-    assert world.stopper.limit == "the whole run may take 60 s (`limits.time`)"
+    assert world.stopper.limit == "the limit of the whole run is 60 s (`limits.time`)"
     assert world.running.stops[1:] == [(10, False)]
 
 

@@ -79,7 +79,7 @@ STOPPED = Exit(None, reason="stopped")
         (STOPPED, {"limit": "60 s"}, Cause("limit", "stopped: 60 s")),
         (STOPPED, {"diverged": "loss is nan", "spec": ON_NAN}, Cause("nan", "loss is nan")),
         (STOPPED, {"diverged": "loss is nan"}, Cause("stopped", "stopped")),
-        (STOPPED, {"leaving": "its time is over"}, Cause("preempted", "h1: its time is over")),
+        (STOPPED, {"leaving": "its lease ends"}, Cause("preempted", "h1: its lease ends")),
         (STOPPED, {}, Cause("stopped", "stopped")),
         (STOPPED, {"early": "x", "is_stopping": True}, Cause("stopped", "stopped")),
         (STOPPED, {"leaving": "x", "is_stopping": True}, Cause("stopped", "stopped")),
@@ -89,16 +89,16 @@ STOPPED = Exit(None, reason="stopped")
             {"sick": True},
             Cause("health", "the recipe's health check failed 3 times in a row"),
         ),
-        (STOPPED._replace(detail="quota"), {}, Cause("lost", "h1 ended it: quota")),
+        (STOPPED._replace(detail="quota"), {}, Cause("lost", "h1 stopped the step: quota")),
         (
             STOPPED,
             {"reattached": True},
-            Cause("lost", "an earlier run, which is gone, had asked it to stop"),
+            Cause("lost", "an earlier run had stopped the step and then exited"),
         ),
         (
             Exit(0),
             {"problem": "input", "words": "x changed"},
-            Cause("input", "x changed; what is declared as an input is only to be read"),
+            Cause("input", "x changed; inputs are read-only"),
         ),
         (Exit(0), {"problem": "output", "words": "no o"}, Cause("output", "no o (exit 0)")),
         (
@@ -115,19 +115,19 @@ STOPPED = Exit(None, reason="stopped")
             {"elsewhere": "h1"},
             Cause(
                 "lost",
-                "its end is not known: its agent was killed"
-                " (h1 was restarted, or it was killed there)",
+                "the exit status is unknown: the agent was killed"
+                " (h1 was restarted, or the process was killed there)",
             ),
         ),
         (
             Exit(None, reason="lost"),
             {},
-            Cause("lost", "its end is not known: its agent was killed"),
+            Cause("lost", "the exit status is unknown: the agent was killed"),
         ),
         (
             Exit(143, signal=15, reason="signal"),
             {"elsewhere": "h1", "preemptible": True},
-            Cause("preempted", "killed by SIGTERM: h1 is being taken away"),
+            Cause("preempted", "killed by SIGTERM: h1 is being preempted"),
         ),
         (
             Exit(143, signal=15, reason="signal"),
@@ -158,7 +158,9 @@ def test_a_step_that_kills_the_agent_three_times_has_failed(tmp_path: Path) -> N
 def test_a_program_that_is_not_on_a_host_is_said_with_the_host(tmp_path: Path) -> None:
     cause = Situation(tmp_path, elsewhere="h1").cause_of(Exit(127))
     assert cause is not None
-    assert cause.words.endswith("on h1; `recipe doctor --driver vastai` shows what there is")
+    assert cause.words.endswith(
+        "on h1; run `recipe doctor --driver vastai` to see the installed programs"
+    )
     assert "doctor" not in str(Situation(tmp_path).cause_of(Exit(127)))
 
 

@@ -68,7 +68,7 @@ def test_a_folder_that_is_made_again_is_there_for_its_output(said: str) -> None:
         names=SPEC.names._replace(outputs={"model": "runs/best/", "log": "log.txt"})
     )
     for path in ("runs", "runs/best", "runs/best/", "/w/.recipe/attempts/a-1-1/runs/best"):
-        expected = f"the folders of outputs are there before train begins: create {path} with `exist_ok=True`, or `mkdir -p`"
+        expected = f"recipe creates the output directories before train starts: create {path} with `exist_ok=True`, or with `mkdir -p`"
         assert fix(Exit(1), f"Traceback\n{said.format(path)}\n", spec, HERE, {}) == expected
     for other in ("best", "runs/worse", "cache"):
         assert fix(Exit(1), said.format(other), spec, HERE, {}) == ""
@@ -111,7 +111,7 @@ def test_a_missing_module_says_which_python_it_was(ran: Ran, words: str) -> None
     ],
 )
 def test_a_full_gpu_is_distinguished_from_a_full_machine(log: str) -> None:
-    assert hint(log).startswith("the GPU's memory is full")
+    assert hint(log).startswith("the GPU is out of memory")
     assert "resources: {memory" in hint("Killed", 137) and "resources: {memory" in fix(
         Exit(None, signal=9, reason="oom"), "", SPEC, HERE, {}
     )
@@ -124,7 +124,7 @@ def test_what_we_killed_ourselves_did_not_run_out_of_memory(reason: str) -> None
 
 def test_a_program_that_cannot_be_run_is_named() -> None:
     assert hint("recipe: cannot run ./x.sh: Permission denied", 126).startswith(
-        "x.sh is not executable: `chmod +x x.sh`"
+        "x.sh is not executable: run `chmod +x x.sh`"
     )
     assert hint("/a/1.sh: 1: ./x.sh: Permission denied", 126).startswith("x.sh is not executable")
 
@@ -132,13 +132,13 @@ def test_a_program_that_cannot_be_run_is_named() -> None:
 def test_an_executable_that_may_not_run_is_on_a_disk_without_programs() -> None:
     log = "sh: 1: ./x.sh: Permission denied"
     ran = HERE._replace(executable=lambda path: path == "x.sh")
-    assert "mounted noexec): move the workspace" in hint(log, 126, ran=ran)
+    assert "mounted noexec, so it cannot run x.sh: move the workspace" in hint(log, 126, ran=ran)
     there = hint(log, 126, ran=ran._replace(host="ssh box"))
-    assert "noexec" in there and "`root` on another disk" in there
+    assert "noexec" in there and "set `root` to another disk" in there
     assert hint("recipe: cannot run nosuch: no such program in PATH", 127).startswith(
-        "nosuch is on no folder of the step's PATH: install it here"
+        "nosuch is not on the step's PATH: install it here"
     )
-    assert hint("/a/1.sh: 1: nosuch: not found", 127).startswith("nosuch is on no folder")
+    assert hint("/a/1.sh: 1: nosuch: not found", 127).startswith("nosuch is not on the step's PATH")
     assert hint("nothing", 127) == hint("nothing", 126) == hint("", 1) == ""
 
 
@@ -149,6 +149,9 @@ def test_a_variable_of_the_env_file_that_is_there_is_taken_from_it() -> None:
 
 def test_a_program_called_as_its_recipe_sees_it_is_named_as_the_step_does() -> None:
     log = "python: can't open file '/ws/.recipe/attempts/x-1-1/../src/train.py': [Errno 2] No such file or directory"
+    assert fix(Exit(2), log, SPEC, HERE, {}).endswith(
+        "write src/train.py instead of ../src/train.py"
+    )
     assert fix(Exit(2), log, SPEC, HERE, {}).endswith("write src/train.py for ../src/train.py")
 
 

@@ -118,9 +118,9 @@ steps:
     [
         (writes(), "output", "(exit 0)"),
         (exits(1, reason="timeout"), "timeout", "ran longer than 9 s and was stopped"),
-        (exits(1, reason="idle"), "idle", "printed nothing for 8 s and was stopped"),
-        (exits(1, reason="oom"), "oom", "killed for memory"),
-        (exits(127), "exit", "its program was not found"),
+        (exits(1, reason="idle"), "idle", "had no output for 8 s and was stopped"),
+        (exits(1, reason="oom"), "oom", "killed by the kernel: out of memory"),
+        (exits(127), "exit", "program not found"),
         (exits(1, signal=11), "signal", "killed by SIGSEGV"),
         (exits(1, "OSError: No space left on device\n"), "disk", "no space left on a disk"),
     ],
@@ -143,7 +143,7 @@ def test_a_step_that_spoils_an_input_has_failed(tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("given")
     recipe = 'steps: {a: {run: "true", deps: [in.txt], outputs: {o: a.txt}}}'
     (failure,) = SimulatedRun(tmp_path, recipe, {"a": spoils}).run().failures
-    assert failure.kind == "input" and "is only to be read" in failure.reason
+    assert failure.kind == "input" and "read-only" in failure.reason
 
 
 def test_an_error_of_our_own_fails_the_step_with_the_traceback_in_its_log(tmp_path: Path) -> None:
@@ -170,7 +170,9 @@ def test_a_file_that_was_edited_by_hand_is_not_replaced_unless_asked(tmp_path: P
     programs = {"a": writes(a="1"), "b": writes(b="2")}
     first = SimulatedRun(tmp_path, CHAIN, programs)
     (failure,) = first.run().failures
-    assert failure.reason.startswith("it would replace a.txt") and "--overwrite" in failure.hint
+    assert (
+        failure.reason.startswith("the step would replace a.txt") and "--overwrite" in failure.hint
+    )
     assert not first.agents[""].started and (tmp_path / "a.txt").read_text() == "mine"
     options = Options(jobs=4, overwrite=True)
     assert SimulatedRun(tmp_path, CHAIN, programs, options=options).run().state == "COMPLETED"
@@ -331,7 +333,9 @@ def test_a_run_that_reaches_its_time_limit_has_failed(tmp_path: Path) -> None:
     run = SimulatedRun(tmp_path, recipe, {"a": LONG})
     report = run.run()
     assert report.state == "FAILED" and run.last_of("a").reason == "limit"
-    assert report.failures[0].reason == "stopped: the whole run may take 60 s (`limits.time`)"
+    assert (
+        report.failures[0].reason == "stopped: the limit of the whole run is 60 s (`limits.time`)"
+    )
 
 
 def test_a_forced_step_runs_though_it_is_made(tmp_path: Path) -> None:
@@ -353,7 +357,7 @@ def test_a_step_on_a_host_that_is_lost_runs_again_on_another(tmp_path: Path) -> 
     run = SimulatedRun(tmp_path, CHAIN, programs, hosts=["h1"], spares=["h2"], then=switch_off)
     report = run.run()
     assert report.state == "COMPLETED" and run.agents["h2"].started == ["a", "b"]
-    assert "h1 is lost: h1 is switched off" in run.heard.words
+    assert "lost host h1: h1 is switched off" in run.heard.words
     assert "h2 takes its place" in run.heard.words
     assert run.states_of("a").count("RUNNING") == 2
     assert run.last_of("a").after == "DONE"
@@ -370,4 +374,4 @@ def test_without_a_host_that_is_left_a_step_fails(tmp_path: Path) -> None:
     run = SimulatedRun(tmp_path, CHAIN, programs, hosts=["h1"], then=switch_off)
     (failure,) = run.run().failures
     assert failure.unplaced and not failure.began
-    assert failure.reason == "there is no host left for it: h1: h1 is switched off"
+    assert failure.reason == "no host is left for the step: h1: h1 is switched off"

@@ -120,7 +120,7 @@ def test_a_step_of_several_nodes_needs_as_many_hosts() -> None:
 def test_an_input_that_is_nowhere_any_more_is_made_again() -> None:
     world = World(absent=["f1"])
     assert world.settle() and not world.failed
-    assert world.again == [("a", "its output stayed on a host that is lost")]
+    assert world.again == [("a", "its output was on a lost host")]
 
 
 @pytest.mark.parametrize(
@@ -137,13 +137,13 @@ def test_a_step_waits_while_a_host_or_its_input_may_come(more: dict[str, Any]) -
 
 
 @pytest.mark.parametrize(
-    ("priced", "fix"), [(True, "`recipe offers --driver vastai`"), (False, "")]
+    ("priced", "fix"), [(True, "list the offers with `recipe offers --driver vastai`"), (False, "")]
 )
 def test_a_step_fails_when_there_will_never_be_a_host(priced: bool, fix: str) -> None:
     world = World(priced=priced)
     assert world.settle()
     ((id, cause),) = world.failed
-    assert (id, cause.words) == ("b", "there is no host left for it: h9: gone")
+    assert (id, cause.words) == ("b", "no host is left for the step: h9: gone")
     assert cause.fix.startswith(fix) and bool(cause.fix) is priced
 
 

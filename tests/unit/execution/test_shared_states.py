@@ -85,7 +85,7 @@ def test_another_machine_resumes_from_the_checkpoint_in_the_store(tmp_path: Path
     assert first.run().state == "FAILED"
     second = SimulatedRun(tmp_path / "two", recipe, {"train": writes(a="1")}, in_real_time=True)
     assert second.run().state == "COMPLETED"
-    assert "train: step-2 fetched from the store team" in second.heard.words
+    assert "train: step-2 downloaded from the shared store team" in second.heard.words
     start = next(event for event in second.steps if event.after == "RUNNING")
     assert "step-2" in str(start.data["note"])
 
@@ -116,10 +116,12 @@ def test_a_state_for_a_store_that_is_only_read_stays_here_and_says_so(tmp_path: 
     recipe = RECIPE.format(to="to: store, ")
     run = SimulatedRun(root, recipe, {"train": writes(a="1")})
     assert run.run().state == "COMPLETED"
-    words = "train: its checkpoints stay here, though its state says `to: store`: "
-    assert f"{words}no shared store is named" in run.heard.words
+    words = "train: its checkpoints stay on this machine in spite of `to: store`: "
+    assert f"{words}no shared store is set" in run.heard.words
     store(root, push=False)
     recipe = recipe.replace('run: "true"', 'run: "echo"')
     run = SimulatedRun(root, recipe, {"train": writes(a="1")})
     assert run.run().state == "COMPLETED"
-    assert any(said.startswith(f"{words}the store team is only read") for said in run.heard.words)
+    assert any(
+        said.startswith(f"{words}the shared store team is read-only") for said in run.heard.words
+    )

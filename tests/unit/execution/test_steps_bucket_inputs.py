@@ -106,7 +106,7 @@ def test_an_input_that_cannot_be_pulled_passes_this_machine_and_is_not_tried_aga
 ) -> None:
     world.passes = True
     assert world.bring() == {} == world.bring() and len(world.pulled) == 1
-    assert world.said == ["s3://b/x goes to h1 through this machine: no way there"]
+    assert world.said == ["copying s3://b/x to h1 through this machine: no way there"]
 
 
 def test_other_inputs_and_hosts_that_cannot_pull_are_left_alone(world: World) -> None:

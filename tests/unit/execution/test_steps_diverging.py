@@ -38,7 +38,7 @@ def test_a_loss_that_is_no_number_is_told_once(
     run = SimulatedRun(tmp_path, recipe, {"a": program})  # type: ignore[dict-item]
     report = run.run()
     assert report.state == ("FAILED" if stops else "COMPLETED")
-    then = "the step is stopped (`on_nan: stop`)" if stops else "the step goes on"
+    then = "the step is stopped (`on_nan: stop`)" if stops else "the step continues"
     assert len([words for words in run.heard.words if words.endswith(then)]) == 1
     assert [event.reason for event in run.steps].count("nan") == (2 if stops else 1)
     assert run.agents[""].stopped == (["a"] if stops and program is diverges else [])

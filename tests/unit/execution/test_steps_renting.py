@@ -252,10 +252,10 @@ def test_machines_without_use_are_given_back_and_what_fails_is_said() -> None:
     assert world.pool.given_back == [("h1", "idle")] and not world.said
     world.pool.gives = False
     act(world, seconds=1)
-    assert "h1 is not given back yet" in world.said[0]
+    assert "h1 is not released yet" in world.said[0]
     world.pool.fails = NoCapacity("down")
     act(world, seconds=1)
-    assert "h1 could not be given back: down; `recipe reap` asks again" in world.said[1]
+    assert "cannot release h1: down; try again with `recipe reap`" in world.said[1]
 
 
 def test_the_limit_of_cost_is_told_to_who_stops() -> None:
@@ -279,7 +279,9 @@ def test_what_runs_on_a_machine_that_is_taken_away_saves_once() -> None:
     world.pool.leaving_ones = [place]
     act(world, seconds=1)
     assert world.stopped == ["soon"]
-    assert world.said == ["h1 is about to be taken away: a saves, and continues elsewhere"]
+    assert world.said == [
+        "preemption notice for h1: a is saving a checkpoint and will resume on another host"
+    ]
     world.run(place, stopped=True)
     act(world, seconds=1)
     world.run(Of(name="h9"))
@@ -299,7 +301,7 @@ def test_a_lost_host_is_replaced_once_and_all_hosts_of_a_group_that_are_gone() -
     with virtual() as loop:
         loop.run_until_complete(lose())
     assert world.pool.replaced == ["h1"] and place.lost == "no answer"
-    assert world.said == ["h1 is lost: no answer", "h2 takes its place"]
+    assert world.said == ["lost host h1: no answer", "h2 replaces h1"]
     assert len(world.setups) == 1 and not world.machines.are_coming
     first, second = Host(name="n1", lost=""), Host(name="n2", lost="")
     place = Host(name="group", lost="", gone={second: "off"})
@@ -318,7 +320,7 @@ def test_a_host_that_cannot_be_replaced_is_said() -> None:
     place: Any = Host(name="h1", lost="", gone={})
     with virtual() as loop:
         loop.run_until_complete(lose())
-    assert world.said == ["h1 is lost: gone", "no other"] and not world.machines.are_coming
+    assert world.said == ["lost host h1: gone", "no other"] and not world.machines.are_coming
 
 
 @pytest.mark.parametrize(
@@ -327,7 +329,7 @@ def test_a_host_that_cannot_be_replaced_is_said() -> None:
 def test_the_next_allocation_is_asked_for_before_one_ends(case: str, allocated: int) -> None:
     world = World()
     world.pool.priced = False
-    place: Any = Of(name="h1", lost="", leaving="its time is over", notice=1)
+    place: Any = Of(name="h1", lost="", leaving="its lease ends", notice=1)
     world.pool.ending_ones, world.pool.unused = [place], [place]
     world.pool.leaving_ones = [] if case == "early" else [place]
     if case == "paused":
@@ -338,8 +340,8 @@ def test_the_next_allocation_is_asked_for_before_one_ends(case: str, allocated: 
         world.local = {"a", "b"}
     act(world, seconds=20)
     assert world.pool.allocated == allocated
-    assert world.pool.given_back == ([] if case == "early" else [("h1", "its time is over")])
-    assert world.said == (["h2 takes the place of h1"] if allocated else [])
+    assert world.pool.given_back == ([] if case == "early" else [("h1", "its lease ends")])
+    assert world.said == (["h2 replaces h1"] if allocated else [])
 
 
 @pytest.mark.parametrize(("delivers", "priced", "more"), [(True, False, True), (True, True, False)])

@@ -281,11 +281,11 @@ def test_a_required_secret_must_be_set_where_somebody_asks() -> None:
         ),
         (
             {"HF_TOKEN": "abcde"},
-            'the secret "hf_token" is too short: HF_TOKEN has 5 characters, and fewer than 6 cannot be masked in a log (export',
+            'the secret "hf_token" is too short: HF_TOKEN has 5 characters, but masking in logs requires at least 6 (export',
         ),
         (
             {"HF_TOKEN": "hunter2", "OPT": "no"},
-            'the secret "opt" is too short: OPT has 2 characters, and fewer than 6 cannot be masked in a log (',
+            'the secret "opt" is too short: OPT has 2 characters, but masking in logs requires at least 6 (',
         ),
     ],
 )
