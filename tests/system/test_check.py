@@ -223,7 +223,7 @@ def test_the_verdict_is_no_all_clear_where_rules_could_not_be_judged(space: Spac
     assert (
         code == 0
         and count >= 5
-        and needs.startswith("what they need: the model's files, locally or on the Hub (")
+        and needs.startswith("to check them, provide: the model's files, locally or on the Hub (")
     )
     assert f"1 warning, {count} not checked\n" in check(space, "base=nobody/has-this")[1]
     code, out, err = check(space, "base=nobody/has-this", "often=10", "--format", "json")

@@ -359,4 +359,4 @@ def test_a_part_of_an_id_that_two_runs_have_is_not_taken_for_either(
 ) -> None:
     letters.run({"word": "bye"})
     said = recipe("logs", "20")
-    assert said.code == 3 and "may be any of several runs" in said.err
+    assert said.code == 3 and "matches several runs" in said.err

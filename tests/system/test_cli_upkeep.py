@@ -196,7 +196,7 @@ def test_a_published_file_that_became_a_link_or_a_pipe_is_kept(
     said = recipe("clean")
     assert (
         said.out == ""
-        and said.err.count("changed by hand") == 2
+        and said.err.count("it was edited") == 2
         and (letters.root / "elsewhere").exists()
     )
 

@@ -676,7 +676,8 @@ def test_an_image_without_a_shell_is_distinguished_from_a_step_that_failed(room:
     assert exit.code != 0
     words = containers.explain(exit, log.encode(), "the-image")
     assert (
-        words.startswith("the image the-image does not have ") and "a script needs /bin/sh" in words
+        words.startswith("the image the-image does not have ")
+        and "a script requires /bin/sh" in words
     )
     exit, log = room.run("/bin/busybox", "true", image=room.machine.bare)
     assert exit.code == 0, log

@@ -350,4 +350,4 @@ def test_a_lock_that_a_full_disk_has_no_room_for_is_no_matter_of_permissions(
     monkeypatch.setattr(os, "ftruncate", full)
     with pytest.raises(Infrastructure, match="the disk is full") as raised:
         Locks(tmp_path / "locks").try_hold("one")
-    assert "free some space" in raised.value.fix
+    assert "free disk space" in raised.value.fix

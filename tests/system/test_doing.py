@@ -98,7 +98,7 @@ def test_a_failure_stops_what_has_not_started_unless_keep_going_is_set(space: Sp
         ("run: exit 3", "exit", "exit 3"),
         ("run: kill -SEGV $$", "signal", "SIGSEGV"),
         ("run: sleep 60\n    timeout: 1s", "timeout", "ran longer than 1 s"),
-        ("run: echo one; sleep 60\n    idle_timeout: 1s", "idle", "printed nothing for 1 s"),
+        ("run: echo one; sleep 60\n    idle_timeout: 1s", "idle", "had no output for 1 s"),
         (
             "run: 'true'\n    outputs: {o: made.txt}",
             "output",
@@ -309,7 +309,7 @@ def test_an_input_that_changes_while_its_step_runs_leaves_no_trace(space: Space)
     )
     assert space.run() == ["one"]
     assert space.read("o.txt") == "old"
-    assert any("changed while it ran" in str(event.data.get("note")) for event in space.events)
+    assert any("changed during the step" in str(event.data.get("note")) for event in space.events)
     assert space.run() == ["one"]
     assert space.read("o.txt") == "new\n"
 

@@ -159,7 +159,7 @@ def test_ctrl_c_ends_a_run_that_waits_for_the_install_of_another(
     until(lambda: index.asked)
     second = space.start("run", "./other.yaml", env=index.environ)
     assert second.stderr is not None
-    assert "this run waits" in second.stderr.readline() + second.stderr.readline()
+    assert "; waiting" in second.stderr.readline() + second.stderr.readline()
     second.send_signal(signal.SIGINT)
     _, err = second.communicate(timeout=60)
     assert second.returncode == 130 and "Traceback" not in err, err

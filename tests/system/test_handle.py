@@ -160,7 +160,7 @@ def test_a_run_is_submitted_followed_and_its_results_downloaded(kept: Kept, tmp_
         assert list((tmp_path / "results/say.all/empty").iterdir()) == []
         assert [line.text for line in run.logs(step="copy")] == ["copied"]
         (tmp_path / "results/copy.two").write_text("mine")
-        with pytest.raises(CannotRun, match="is another file"):
+        with pytest.raises(CannotRun, match="already exists with other content"):
             run.download(tmp_path / "results", "copy.two")
         assert (tmp_path / "results/copy.two").read_text() == "mine" and len(
             list((tmp_path / "results").iterdir())
@@ -210,7 +210,7 @@ def test_a_run_is_paused_resumed_and_cancelled_and_a_with_does_none_of_it(kept: 
     run = runner.run_of(run.id, to=kept.to, workspace=kept.root)
     lines = run.logs(follow=True)
     assert next(lines).text == "begun"
-    with pytest.raises(TimedOut, match="not over yet"):
+    with pytest.raises(TimedOut, match="has not finished yet"):
         run.wait(0.05)
     run.pause()
     until(lambda: run.status().state == "PAUSED")

@@ -386,7 +386,7 @@ def test_the_last_round_tries_again_while_the_host_cannot_be_reached_and_then_sa
     assert scene.finish().brought == ["step-1"]
     scene.there.save(2)
     scene.away.fails = [Unreachable("no route")] * 4
-    assert "not all here: no route" in scene.finish().problem
+    assert "copy is incomplete: no route" in scene.finish().problem
     assert scene.paused == [1.0, 2.0, 1.0, 2.0, 4.0]
 
 

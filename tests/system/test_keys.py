@@ -453,7 +453,8 @@ def test_what_cannot_be_hashed_gives_no_key_at_all(
         patch.setattr(fingerprint, "key", unhashable)
         survey = space.plan()
         assert (
-            survey.verdicts[0].key is None and "cannot be computed" in survey.verdicts[0].reasons[0]
+            survey.verdicts[0].key is None
+            and "cannot compute its cache key" in survey.verdicts[0].reasons[0]
         )
         assert space.run() == ["s"] and space.run() == ["s"]
     assert space.run() == ["s"] and space.run() == []

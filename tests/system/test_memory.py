@@ -60,5 +60,5 @@ def test_a_step_that_takes_more_memory_than_there_is_is_reported_as_that(
     process = space.start("run", preexec_fn=lambda: procs.write_text(str(os.getpid())))
     out, err = process.communicate(timeout=60)
     assert process.returncode == 1, err
-    assert "killed for memory" in err + out
+    assert "killed by the kernel: out of memory" in err + out
     assert "exit 137" not in err + out

@@ -172,7 +172,11 @@ def test_any_is_for_drivers_that_were_chosen_and_the_question_names_where_data_m
     four.write("base/config.json", json.dumps(CONFIG))
     run = ("run", "./tuned.yaml", "--driver")
     code, said = asked(four, capsys, *run, "any")
-    assert code == 2 and "none is named" in said and '`any = ["vastai", "runpod"]`' in said
+    assert (
+        code == 2
+        and "requires a list of drivers" in said
+        and '`any = ["vastai", "runpod"]`' in said
+    )
     code, said = asked(four, capsys, *run, "any:vastai,runpot")
     assert code == 3 and 'unknown driver "runpot"' in said and "runpod" in said
     code, said = asked(four, capsys, *run, "any:vastai,ssh")

@@ -91,7 +91,7 @@ HOSTILE = {
     "script.svg": ("none", "is not shown"),
     "step-1.png": ("none", "is not shown"),
     "page.html": ("none", "is not shown"),
-    "cut.safetensors": ("none", "its header says it has 1000000000000000000 bytes"),
+    "cut.safetensors": ("none", "the header length is 1000000000000000000 bytes"),
     "deep.json": ("text", "the first 65,536 characters"),
     "deep.jsonl": ("text", "shown as text"),
     "half.parquet": ("none", "Parquet"),

@@ -438,7 +438,7 @@ def test_what_differs_from_a_pack_or_an_id_is_named(space: Space, data: Path) ->
     told = json.loads(done(space, "data", "--verify", id, "--json")[1])
     assert (told["ok"], told["expected"], len(told["differences"])) == (False, id, 5)
     code, out, err = space.command("pack", "data", "--verify", "t:" + "0" * 64)
-    assert (code, out) == (1, "") and "not remembered here" in err
+    assert (code, out) == (1, "") and "is not stored here" in err
 
 
 def test_a_digest_that_is_remembered_wrongly_is_found_by_verify(space: Space, data: Path) -> None:
@@ -520,10 +520,10 @@ def test_what_looks_like_a_key_and_names_that_collide_are_reported(space: Space)
         (("data", "--out", "data/packed"), "is inside the directory to pack"),
         (("data", "--out", "other"), "contains other files: mine"),
         (("data", "--out", "other/mine"), "is not a directory"),
-        ((".",), "holds what recipe remembers"),
-        (("--verify", "data"), "holds no pack"),
-        (("--verify", "none"), "holds no pack"),
-        (("data", "--verify", "packed", "--out", "x"), "--verify writes nothing"),
+        ((".",), "which changes while recipe runs"),
+        (("--verify", "data"), "is not a pack"),
+        (("--verify", "none"), "is not a pack"),
+        (("data", "--verify", "packed", "--out", "x"), "--verify and --out exclude each other"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_what_to_do(

@@ -110,7 +110,7 @@ def test_a_folder_of_the_platform_and_what_is_in_it_are_inputs(space: Space, var
     for path in ("sets", "sets/rows"):
         job = {"job_id": path.replace("/", "-"), "recipe": "t", "dataset_url": path}
         assert stored(space, job, **{variable: "sets"}).status == "queued"
-    with pytest.raises(Invalid, match="not below a folder"):
+    with pytest.raises(Invalid, match="outside the directories"):
         stored(space, {"job_id": "j", "recipe": "t", "dataset_url": "."}, **{variable: "sets"})
 
 

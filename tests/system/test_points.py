@@ -102,7 +102,7 @@ def test_a_refusal_is_a_failed_run_that_began_nothing(
 def test_a_program_that_cannot_be_started_pays_for_nothing(space: Space, tmp_path: Path) -> None:
     (tmp_path / "points").chmod(0o644)
     code, _, said = space.command("run", "./paid.yaml", "-q")
-    assert code == 3 and "./points cannot be started" in said and last(tmp_path).state == "FAILED"
+    assert code == 3 and "cannot start ./points" in said and last(tmp_path).state == "FAILED"
 
 
 def test_a_worker_asks_where_the_submitter_died_before_it_could(

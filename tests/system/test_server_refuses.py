@@ -762,7 +762,7 @@ def test_what_opens_an_address_is_not_stored_without_a_key_and_a_pack_is_one_of_
     }
     error = refused(served.rest.ask("POST", "/v1/runs", signed), 422, "refused")
     assert (
-        "s3:// gs:// hf://" in error["fix"]
+        "s3://, gs://, hf://" in error["fix"]
         and "RECIPE_KEY_FILE" in error["fix"]
         and "canary" not in str(error)
     )

@@ -274,7 +274,7 @@ def test_a_store_that_cannot_be_used_is_reported_once_and_done_without(
     store.rmdir()
     code, _, err = a.command("run")
     assert code == 0
-    assert err.count("the store team is not used") == 1
+    assert err.count("continuing without the shared store team") == 1
     assert "is not a directory" in err
     assert a.read("model.txt") == "hello\n300000\n"
 

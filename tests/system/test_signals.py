@@ -139,7 +139,7 @@ def test_three_interrupts_go_without_waiting_and_the_next_run_is_clean(space: Sp
     waiting(space, deaf='trap "" TERM;')
     worker = space.start("run")
     until(lambda: starts(space) == ["one"])
-    for words in ("press Ctrl-C again to stop", "go without waiting"):
+    for words in ("press Ctrl-C again to stop", "quit immediately"):
         worker.send_signal(signal.SIGINT)
         hear(worker, words)
     worker.send_signal(signal.SIGINT)

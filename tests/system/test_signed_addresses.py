@@ -184,7 +184,7 @@ def test_without_a_key_an_address_that_is_signed_is_refused_with_both_remedies(
     with pytest.raises(CannotRun, match="requires a key file") as caught:
         submitted(space, data=given)
     assert (
-        "s3:// gs:// hf://" in caught.value.fix
+        "s3://, gs://, hf://" in caught.value.fix
         and "RECIPE_KEY_FILE" in caught.value.fix
         and "canary" not in str(caught.value)
     )

@@ -173,7 +173,7 @@ def test_a_step_whose_allocation_is_taken_away_begins_again_in_another(
     gate.touch()  # not before: a step that is asked to end could end well
     _, said = worker.communicate(timeout=60)
     assert worker.returncode == 0, said
-    assert f"is lost: Slurm job {before[0]} has finished" in said and "takes its place" in said
+    assert f": Slurm job {before[0]} has finished" in said and " replaces " in said
     assert begun.read_text() == "begun\n" * 2 and cluster.jobs() == []
 
 
@@ -229,7 +229,10 @@ def test_a_training_outlives_its_walltime_and_learns_the_same(
     for step in range(1, steps + 1):
         digest = hashlib.sha256(f"{digest}{step}".encode()).hexdigest()
     assert space.read("o") == digest, "bit-equal to a training that nobody interrupted"
-    assert "s saves, and continues elsewhere" in said and "takes the place of slurm n" in said
+    assert (
+        "s is saving a checkpoint and will resume on another host" in said
+        and "takes the place of slurm n" in said
+    )
     begun = int(space.command("logs", "s")[1].rpartition("before this: ")[2])
     assert begun + 1 >= (3 if pause else 2), said
     assert cluster.jobs() == []
@@ -346,7 +349,7 @@ def test_a_run_that_is_ended_in_the_queue_leaves_no_job_there(
         ("", 3, 5, "partition main has 2 nodes, but 3 are requested"),
         ("partition = 'mian'", 1, 5, 'unknown partition "mian", did you mean "main"?'),
         ("time = 'soon'", 1, 3, "time"),
-        ("options = ['--nodes=7']", 1, 3, "is the driver's own"),
+        ("options = ['--nodes=7']", 1, 3, "`options` cannot contain"),
         ("container = 'aptainer'", 1, 3, 'did you mean "apptainer"?'),
         ("constraint = 'h100'", 1, 5, "no matching node"),
         ("gres = 'gpu:8'", 1, 5, "no matching node"),
@@ -419,7 +422,9 @@ def test_a_worker_in_the_cluster_outlives_its_own_job_and_the_step_begins_once(
         space.command("run", "--driver", "slurm", "--in-cluster")[1].count("executes this run") == 0
     ), "nothing is submitted where all is fresh"
     assert space.command("run", "--in-cluster", "-B")[0] == 2, "only a cluster has such jobs"
-    assert space.command("watch", "--driver", "slurm", "--in-cluster")[0] == 2, "a watch stays"
+    assert space.command("watch", "--driver", "slurm", "--in-cluster")[0] == 2, (
+        "does not support --in-cluster"
+    )
 
 
 def test_large_inputs_on_a_disk_of_the_cluster_are_read_where_they_lie(

@@ -96,7 +96,7 @@ steps:
             step for steps in done for step in steps
         ] == [*range(1, STEPS + 1)]
         assert ours(real).count("created") == ours(real).count("destroyed") == 2 and not alive(real)
-    assert ("is about to be taken away: s saves" in said) is (name == "gcp")
+    assert ("preemption notice for" in said) is (name == "gcp")
     with Store.open(space.root / ".recipe", read_only=True) as store:
         [last] = store.runs.latest()
         assert [

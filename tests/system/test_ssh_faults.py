@@ -621,7 +621,7 @@ def test_a_server_that_opens_no_sessions_is_denied(tmp_path: Path) -> None:
 
         async def meet() -> None:
             async with linked(route(machine)) as link:
-                with pytest.raises(Denied, match="refuses to run commands"):
+                with pytest.raises(Denied, match="does not allow commands"):
                     await said(link, "true")
 
         run(meet())

@@ -207,13 +207,13 @@ def test_a_stack_of_several_nodes_makes_as_many_machines_that_reach_each_other(
             ("--pulumi",),
             "cannot export a stack of the driver loopback as a Pulumi program",
         ),
-        ("driver = 'gcp'\ngpu = 'L4'", ("--pulumi",), "the stack names none"),
+        ("driver = 'gcp'\ngpu = 'L4'", ("--pulumi",), "the stack has none"),
         (
             "driver = 'gcp'\ngpu = 'B200'\nzone = 'us-central1-a'",
             ("--pulumi",),
             "no machine in the list prices of",
         ),
-        ("driver = 'gcp'\nzone = 'us-central1-a'", (), "writes a Pulumi program"),
+        ("driver = 'gcp'\nzone = 'us-central1-a'", (), "requires --pulumi"),
     ],
 )
 def test_a_stack_that_is_no_one_machine_of_google_is_refused_in_a_sentence(

@@ -92,7 +92,7 @@ def test_a_flag_that_fights_the_stack_is_refused_in_a_sentence(space: Space) -> 
     assert (
         code == 3
         and "the stack tiny uses the driver loopback, but --driver is vastai" in said
-        and "leave --driver out" in said
+        and "remove `--driver`" in said
     )
     code, _, said = space.command("plan", "--stack", "tony")
     assert code == 3 and 'unknown stack "tony"' in said and 'did you mean "tiny"?' in said

@@ -112,7 +112,7 @@ def test_problems_stand_at_their_fields_while_one_types(browser: Any, where: str
     assert page.get_attribute("#input-rate", "aria-invalid") == "true"
     page.fill("#input-text", "/etc/passwd")
     page.fill("#input-rate", "1")
-    assert "not below a folder" in page.wait_for_selector("[data-wrong=text]").inner_text()
+    assert "outside the directories" in page.wait_for_selector("[data-wrong=text]").inner_text()
     assert page.locator("[data-wrong=rate]").count() == 0
     page.fill("#input-text", "data/words.txt")
     page.wait_for_selector("#tallied-steps:has-text('2 of 2 steps would run')")

@@ -326,7 +326,7 @@ def test_our_own_disk_that_is_full_is_said_and_loses_nothing(
         await keeper.sync()
         trainer.save(2, size=3_000_000)
         await keeper.sync()
-        assert "not all here" in told[-1].problem and "free" in told[-1].problem
+        assert "copy is incomplete" in told[-1].problem and "free" in told[-1].problem
         assert trainer.whole(here) == {1} and steps(trainer.folder) == [1, 2]
         assert not any((here.parent / ".incoming" / "ckpt").iterdir())
         await host_store.aclose()

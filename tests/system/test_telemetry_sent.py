@@ -128,7 +128,7 @@ def test_a_training_that_begins_again_sends_only_steps_beyond_those_sent(job: Jo
     assert job.numbers.step == 2, "that is where it is now"
     job.steps("train.2", 3, 4)
     assert [point["step"] for point in job.sent("metrics")] == [1, 2, 3, 4]
-    assert job.said == ["train reports steps again: the platform gets those beyond step 3"]
+    assert job.said == ["train repeats earlier steps: the platform gets only metrics after step 3"]
 
 
 def test_the_next_worker_knows_what_was_sent(job: Job) -> None:
@@ -165,7 +165,7 @@ def test_numbers_that_a_pattern_finds_in_the_log_are_sent_if_it_finds_the_step(
     if group == "step":
         assert (points, job.said) == ([(3, 0.5), (4, 0.25)], [])
     else:
-        assert (points, len(job.said)) == ([], 1) and "no group `step`" in job.said[0]
+        assert (points, len(job.said)) == ([], 1) and "add a group `step`" in job.said[0]
 
 
 def test_a_total_that_the_trainer_tells_counts_before_that_of_the_inputs(job: Job) -> None:

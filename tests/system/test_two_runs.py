@@ -80,7 +80,7 @@ def test_what_another_run_published_last_is_not_edited_by_hand(space: Space) -> 
     space.write("x.txt", "1\n")
     for value in (1, 2):
         code, told, _ = space.command("status", "./recipe.yaml", f"v={value}")
-        assert "edited by hand" not in told, told
+        assert "edited outputs" not in told, told
     space.write("x.txt", "mine\n")
     code, told, _ = space.command("status", "./recipe.yaml", "v=2")
-    assert code == 1 and "edited by hand" in told
+    assert code == 1 and "edited outputs" in told

@@ -107,7 +107,7 @@ def test_a_misspelt_setting_is_refused_before_anything_is_asked(
                 "recipe offers --driver vastai",
             ),
         ),
-        ("max_price=0.0001", "gpus: 1", ("above max_price", "loosen the filters")),
+        ("max_price=0.0001", "gpus: 1", ("above max_price", "relax the filters")),
         ("gpu=", "gpus: 1, disk: 900 TB", ("less disk",)),
     ],
 )

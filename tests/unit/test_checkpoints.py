@@ -322,7 +322,7 @@ def test_a_generation_made_by_other_processes_is_not_taken_and_is_not_lost(tmp_p
     assert (again.path, again.id) == (
         two.path,
         two.id,
-    ) and "what was made before that is used" in again.note
+    ) and "using the earlier checkpoints" in again.note
     assert one.id != two.id
 
 

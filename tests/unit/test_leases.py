@@ -483,7 +483,7 @@ def test_the_limits_of_a_user_hold_over_all_runs(tmp_path: Path) -> None:
             await rented(leases)
         leases.budget.limits = {"price": 1.0}
         with pytest.raises(
-            CannotRun, match=r"costs \$1.20 an hour, and `\[limits\] price` is \$1.00"
+            CannotRun, match=r"costs \$1.20 an hour, but `\[limits\] price` is \$1.00"
         ):
             await rented(leases)
 

@@ -30,7 +30,7 @@ GOOD = About(verified=True, datacenter=False, inet=500.0, cuda=12.8)
         (Need(gpus=3), {}, "too few GPUs"),
         (Need(gpus=1, gpu="H100"), {}, "another GPU"),
         (Need(gpu_memory=40 * 10**9), {}, "too little GPU memory"),
-        (Need(disk=10**12), {}, "less disk"),
+        (Need(disk=10**12), {}, "too little disk"),
         (Need(nodes=2), {}, "several machines are one order"),
         (
             Need(),
@@ -62,7 +62,7 @@ def test_an_offer_that_ends_before_the_work_does_is_left_out() -> None:
     ("given", "words"),
     [
         ({"gpus": "1"}, 'did you mean "gpu"'),
-        ({"inet": "fast"}, "is a number"),
+        ({"inet": "fast"}, "must be a number"),
         ({"verified": "maybe"}, "true or false"),
     ],
 )

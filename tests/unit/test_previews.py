@@ -98,10 +98,10 @@ def test_tensors_are_listed_from_the_header() -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (safetensors({}, 10**18), "its header says it has 1000000000000000000 bytes"),
+        (safetensors({}, 10**18), "the header length is 1000000000000000000 bytes"),
         (b"\1\2", "shorter than 8 bytes"),
-        (safetensors(b"[" * 100_000), "no JSON object"),
-        (safetensors([1]), "no JSON object"),
+        (safetensors(b"[" * 100_000), "not a JSON object"),
+        (safetensors([1]), "not a JSON object"),
         (safetensors({"a": {"shape": "wide"}}), "the tensor a has no shape"),
         (safetensors({"a": {"shape": [2**70, True]}}), "the tensor a has no shape"),
         (safetensors({"a": {"a": 1} and 7}), "the tensor a has no shape"),

@@ -29,19 +29,19 @@ from drivers.slurm import Slurm, _End
     ("program", "words", "kind", "said"),
     [
         ("sbatch", "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation", Unsure, "the reply to sbatch was lost"),
-        ("squeue", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)", Unreachable, "does not answer"),
-        ("sbatch", "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)", Unreachable, "does not"),
+        ("squeue", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)", Unreachable, "cannot reach slurmctld"),
+        ("sbatch", "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)", Unreachable, "cannot reach slurmctld"),
         ("sbatch", "sbatch: error: slurm_job_submit: Resource temporarily unavailable; try again later", Throttled, "try again"),
         ("squeue", "squeue: error: Munge encode failed: Failed to access \"/run/munge/munge.socket.2\"", Denied, "start munged"),
         ("sbatch", "cannot run sbatch: [Errno 2] No such file or directory: 'sbatch'", Denied, "install the Slurm commands"),
         ("sinfo", "sh: 1: exec: sinfo: not found", Denied, "install the Slurm commands"),
         ("sbatch", "sbatch: error: invalid partition specified: mian\nsbatch: error: Invalid partition name specified", Denied, 'did you mean "main"'),
-        ("sbatch", "Batch job submission failed: Invalid account or account/partition combination specified", Denied, "the `account`"),
-        ("sbatch", "Batch job submission failed: Invalid qos specification", Denied, "the `qos`"),
-        ("sbatch", "Batch job submission failed: Invalid generic resource (gres) specification", Denied, "the `gres`"),
-        ("sbatch", "Batch job submission failed: Invalid feature specification", Denied, "the `constraint`"),
-        ("sbatch", "sbatch: unrecognized option '--no-such'\nTry \"sbatch --help\" for more information", Rejected, "these `options`"),
-        ("sbatch", "Batch job submission failed: Requested node configuration is not available", Denied, "Slurm refuses the job"),
+        ("sbatch", "Batch job submission failed: Invalid account or account/partition combination specified", Denied, "`account`"),
+        ("sbatch", "Batch job submission failed: Invalid qos specification", Denied, "`qos`"),
+        ("sbatch", "Batch job submission failed: Invalid generic resource (gres) specification", Denied, "`gres`"),
+        ("sbatch", "Batch job submission failed: Invalid feature specification", Denied, "`constraint`"),
+        ("sbatch", "sbatch: unrecognized option '--no-such'\nTry \"sbatch --help\" for more information", Rejected, "`options`"),
+        ("sbatch", "Batch job submission failed: Requested node configuration is not available", Denied, "Slurm rejected the job"),
     ],
 )  # fmt: skip
 def test_what_slurm_complains_of_says_what_to_do(
@@ -143,7 +143,7 @@ def test_settings_that_fight_the_drivers_own_are_named() -> None:
         ],
         "",
     )
-    assert "-N2" in commands.check(["-N2"], "") and "is no option" in commands.check(
+    assert "-N2" in commands.check(["-N2"], "") and "is not an sbatch option" in commands.check(
         ["exclusive"], ""
     )
 

@@ -168,7 +168,7 @@ def test_every_mistake_of_a_range_is_reported_at_once() -> None:
     with pytest.raises(Invalid, match="must be more than 0, not -1"):
         sweeps.space(DEMO, {"lr": "-1..1", "data": "d"}, metric="loss")
     assert problems(given={"lr": "0.1..1", "data": "d"}) == [
-        'error: "lr" is a range, from which only a search takes values (add `--tpe 30`, or list the values)'
+        'error: "lr" is a range, which requires a search (add `--tpe 30`, or list the values)'
     ]
 
 

@@ -358,7 +358,7 @@ def test_a_step_on_a_host_that_is_lost_runs_again_on_another(tmp_path: Path) -> 
     report = run.run()
     assert report.state == "COMPLETED" and run.agents["h2"].started == ["a", "b"]
     assert "lost host h1: h1 is switched off" in run.heard.words
-    assert "h2 takes its place" in run.heard.words
+    assert "h2 replaces h1" in run.heard.words
     assert run.states_of("a").count("RUNNING") == 2
     assert run.last_of("a").after == "DONE"
     starts = [event.data["site"] for event in run.steps if event.after == "RUNNING"]
