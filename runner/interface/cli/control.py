@@ -158,7 +158,7 @@ def answer_of(outcome: Outcome, verb: str) -> str:
     if not outcome.done and state not in FINAL:
         if verb == "resume":
             return f"run {run} was about to pause and now continues"
-        return f"sent the request to {verb} run {run}"
+        return f"run {run}: sent the request to {verb} it"
     if state == "PAUSED":
         return f"run {run} is PAUSED; resume it with `recipe resume {run}`"
     if state == "QUEUED":
