@@ -290,7 +290,10 @@ def test_a_download_replaces_no_link_that_leads_elsewhere(tmp_path: Any) -> None
 
 
 def test_a_download_that_came_damaged_has_no_name(tmp_path: Any) -> None:
-    with pytest.raises(Corrupt, match="was damaged in transfer"), Download(tmp_path, False) as files:
+    with (
+        pytest.raises(Corrupt, match="was damaged in transfer"),
+        Download(tmp_path, False) as files,
+    ):
         files.take(File("x", "f:00", None))
         files.take(b"abc")
     assert list(tmp_path.iterdir()) == []

@@ -173,7 +173,7 @@ def test_rows_of_parquet_are_a_table_where_pyarrow_is(monkeypatch: pytest.Monkey
     damaged = target.getvalue()[:-20] + b"\xff" * 12 + b"PAR1" * 2
     assert "damaged" in seen(damaged, "a.parquet").words
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    assert "pyarrow is installed" in seen(target.getvalue(), "a.parquet").words
+    assert "install pyarrow" in seen(target.getvalue(), "a.parquet").words
 
 
 def test_a_type_is_known_by_the_first_bytes_before_the_name() -> None:

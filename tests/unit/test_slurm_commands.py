@@ -310,5 +310,5 @@ def test_a_node_costs_what_the_settings_say_of_its_partition(
         and not Slurm(prices={"a": "0 USD"}).traits.billed
         and not Slurm().traits.billed
     )
-    with pytest.raises(Denied, match=r'`prices` of .* no partition "aa", did you mean "a"'):
+    with pytest.raises(Denied, match=r'`prices` of .* unknown partition "aa", did you mean "a"'):
         offered(aa="1.20 USD")

@@ -160,9 +160,9 @@ def test_every_mistake_of_a_range_is_reported_at_once() -> None:
         sweeps.space(DEMO, {"lr": "-1..x", "rank": "9..4:log", "data": "d"}, metric="los")
     found = "\n".join(map(str, caught.value.problems))
     for words in (
-        '"lr" has an invalid range: "-1..x" (write lr=LOW..HIGH',
+        '"lr" has an invalid range: "-1..x" (use lr=LOW..HIGH',
         '"rank" has an empty range: 9 is not below 4',
-        'reports "los"',
+        'reports the metric "los"',
     ):
         assert words in found, found
     with pytest.raises(Invalid, match="must be more than 0, not -1"):

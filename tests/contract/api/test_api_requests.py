@@ -50,7 +50,7 @@ WORDS: Final = {
     "final": "already",
     "already": "already",
     "not-paused": "no pause was requested",
-    "not-final": "is not over",
+    "not-final": "has not finished",
 }
 
 
