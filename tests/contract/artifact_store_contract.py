@@ -682,7 +682,7 @@ def test_a_full_disk_here_is_reported_and_leaves_nothing(
         objects = local(root)
         with pytest.raises(Infrastructure, match="No space left") as caught:
             remote.fetch(content, objects)
-        assert "free space" in caught.value.fix
+        assert "free disk space" in caught.value.fix
         assert list((root / "partial").iterdir()) == []
         assert not objects.has(content)
 

@@ -942,7 +942,7 @@ class EnsuringContract(LeaseContract):
                 )
             )
             assert (
-                all("stays" in words for words in await driver.drop())
+                all("kept" in words for words in await driver.drop())
                 and not await self.make(place).ensure()
             )  # type: ignore[attr-defined]
             while not await driver.release(lease):  # noqa: ASYNC110  # as above

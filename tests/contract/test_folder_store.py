@@ -44,7 +44,7 @@ def raw(tmp_path: Path) -> Files:
 def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(Infrastructure, match="is not a directory") as caught:
         Remote(buckets.open(StoreSettings("", "typo"), tmp_path)).check()
-    assert "make it" in caught.value.fix
+    assert "create the" in caught.value.fix
     assert not (tmp_path / "typo").exists()
 
 

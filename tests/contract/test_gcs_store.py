@@ -65,7 +65,7 @@ def test_a_bucket_that_is_not_there_is_reported(gcs: FakeGcs) -> None:
                 StoreSettings("", "gs://no-such-bucket/x", endpoint=gcs.endpoint), Path("/")
             )
         ).lookup([key(1)])
-    assert (caught.value.exit_code, "make it" in caught.value.fix) == (5, True)
+    assert (caught.value.exit_code, "create the" in caught.value.fix) == (5, True)
 
 
 def test_a_server_that_is_not_there_is_not_waited_for() -> None:

@@ -92,6 +92,6 @@ class TestLocalWithAnAgentOfPython39(TestLocal):
 
 def test_an_unknown_driver_is_answered_with_the_nearest_and_the_known() -> None:
     with pytest.raises(
-        Rejected, match=r'no driver "locla", did you mean "local"\? \(known: gcp, local'
+        Rejected, match=r'unknown driver "locla", did you mean "local"\? \(known: gcp, local'
     ):
         drivers.load("locla")

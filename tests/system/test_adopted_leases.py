@@ -123,7 +123,7 @@ def test_reap_ends_a_dead_run_s_machine_by_name_or_when_asked_for_all_and_never_
     (told,) = json.loads(dead.command("reap", "-n", "--json", "--dead")[1])
     assert told["done"] == "would end" and told["state"] == "UP" and provider(dead) == ["created"]
     code, _, said = dead.command("reap", "--dead")
-    assert code == 3 and "add --yes" in said
+    assert code == 3 and "add `--yes`" in said
     assert dead.command("reap", "nonsense")[0] == 3
     shutil.rmtree(dead.root / ".recipe")  # a deleted workspace loses no machine
     code, out, said = dead.command("reap", told["key"])

@@ -44,7 +44,7 @@ CASES = {
     "no such file": Case(
         3, r'no file \./good\.yml.*did you mean "good.yaml"', words=("run", "./good.yml")
     ),
-    "no such verb": Case(3, 'no verb "rnu"; did you mean "run"', words=("rnu",)),
+    "no such verb": Case(3, 'unknown verb "rnu"; did you mean "run"', words=("rnu",)),
     "unknown flag": Case(
         3,
         'unknown flag "--prset"; did you mean "--preset"',
@@ -70,7 +70,7 @@ CASES = {
     "unknown flag before the verb": Case(3, 'unknown flag "--frob"', words=("--frob",)),
     "unknown driver": Case(
         3,
-        r'no driver "locla".*did you mean "local"',
+        r'unknown driver "locla".*did you mean "local"',
         words=("run", "./good.yaml", "--driver", "locla"),
     ),
     "unknown preset": Case(
@@ -144,15 +144,15 @@ CASES = {
     "a folder as recipe": Case(3, r"\./sub is a directory", words=("run", "./sub")),
     "missing file input": Case(
         2,
-        "s needs gone.txt, which does not exist",
+        "s requires gone.txt, which does not exist",
         f'{HEAD}inputs: {{d: {{type: file}}}}\nsteps: {{s: {{run: [cat, "{{{{ inputs.d }}}}"]}}}}\n',
         words=("run", "./t.yaml", "d=gone.txt"),
     ),
     "missing dep": Case(
-        2, "s needs gone.txt, which does not exist", step('{run: "true", deps: [gone.txt]}')
+        2, "s requires gone.txt, which does not exist", step('{run: "true", deps: [gone.txt]}')
     ),
     "missing code": Case(
-        2, "s needs gone.py, which matches no file", step('{run: "true", code: [gone.py]}')
+        2, "s requires gone.py, which matches no file", step('{run: "true", code: [gone.py]}')
     ),
     "workspace is not a folder": Case(
         3, "nowhere is not a directory", words=("run", "-C", "nowhere", "./good.yaml")
@@ -163,7 +163,7 @@ CASES = {
         3, "api=x.*is not NAME=N", words=("run", "./good.yaml", "--pool", "api=x")
     ),
     "more than this machine has": Case(
-        2, "s needs 99,999 processors", step('{run: "true", resources: {cpus: 99999}}')
+        2, "s requires 99,999 processors", step('{run: "true", resources: {cpus: 99999}}')
     ),
     "an image here": Case(2, "image", step('{run: "true", image: "a/b:1"}')),
     "fails": Case(1, "s.*(exit|3)", step('{run: "exit 3"}')),
@@ -181,7 +181,7 @@ CASES = {
     "timeout": Case(1, "ran longer than 0.2 s", step('{run: "exec sleep 60", timeout: 0.2s}')),
     "empty dataset": Case(
         2,
-        "s needs ./sub, which is an empty directory",
+        "s requires ./sub, which is an empty directory",
         f'{HEAD}inputs: {{d: {{type: dataset}}}}\nsteps: {{s: {{run: [ls, "{{{{ inputs.d }}}}"]}}}}\n',
         words=("run", "./t.yaml", "d=./sub"),
     ),

@@ -191,7 +191,7 @@ def test_a_step_after_a_dynamic_glob_is_checked_before_the_run(
 )
 def test_a_file_that_a_later_step_needs_is_missed_before_the_run(space: Space, needs: str) -> None:
     space.recipe(DYNAMIC.replace("joined.txt}}", f"joined.txt}}, {needs}}}"))
-    with pytest.raises(CannotRun, match="join needs"):
+    with pytest.raises(CannotRun, match="join requires"):
         space.attempt()
     assert not (space.root / "parts").exists()
 
@@ -329,7 +329,7 @@ steps:
   each: {matrix: {f: {glob: "gone/*"}}, run: 'true', outputs: {o: "out/{{ matrix.f | stem }}"}}
 """)
     code, _, errors = space.command("run")
-    assert code == 2 and "nope does not exist" in errors and "no folder gone" in errors
+    assert code == 2 and "nope does not exist" in errors and "gone does not exist" in errors
     assert not (space.root / "first").exists()
 
 

@@ -457,7 +457,7 @@ def test_a_model_too_large_for_its_gpu_is_refused_with_the_terms(
         and "not checked: memory-no: needs the memory estimate: cannot count the weights of the model family"
         in out
     )
-    assert "not checked: memory-tight: needs the memory estimate: weights" in out
+    assert "not checked: memory-tight: needs the memory estimate: cannot count the weights" in out
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_a_run_is_paused_resumed_cancelled_and_retried(command: Command) -> None
     assert command("cancel")[0] == 0
     until(lambda: "CANCELLED" in command("show", run)[1])
     code, _, err = command("cancel", run)
-    assert code == 3 and "CANCELLED already" in err
+    assert code == 3 and "already CANCELLED" in err
     again = command("retry", run)[1].strip()
     assert again != run and command("cancel", again)[0] == 0
 

@@ -152,7 +152,7 @@ def test_cost_is_reported_where_a_price_is_known(trains: Space, recipe: Recipe) 
     assert 'did you mean "rtx4090"?' in recipe("plan", "rank=4").err
     trains.write("recipe.toml", '[prices]\nrtx4090 = "half a dollar"\n')
     said = recipe("plan")
-    assert said.code == 3 and 'prices.rtx4090 cannot be "half a dollar"' in said.err
+    assert said.code == 3 and 'prices.rtx4090 has an invalid value "half a dollar"' in said.err
 
 
 def test_a_diffusion_training_that_was_measured_here_is_known_from_that(
@@ -308,7 +308,7 @@ def test_where_there_is_room_the_micro_batch_grows_and_where_there_is_none_the_m
     assert (
         said.code == 2
         and "does not fit rtx4090, even with every memory saving" in said.err
-        and "it fits h100-80gb" in said.err
+        and "choose a GPU that fits: h100-80gb" in said.err
     )
     said = recipe(
         "new", "small", "--from", "sft@1", "--gpu", "rtx4090", "base=./qwen", "method=full"

@@ -99,7 +99,7 @@ def test_a_checkpoint_is_found_and_copied_out(space: Space, recipe: Recipe, tmp_
     assert (
         said.code == 3
         and "train has no checkpoint 9 here" in said.err
-        and "there are 4, 3, 2, 1" in said.err
+        and "available checkpoints: 4, 3, 2, 1" in said.err
     )
     assert "keeps no checkpoints" in recipe("checkpoints", "word").err
 
@@ -213,7 +213,7 @@ def test_a_run_can_be_named_found_and_forgotten(tmp_path: Path, recipe: Recipe) 
     said = recipe("rm", "base")
     assert (
         said.code == 2
-        and "add --yes" in said.err
+        and "pass `--yes`" in said.err
         and len(json.loads(recipe("runs", "--json").out)) == 3
     )
     assert (

@@ -104,7 +104,7 @@ def test_a_name_that_a_recipe_cannot_have_writes_nothing(space: Space, name: str
 def test_a_file_that_cannot_be_written_leaves_nothing_behind(space: Space) -> None:
     (space.root / "hello").symlink_to("/nowhere/at/all")
     code, _, err = space.command("new", "hello")
-    assert code == 2 and "cannot be written" in err
+    assert code == 2 and "cannot write" in err
     assert [path.name for path in space.root.iterdir()] == ["hello"]
 
 

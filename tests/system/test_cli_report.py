@@ -182,7 +182,7 @@ def test_a_report_of_a_run_under_way(space: Space, recipe: Recipe, tmp_path: Pat
     machine = "GPU 90%, 10.0 GB; processors 12%, 4.2 GB of memory in use"
     seen = f"  train: step 3, loss 6, samples_per_second 4, memory_gb 1.5, {machine}"
     until(lambda: seen in recipe("status").out.splitlines())
-    used = "the machine of train: GPU 85%, 20.0 GB; processors 12%, 4.2 GB of memory in use"
+    used = "machine of train: GPU 85%, 20.0 GB; processors 12%, 4.2 GB of memory in use"
     assert used in recipe("report").out.splitlines()
     gate.write_text("")
     assert process.wait(60) == 0

@@ -34,7 +34,7 @@ def test_a_datasheet_tells_what_one_gets_needs_and_gives(space: Space) -> None:
     assert code == 0
     for expected in (
         "sft@1: Fine-tune a language model",
-        "  model        model/ (a folder, made by export)",
+        "  model        model/ (a folder, from step export)",
         "  no preset     1 GPU of 24GB, 32GB memory, 60GB disk",
         "  smoke         no GPU, 2GB memory, 1GB disk",
         "not known yet",
@@ -45,7 +45,7 @@ def test_a_datasheet_tells_what_one_gets_needs_and_gives(space: Space) -> None:
         "integer = 4; at least 1; not part of the cache key",
         "secret, from $HF_TOKEN, optional",
         "choice = auto; auto | text | prompt-completion | messages",
-        "report       report/ (a folder, made by evaluate, when inputs.eval_fraction > 0)",
+        "report       report/ (a folder, from step evaluate, when inputs.eval_fraction > 0)",
         "evaluate  when {{ inputs.eval_fraction > 0 }}  <- data, export  -> report/",
         "Python Software Foundation License 2, in LICENSE",
     ):
@@ -99,7 +99,7 @@ steps:
     space.run({"n": 3}, preset="smoke")
     assert len(took()["smoke"]) == 2 and "" not in took()
     assert re.search(
-        r"smoke      [\d.]+s( to [\d.]+s)? in 2 runs here",
+        r"smoke      [\d.]+s( to [\d.]+s)? in 2 runs on this machine",
         space.command("show", "./recipe.yaml")[1],
     )
     assert "no preset  not known yet" in space.command("show", "./recipe.yaml")[1]
@@ -117,7 +117,7 @@ outputs: {model: "{{ steps.best.model }}", other: "{{ steps.inner.thing }}"}
 """,
     )
     assert (
-        "  model  m/{{ matrix.lr }} (made by best)\n         What was learned\n  other  made by inner\n"
+        "  model  m/{{ matrix.lr }} (from step best)\n         What was learned\n  other  from step inner\n"
         in shown
     )
     assert (

@@ -70,7 +70,9 @@ def test_files_made_otherwise_are_adopted_before_anything_ran(space: Space, reci
         space.write(f"many/{n}", "m")
     said = recipe("adopt", "many")
     assert (
-        said.code == 2 and "depends on the outputs of one" in said.err and "adopt that" in said.err
+        said.code == 2
+        and "depends on the outputs of one" in said.err
+        and "adopt files for them" in said.err
     )
     assert recipe("adopt", "one").code == 0 and recipe("adopt", "many", "./recipe.yaml").code == 0
     assert space.run() == ["all"] and space.read("all.txt") == "mm"
@@ -83,7 +85,7 @@ def test_what_is_not_there_or_not_right_is_not_adopted(space: Space, recipe: Rec
     space.write("d", "a file")
     space.write("e", "")
     said = recipe("adopt", "a")
-    assert said.code == 2 and "x.txt is not there; d is not a directory; e is empty" in said.err
+    assert said.code == 2 and "x.txt does not exist; d is not a directory; e is empty" in said.err
     assert recipe("adopt", "b").code == 2 and recipe("adopt", "c").code == 3
     assert space.answers() == {"a": "run", "b": "run"}
 

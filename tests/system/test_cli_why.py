@@ -153,8 +153,8 @@ outputs: {m: "{{ steps.winner.m }}"}
     )
     space.run()
     assert recipe("why", "winner").out.splitlines()[1:] == [
-        "winner is fresh",
-        "  train[lr=1] has the least loss, 1",
+        "winner is up to date",
+        "  train[lr=1] has the lowest loss, 1",
     ]
     assert recipe("why", "train").out.count("is fresh") == 2 and recipe("adopt", "winner").code == 2
     assert "it did not run in" in recipe("why", "winner", "--vs", "last").out
@@ -179,8 +179,8 @@ def test_a_step_that_selects_inside_a_recipe_says_whom_in_every_command(
     ]
     space.run()
     assert recipe("why", "best").out.splitlines()[1:] == [
-        "best is fresh",
-        "  s[rank=4]/train has the least loss, 4",
+        "best is up to date",
+        "  s[rank=4]/train has the lowest loss, 4",
     ]
     space.recipe(sweep % "s")
     said = recipe("validate")

@@ -252,7 +252,7 @@ def test_gpus_are_given_in_the_way_the_engine_knows() -> None:
         (True, "1,0"),
     ]
     assert [given(enroot, gpus)[1] for gpus in (None, (), two)] == ["all", "void", "GPU-b,GPU-a"]
-    with pytest.raises(CannotRun, match="needs 2 GPU"):
+    with pytest.raises(CannotRun, match="requires 2 GPU"):
         containers.wrap(plain, Image("i", "i"), replace(enroot, gpus=""), [], two, needed=True)
 
 

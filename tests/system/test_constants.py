@@ -18,8 +18,8 @@ from tests.support import Space
         ({"run": ["echo", "a\0b"]}, "a NUL character cannot be in an argument"),
         ({"run": ["echo"], "env": {"A": "a\0b"}}, "a NUL character"),
         ({"run": "echo a\0b"}, "a NUL character cannot be in a script"),
-        ({"run": [None, None]}, "no words"),
-        ({"run": ["{{ none }}", []]}, "no words"),
+        ({"run": [None, None]}, "the command is empty"),
+        ({"run": ["{{ none }}", []]}, "the command is empty"),
     ],
 )
 def test_a_constant_that_no_attempt_can_use_is_refused(
@@ -62,7 +62,7 @@ def test_memory_that_no_machine_has_is_named_in_plain_numbers(space: Space) -> N
     code, _, err = space.command("run")
     assert (
         code == 2
-        and "s needs 2.0 PB of memory; this machine has " in err
+        and "s requires 2.0 PB of memory, but this machine has " in err
         and "needs 100,000,000 processors" in err
         and "e+" not in err
     )

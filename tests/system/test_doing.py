@@ -334,7 +334,7 @@ def test_a_published_file_edited_by_hand_is_not_used_and_not_replaced(space: Spa
     space.run()
     space.write("o.txt", "mine")
     (space.root / "p.txt").unlink()
-    with pytest.raises(CannotRun, match="edited after t@1 made it"):
+    with pytest.raises(CannotRun, match="edited after t@1 created it"):
         space.attempt()
     assert space.read("o.txt") == "mine"
     code, _, said = space.command("run")
@@ -666,7 +666,7 @@ def test_a_step_runs_in_the_packages_of_its_lock_and_in_no_others(
     lock = '[[packages]]\nname = "tinyword"\nversion = "1.0"\nwheels = [{{name = "w", hashes = {{sha256 = "{0}"}}}}]\n'
     space.write("pylock.toml", lock.format("0" * 64))
     code, _, said = space.command("run", env=offline)
-    assert code == 2 and "cannot create the environment of pylock.toml" in said and "HASHES" in said
+    assert code == 2 and "cannot create the environment of " in said and "HASHES" in said
     space.write("pylock.toml", lock.format(digest))
     code, _, said = space.command("run", env=offline)
     assert code == 0 and "installing the packages of pylock.toml" in said

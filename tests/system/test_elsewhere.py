@@ -544,7 +544,7 @@ def test_a_job_that_goes_on_and_is_not_needed_is_reported_with_its_host_and_its_
     chain(space)
     code, _, said = space.command("run", "--driver", "loopback")
     assert code == 0, said
-    assert f"loopback host-1 still runs a job of {died}, a run that is gone" in said
+    assert f"loopback host-1 still runs a job of {died}, whose worker exited" in said
     with gate.open("w") as file:
         file.write("go\n")
 
@@ -733,7 +733,7 @@ def test_a_step_that_no_host_is_large_enough_for_is_refused_before_anything_star
     space.recipe("steps:\n  s: {run: 'echo 1 > o', outputs: {o: o}, resources: {gpus: 8}}\n")
     code, _, said = space.command("run", "--driver", "loopback")
     assert code == 2
-    assert "s needs 8 GPU(s); its largest host has 0" in said
+    assert "s requires 8 GPU(s), but its largest host has 0" in said
 
 
 # -- state ---------------------------------------------------------------------------------------------------------------------------------------

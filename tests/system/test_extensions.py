@@ -139,7 +139,7 @@ def test_two_packages_with_one_name_are_both_named(
             code == 3
             and "acme-recipes 1.4" in told
             and "rival 0.1" in told
-            and "uninstall one of them" in told
+            and "uninstall one of these packages" in told
         ), words
     # A package cannot take a name of the library: it stays ours, and a list tells.
     assert asked(space, both, "show", "sft@1")[0] == 0
@@ -190,7 +190,7 @@ def test_a_driver_that_cannot_be_imported_says_whose_it_is(space: Space, tmp_pat
     )
     space.recipe("steps: {say: {run: echo hello}}")
     code, _, err = asked(space, broken, "run", "--driver", "cellar")
-    assert code == 2 and 'the driver "cellar" needs broken_driver: reinstall broken 0.1' in err
+    assert code == 2 and 'the driver "cellar" requires broken_driver: reinstall broken 0.1' in err
     (broken / "broken_driver.py").write_text("class Cellar: ...")
     code, _, err = asked(space, broken, "run", "--driver", "cellar")
     assert code == 2 and "the driver cellar is a Cellar, not a Driver" in err

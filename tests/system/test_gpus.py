@@ -160,7 +160,7 @@ def test_accelerate_starts_a_process_for_each_gpu_of_the_step(space: Space, card
 
 def test_more_than_there_are_is_refused_before_anything_starts(space: Space, cards: Cards) -> None:
     steps(space, 3, names="a")
-    with pytest.raises(CannotRun, match=r"a needs 3 GPU\(s\); this machine has 2"):
+    with pytest.raises(CannotRun, match=r"a requires 3 GPU\(s\), but this machine has 2"):
         space.run()
 
 

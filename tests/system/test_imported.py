@@ -164,7 +164,7 @@ def test_a_task_of_skypilot_becomes_a_step_and_what_is_left_is_named(space: Spac
     ("text", "code", "words"),
     [
         ("steps: {}", 3, "neither a dvc.yaml"),
-        ("a: [", 3, "is no YAML"),
+        ("a: [", 3, "is not valid YAML"),
         ("- 1", 3, "neither a dvc.yaml"),
         (None, 3, "there is no file other.yaml"),
     ],
@@ -182,7 +182,7 @@ def test_what_is_neither_is_refused_and_nothing_is_written(
 def test_a_recipe_that_is_there_is_not_replaced(pipeline: Space) -> None:
     pipeline.write("mine.yaml", "x")
     code, _, err = pipeline.command("import", "dvc.yaml", "mine")
-    assert code == 3 and "is there already" in err and pipeline.read("mine.yaml") == "x"
+    assert code == 3 and "already exists" in err and pipeline.read("mine.yaml") == "x"
 
 
 def test_parameters_keep_the_types_that_dvc_reads(space: Space) -> None:

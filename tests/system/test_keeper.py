@@ -558,7 +558,7 @@ def test_a_janitor_here_keeps_the_newest_and_never_counts_one_that_is_being_writ
     [
         (50, 100, 10, ""),
         (9, 100, 5, "nearly full"),
-        (4, 1000, 5, "needs about 5 B"),
+        (4, 1000, 5, "requires about 5 B"),
         (0, 0, 0, ""),
         (9, 0, 5, ""),
     ],

@@ -62,8 +62,8 @@ def test_a_kept_machine_is_made_once_and_started_and_stopped_for_each_run(space:
     assert (
         code == 0
         and "kept " in out
-        and "its disk $2.88 a day" in out
-        and "kept for its stack tiny of " in out
+        and "disk $2.88 a day" in out
+        and "kept for the stack tiny of " in out
     )
     key = found["key"]
     code, _, said = space.command("reap", str(key))
@@ -85,7 +85,7 @@ def test_keep_alive_leaves_it_running_for_the_next_run_until_its_time_is_over(sp
     code, out, _ = space.command("reap")
     assert (
         code == 0
-        and "kept for its stack tiny of " in out
+        and "kept for the stack tiny of " in out
         and ", until 20" in out
         and provider(space) == ["created"]
     )
@@ -121,7 +121,7 @@ def test_a_machine_that_its_time_has_stopped_is_started_again(space: Space) -> N
     assert space.command("stack", "up", "tiny")[0] == 0
     until(lambda: status(space)["stands"] == "stopped")
     code, out, _ = space.command("reap")
-    assert code == 0 and "ended" in out and "its lease ends" in out
+    assert code == 0 and "ended" in out and "its lease has expired" in out
     assert provider(space) == ["created", "stopped"]
 
 

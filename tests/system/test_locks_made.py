@@ -93,7 +93,7 @@ def test_what_cannot_be_locked_is_reported_before_anything_starts(
     space.write("requirements.txt", "nosuch\n")
     space.recipe(f"python: {{lock: requirements.txt}}\n{STEP}")
     code, _, said = space.command("run", env=index.environ)
-    assert code == 2 and "cannot lock requirements.txt: " in said and "nosuch was not found" in said
+    assert code == 2 and "cannot lock " in said and "nosuch was not found" in said
 
 
 @pytest.mark.parametrize("name", ["environment.yml", "conda-lock.yml", "poetry.lock", "Pipfile"])

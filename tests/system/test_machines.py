@@ -274,7 +274,7 @@ def test_all_that_means_nothing_elsewhere_is_reported_at_once(
         a.submit(data="gone.txt")
     wrong, no_store = caught.value.problems
     assert (
-        "gone.txt is not there (the input data)" in wrong.message
+        "gone.txt does not exist (the input data)" in wrong.message
         and "shared store" in no_store.message
     )
     with pytest.raises(Invalid, match="shared store") as caught:

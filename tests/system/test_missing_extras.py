@@ -39,7 +39,7 @@ def test_offers_names_a_driver_that_it_cannot_ask_only_to_who_means_to_use_it(
     code, _, err = bare.command(*words)
     assert code == 5 and "Traceback" not in err, err
     assert "skipped drivers that are not installed: gcp" in err
-    assert "no key for Vast.ai" in err, "the others are asked all the same"
+    assert "no API key for Vast.ai" in err, "the others are asked all the same"
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_verb_that_needs_the_driver_says_what_installs_it(
 ) -> None:
     code, out, err = bare.command(*words)
     assert code in (2, 3, 5) and "Traceback" not in err, err
-    assert 'the driver "gcp" needs google' in err + out
+    assert 'the driver "gcp" requires google' in err + out
     assert "pip install" in err + out and "[gcp]'" in err + out
 
 

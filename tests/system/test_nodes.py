@@ -147,7 +147,7 @@ def test_nodes_that_cannot_reach_each_other_are_reported_before_the_command_begi
         (
             "nodes: 2, resources: {cpus: 10000}",
             2,
-            "s needs 10,000 processors; its largest host has",
+            "s requires 10,000 processors, but its largest host has",
         ),
     ],
 )
@@ -289,7 +289,7 @@ def test_a_host_that_is_lost_ends_all_nodes_and_the_step_begins_again(
         else [["0", "1"], ["0", "0", "1"], ["0", "0", "1", "1"]]
     )
     assert [words for words in told if "is lost" in words] == [
-        "loopback host-2 is lost: host-2 is gone or was stopped, or the lease was given back"
+        "lost host loopback host-2: host-2 is gone or was stopped, or the lease was given back"
     ]
     assert [
         event.reason

@@ -180,7 +180,7 @@ def test_any_is_for_drivers_that_were_chosen_and_the_question_names_where_data_m
     code, said = asked(four, capsys, *run, "any:vastai,runpot")
     assert code == 3 and 'unknown driver "runpot"' in said and "runpod" in said
     code, said = asked(four, capsys, *run, "any:vastai,ssh")
-    assert code == 2 and "the driver ssh does not rent machines" in said
+    assert code == 2 and "--driver any cannot use ssh" in said
 
     config = Path(four.root / "recipe.toml")
     config.write_text(

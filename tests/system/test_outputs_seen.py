@@ -159,7 +159,7 @@ def test_a_run_of_an_earlier_version_says_that_nothing_was_noted(
         found = rest.get(f"/v1/runs/{runs['paint@1']}/environment")
         assert found["code"] is None and len(found["words"]) == 1
     kept.unlink()
-    assert "not known" in rest.get(f"/v1/runs/{runs['paint@1']}/environment")["words"][0]
+    assert "unknown" in rest.get(f"/v1/runs/{runs['paint@1']}/environment")["words"][0]
 
 
 def test_inputs_stand_beside_their_defaults(rest: Rest, runs: dict[str, str]) -> None:

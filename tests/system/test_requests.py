@@ -97,7 +97,7 @@ def test_a_run_under_way_is_neither_resumed_nor_retried_and_a_cancelled_one_is_o
 ) -> None:
     worker = trained.start("run")
     until(lambda: steps_made(trained) > 0)
-    for verb, words in (("resume", "is running"), ("retry", "is not over")):
+    for verb, words in (("resume", "is running"), ("retry", "has not finished")):
         code, _, said = trained.command(verb)
         assert code == 3 and words in said, said
     code, told, _ = trained.command("cancel")

@@ -187,7 +187,7 @@ for step in range(done + 1, steps + 1):
     digest = hashlib.sha256(f"{digest}{step}".encode()).hexdigest()
     time.sleep(pause)
     while not pause and begun == 0 and step == 5 and not asked:
-        time.sleep(0.02)  # the first attempt is in the middle when its lease ends
+        time.sleep(0.02)  # the first attempt is in the middle when its time is over
     if asked:
         pathlib.Path("ckpt/new").mkdir(parents=True)
         pathlib.Path("ckpt/new/done").write_text(json.dumps([step, digest, begun + 1]))

@@ -4,7 +4,7 @@ Two runs at one provider, each of several workers one after the other; a worker 
 schedules a run has a limit of cost, in some the user may have one machine, in some the clock of this machine jumps.
 
 After each request: whatever bears our mark is in the ledger, and not GONE there; one need has one machine; machines of others are as they were; no
-machine is ended while its run is running or may be resumed, unless its lease ends.  At the end all are gone, and no run cost more than its limit.
+machine is ended while its run is at work or may be resumed, unless its time is over.  At the end all are gone, and no run cost more than its limit.
 RECIPE_SCHEDULES says how many schedules there are.
 """
 
@@ -53,8 +53,8 @@ PROVIDERS = ("vastai", "gcp", "runpod", "prime")
 """Of which each has every fourth schedule."""
 
 
-OVER = "its run has finished"
-WAS_GIVEN_BACK = "release in progress"
+OVER = "its run is over"
+WAS_GIVEN_BACK = "it was being given back"
 """Why a lease is ended that another run had, its time aside."""
 
 
@@ -258,7 +258,7 @@ class Schedule:
     async def finish(self) -> None:
         """End what the runs have left."""
         for row in self.ledger.living():
-            assert not await end(self.process(row.run), row, "the run has finished")
+            assert not await end(self.process(row.run), row, "the run is over")
 
     def _cheap(self) -> None:
         """No run may have cost more than its limit, a little time of each of its machines aside."""

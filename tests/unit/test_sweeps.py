@@ -162,7 +162,7 @@ def test_every_mistake_of_a_range_is_reported_at_once() -> None:
     for words in (
         '"lr" has an invalid range: "-1..x" (use lr=LOW..HIGH',
         '"rank" has an empty range: 9 is not below 4',
-        'reports "los"',
+        'reports the metric "los"',
     ):
         assert words in found, found
     with pytest.raises(Invalid, match="must be more than 0, not -1"):

@@ -32,7 +32,7 @@ Reason: TypeAlias = Literal[
     "kept", "overdue", "at-work", "releasing", "over", "dead", "never", "unknown"
 ]
 WORDS: Final[Mapping[Reason, str]] = {
-    "kept": "kept for its stack",
+    "kept": "kept for the stack",
     "overdue": OVERDUE,
     "at-work": "its run is running",
     "releasing": "release in progress",
