@@ -152,7 +152,9 @@ def test_a_program_called_as_its_recipe_sees_it_is_named_as_the_step_does() -> N
     assert fix(Exit(2), log, SPEC, HERE, {}).endswith(
         "write src/train.py instead of ../src/train.py"
     )
-    assert fix(Exit(2), log, SPEC, HERE, {}).endswith("write src/train.py instead of ../src/train.py")
+    assert fix(Exit(2), log, SPEC, HERE, {}).endswith(
+        "write src/train.py instead of ../src/train.py"
+    )
 
 
 def _outside(log: str, **ran: Any) -> str:
