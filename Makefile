@@ -2,7 +2,7 @@
 # make check   what to run while you work: lint, types, and the tests that are quick; a minute
 # make test    lint, types, and every test; about 20 minutes on two cores. What CI runs
 # make proof   what takes longer: kills, faults and schedules with many more examples, every library recipe at length
-# make lint    only what needs no test
+# make lint    style, types, spelling, and the rates of plain speech (docs/voice.py)
 # make house   circles of imports, broken walls and stale names in docs, which fail; style and sizes, which are printed
 # make clients what tests run and nothing here imports: the official clients of rented machines, llama.cpp's converter
 # make bench   the table of docs/benchmarks.md, measured here
@@ -71,7 +71,7 @@ lint: .venv/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/codespell
-	$(BIN)/python -m docs.words
+	$(BIN)/python -m docs.voice
 
 house: .venv/.ready
 	$(BIN)/python benchmarks/house.py

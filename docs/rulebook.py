@@ -47,7 +47,7 @@ def _section(rule: Rule) -> Iterator[str]:
     if needs:
         yield f"- Needs: {', '.join(f'`{name}`' for name in needs)}."
     remedy = _plain(rule.remedy)
-    yield f"- What to do: {remedy[:1].upper()}{remedy[1:]}."
+    yield f"- Fix: {remedy[:1].upper()}{remedy[1:]}."
     if rule.fix:
         sets = [
             f"`{name}: {_plain(str(value).lower() if isinstance(value, bool) else str(value))}`"
@@ -55,7 +55,7 @@ def _section(rule: Rule) -> Iterator[str]:
             for name, value in values.items()
         ]
         yield f"- `--fix` sets {', '.join(sets)}."
-    yield f"- Known from: {', '.join(f'<{each}>' if each.startswith('https://') and ' ' not in each else each for each in rule.evidence)}."
+    yield f"- Evidence: {', '.join(f'<{each}>' if each.startswith('https://') and ' ' not in each else each for each in rule.evidence)}."
 
 
 def _plain(text: str) -> str:

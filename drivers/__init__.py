@@ -29,6 +29,18 @@ DRIVERS = {
     "loopback": ("drivers.loopback:Loopback", ""),
 }
 """name -> (module:class, its extra); of this machine, on which nothing is taken, the class of its host"""
+ACCOUNT_VARIABLES = {
+    "vastai": ("VAST_API_KEY",),
+    "runpod": ("RUNPOD_API_KEY",),
+    "prime": ("PRIME_API_KEY",),
+    "gcp": (
+        "CLOUDSDK_AUTH_ACCESS_TOKEN",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "CLOUDSDK_CORE_PROJECT",
+        "GOOGLE_CLOUD_PROJECT",
+    ),
+}
+"""name -> variables of the environment by which somebody has an account there: to know that, no driver is loaded."""
 FREE = ("local", "ssh")
 """Those whose machines cost nothing, whatever the settings say: to know that, none is loaded."""
 

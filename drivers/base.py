@@ -7,7 +7,7 @@ this one died.  A driver runs no jobs and moves no files: all that travels throu
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal, NamedTuple, TypeAlias
@@ -63,6 +63,9 @@ class Wish(NamedTuple):
     filters: Mapping[str, str] = {}
     keep: bool = False  # as of `Order`: the price is that of a machine that is kept
     together: Resources = Resources()  # what steps would use of each node at once, where they may run beside each other; None: all that it has
+    hurry: bool = (
+        False  # leave out machines that answer later than others do: `Driver.late` has them
+    )
 
 
 class Traits(NamedTuple):
@@ -263,6 +266,8 @@ class Driver:
     """Where a person sees, and ends, what is rented; empty: there is no account."""
     left_out: Mapping[str, str] = {}
     """Machines that the last `offers` could not ask -> why, as a sentence."""
+    late: Collection[str] = ()
+    """Machines that the last `offers`, of a wish in a hurry, did not wait for: the next without hurry does."""
     notices: Sequence[str] = ()
     """What it passes over of the files that it goes by, a sentence each; known once it is made."""
     excluded: Mapping[str, int] = {}

@@ -14,10 +14,19 @@ import logging
 import os
 import re
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Mapping,
+    Sequence,
+)
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from . import machine
 from .base import (
@@ -43,6 +52,7 @@ from .sshlink import KNOWN_HOSTS, Link, Route, client, odd_lines
 
 TTL = timedelta(seconds=30)  # for which a machine is believed to be as it was
 ANSWERS = 20.0  # seconds in which a machine that is connected has said what it has
+HURRY = 1.0  # seconds, or as long as the first took, that others may answer after the first
 PORT = 22
 LONGEST_WAY = 8  # hops
 ADDRESS = re.compile(
@@ -176,6 +186,7 @@ class Ssh(Driver):
         self._deadman = deadman
         self._hosts: dict[str, SshHost] = {}
         self.left_out: Mapping[str, str] = {}
+        self.late: Collection[str] = ()
         self.notices = (
             *(config.notices() if config is not None else ()),
             *odd_lines(each.route for each in self._machines.values()),
@@ -183,25 +194,28 @@ class Ssh(Driver):
         self._took: set[str] = set()  # leases of which nothing was asked yet since they were taken
 
     async def connect(self) -> None:
-        machines = list(self._machines.values())
-        made = await asyncio.gather(
-            *(each.link.connection() for each in machines), return_exceptions=True
-        )
-        for each, trouble in zip(machines, made, strict=True):
-            if isinstance(trouble, DriverError):
-                each.trouble = trouble
+        await _first_of([each.connect() for each in self._machines.values()])
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
         """The servers that do for `wish`: those with a free place first, then the larger.  Raises why, when not one of them can be asked."""
         machines = list(self._machines.values())
-        answers = await asyncio.gather(*(each.facts() for each in machines), return_exceptions=True)
+        questions = {each: each.ask() for each in machines}
+        if wish.hurry:
+            await _first_of(list(questions.values()))
+        else:
+            await asyncio.wait(questions.values())
+        self.late = [str(each.route) for each, asked in questions.items() if not asked.done()]
         left_out: dict[str, str] = {}
+        trouble: list[DriverError] = []
         found: list[tuple[tuple[float, ...], Offer]] = []
-        for each, answer in zip(machines, answers, strict=True):
-            if isinstance(answer, DriverError):
-                left_out[str(each.route)] = str(answer)
-            elif isinstance(answer, BaseException):
-                raise answer
+        for each, asked in questions.items():
+            if not asked.done():
+                continue
+            try:
+                answer = each.take_answer()
+            except DriverError as error:
+                left_out[str(each.route)] = str(error)
+                trouble.append(error)
             else:
                 have = machine.resources(answer)
                 if machine.enough(have, wish):
@@ -220,7 +234,7 @@ class Ssh(Driver):
                     await each.link.aclose()
         self.left_out = left_out
         if left_out and len(left_out) == len(machines):
-            kind = Denied if any(isinstance(answer, Denied) for answer in answers) else Unreachable
+            kind = Denied if any(isinstance(error, Denied) for error in trouble) else Unreachable
             raise kind("\n".join(left_out.values()))
         return [offer for _, offer in sorted(found, key=lambda pair: pair[0])]
 
@@ -299,9 +313,12 @@ class Ssh(Driver):
 
     async def visit(self) -> AsyncIterator[tuple[str, SshHost | DriverError]]:
         """Every server in turn, or why it cannot be asked: to look at, without a place of its own to run anything."""
+        for each in self._machines.values():
+            each.ask()
         for name, each in self._machines.items():
+            await asyncio.wait([each.ask()])
             try:
-                yield name, SshHost(each, (await each.facts())["root"][0], self._forget)
+                yield name, SshHost(each, each.take_answer()["root"][0], self._forget)
             except DriverError as error:
                 yield name, error
 
@@ -310,7 +327,7 @@ class Ssh(Driver):
         for host in list(self._hosts.values()):
             await host.aclose()
         for each in self._machines.values():
-            await each.link.aclose()
+            await each.aclose()
 
     def _machine(self, name: str) -> Machine:
         if name not in self._machines:
@@ -355,6 +372,18 @@ class SshHost(Host):
         await self._when_closed(self)
 
 
+async def _first_of(asked: Sequence[asyncio.Task[Any]]) -> None:
+    """Wait until some of these have ended well, and the others have had as long again, or all have ended."""
+    clock = asyncio.get_running_loop().time
+    began, waits_for = clock(), set(asked)
+    while waits_for:
+        done, waits_for = await asyncio.wait(waits_for, return_when=asyncio.FIRST_COMPLETED)
+        if any(task.exception() is None for task in done):
+            break
+    if waits_for:
+        await asyncio.wait(waits_for, timeout=max(HURRY, clock() - began))
+
+
 class Machine:
     """A server, the connection to it, and what it last said it has."""
 
@@ -380,8 +409,9 @@ class Machine:
         self._root = root
         self._told: machine.Facts | None = None
         self._asked = 0.0
-        self.trouble: DriverError | None = None
-        """Why there was no connection when one was made ahead: told once, to who asks next."""
+        self._connecting: asyncio.Task[object] | None = None
+        """A connection that was begun ahead; why it failed is told once, to who asks next."""
+        self._question: asyncio.Task[machine.Facts] | None = None
 
     @property
     def folder(self) -> str:
@@ -390,11 +420,36 @@ class Machine:
             self._root.removeprefix("~").lstrip("/") if self._root.startswith("~") else self._root
         )
 
+    def connect(self) -> asyncio.Task[object]:
+        """Begin to connect ahead of the first question."""
+        self._connecting = asyncio.ensure_future(self.link.connection())
+        return self._connecting
+
+    def ask(self) -> asyncio.Task[machine.Facts]:
+        """Begin to ask what it has, unless that was begun already: `take_answer` once it is done."""
+        if self._question is None:
+            self._question = asyncio.create_task(self.facts())
+        return self._question
+
+    def take_answer(self) -> machine.Facts:
+        """The answer to the question, which is asked anew from now on.  Raises DriverError."""
+        assert self._question is not None
+        answered, self._question = self._question, None
+        return answered.result()
+
+    async def aclose(self) -> None:
+        """Ask nothing any more, and let go of the connection."""
+        begun = [task for task in (self._connecting, self._question) if task is not None]
+        for task in begun:
+            task.cancel()
+        await asyncio.gather(*begun, return_exceptions=True)
+        await self.link.aclose()
+
     async def facts(self) -> machine.Facts:
         """What it has, as it was not long ago."""
-        if self.trouble is not None:
-            trouble, self.trouble = self.trouble, None
-            raise trouble
+        if self._connecting is not None:
+            begun, self._connecting = self._connecting, None
+            await begun
         if self._told is None or time.monotonic() - self._asked > TTL.total_seconds():
             await self.link.connection()
             try:
@@ -419,7 +474,8 @@ class Machine:
 
     def data(self, told: machine.Facts) -> dict[str, str]:
         """What a lease must know to find its way back."""
-        return {"host": str(self.route), "root": told["root"][0], "python": self.python}
+        found = {"host": str(self.route), "root": told["root"][0], "python": self.python}
+        return {**found, "hung": told["hung"][0]} if "hung" in told else found
 
     async def places(self, verb: str, *others: str) -> str:
         """Do something about its places, all said in PLACES."""

@@ -117,6 +117,10 @@ class Infrastructure(RecipeError):
     exit_code = 5
 
 
+class DiskFull(Infrastructure):
+    """A disk has no room, here or on a host."""
+
+
 class NoHost(Infrastructure):
     """No host can be had for the steps of a run."""
 

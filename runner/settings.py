@@ -17,6 +17,8 @@ from .paths import settings_files, shipped
 from .reading import whole
 
 NAME: Final = "recipe.toml"
+ANY: Final = "any"
+"""In the place of a driver's name: the cheapest of several."""
 _TABLES = ("stores", "drivers", "stacks")
 _RECEIVERS = ("webhooks", "notify")
 _LISTS = (
@@ -27,7 +29,7 @@ _LISTS = (
     ("hooks", "spend"),
     ("drivers", "any"),
 )
-_FLAGS = (("server", "strict_jobs"), ("alerts", "silent_minutes"))
+_FLAGS = (("steps", "sandbox"), ("server", "strict_jobs"), ("alerts", "silent_minutes"))
 """Settings of one value each."""
 _PUBLIC = frozenset({"host_key", "keepalive", "secret"})  # the last is the name of a variable
 _SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
@@ -110,6 +112,8 @@ class Stack:
 
 _OF_DRIVER: Final = ("machine", "gpu", "market", "zone")
 """Settings of a stack that are settings of its driver."""
+_OF_ONE_DRIVER: Final = ("machine", "zone", "head", "nodes", "keep", "extra")
+"""What a stack cannot say of the cheapest of several drivers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,7 @@ class Config:
     """Settings in force.  `said` has each as it is written, and where: (path of keys) -> its value, `file:line`."""
 
     store: str = ""
+    inputs: str = ""  # `overlay`: steps may change what they are given, where the machine can
     stores: Mapping[str, StoreSettings] = field(default_factory=dict)
     drivers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     prices: Mapping[str, str] = field(default_factory=dict)  # of an hour of a GPU, as written
@@ -127,7 +132,7 @@ class Config:
     limits: Mapping[str, float] = field(default_factory=dict)  # of what is rented
     flags: Mapping[str, float] = field(
         default_factory=dict
-    )  # `server.strict_jobs`, `alerts.silent_minutes`, as far as they are said
+    )  # `steps.sandbox`, `server.strict_jobs`, `alerts.silent_minutes`, as far as they are said
     webhooks: tuple[Receiver, ...] = ()
     notify: tuple[Receiver, ...] = ()
     stacks: Mapping[str, Stack] = field(default_factory=dict)
@@ -145,10 +150,16 @@ class Config:
     def on(self, name: str) -> Config:
         """These settings, with what a stack says of its driver.  Raises NotFound."""
         stack = self.stack(name)
-        return replace(
-            self,
-            drivers={**self.drivers, stack.driver: {**self.driver(stack.driver), **stack.settings}},
-        )
+        names = self.among(stack.driver) or (stack.driver,)
+        said = {each: {**self.driver(each), **stack.settings} for each in names}
+        return replace(self, drivers={**self.drivers, **said})
+
+    def among(self, driver: str) -> tuple[str, ...]:
+        """The drivers that `any` or `any:NAME,NAME` stands for, as they are named; empty for the name of one driver."""
+        kind, _, listed = driver.partition(":")
+        if kind != ANY:
+            return ()
+        return _listed(listed) if listed else self.lists.get("drivers.any", ())
 
     def store_named(self, name: str | None) -> StoreSettings | None:
         """The store that was asked for by name or as a URL, else the default one, else None.  Raises NotFound."""
@@ -312,6 +323,7 @@ def _merged(files: list[_File]) -> Config:
                 }
         single = [
             ("store",),
+            ("inputs",),
             *_LISTS,
             *_FLAGS,
             *((kind, name) for kind in ("prices", "limits") for name in file.value.get(kind, ())),
@@ -341,6 +353,7 @@ def _merged(files: list[_File]) -> Config:
         )
     return Config(
         said.get(("store",), ("",))[0],
+        said.get(("inputs",), ("",))[0],
         stores,
         tables["drivers"],
         prices,
@@ -373,6 +386,10 @@ def _faults(file: _File) -> list[Problem]:
     return [Problem(code, words, _where(file, keys), fix) for code, words, keys, fix in faults]
 
 
+def _listed(names: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(filter(None, names.split(","))))
+
+
 def _strange_drivers(value: Mapping[str, Any]) -> list[_Fault]:
     """Tables of drivers that neither we nor an installed package have: a driver that is never used would hide a slip of the pen."""
     tables, stacks = value.get("drivers"), value.get("stacks")
@@ -383,7 +400,9 @@ def _strange_drivers(value: Mapping[str, Any]) -> list[_Fault]:
     )
     for name, stack in stacks.items() if isinstance(stacks, dict) else ():
         if isinstance(stack, dict) and "driver" in stack:
-            named.append((("stacks", name, "driver"), f"{stack['driver']}"))
+            kind, _, several = f"{stack['driver']}".partition(":")
+            for each in _listed(several) if kind == ANY else [f"{stack['driver']}"]:
+                named.append((("stacks", name, "driver"), each))
     listed = tables.get("any") if isinstance(tables, dict) else None
     if isinstance(listed, list):
         named += [(("drivers", "any"), f"{each}") for each in listed]
@@ -447,6 +466,17 @@ def _clashes(value: Mapping[str, Any]) -> list[_Fault]:
                     'add keep = "stopped", or take it out',
                 )
             )
+        if stack["driver"].partition(":")[0] == ANY:
+            found += [
+                (
+                    "clash",
+                    f"stacks.{name}.{key} is about one driver, and its driver is {stack['driver']}",
+                    ("stacks", name, key),
+                    "name one driver, or take it out; [drivers.NAME] has settings of each",
+                )
+                for key in _OF_ONE_DRIVER
+                if key in stack
+            ]
         if "head" in stack:
             found += [
                 ("clash", words, ("stacks", name, "head"), fix)

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import pytest
 import yaml
 
-from docs import errors_page, platforms_page, requests_page, words
+from docs import errors_page, platforms_page, requests_page, voice
 from runner.planning.schedule import MOVES
 from tests.tools import chromium
 
@@ -35,6 +35,10 @@ QUESTIONS = {
     "run on my server": "--driver ssh --host",
     "share results colleague": "recipe push",
     "exit code mean": "errors.md",
+    "rent GPU cap cost": "--max-cost",
+    "use my own script": "recipe new",
+    "resume a killed training": "recipe resume",
+    "metrics artifacts python": "runner.results",
 }
 """What a newcomer types into the search, and what the answer has in it."""
 
@@ -317,22 +321,31 @@ def test_a_page_that_a_message_names_is_there() -> None:
     )
 
 
-def test_a_word_that_was_replaced_is_found_with_a_better_one() -> None:
-    assert list(words.found("A file\nlies here; test_it_lies_there; belies")) == [
-        (2, "lies", "is"),
-        (2, "lies", "is"),
-    ]
-    assert [
-        word
-        for _, word, _ in words.found(
-            "It goes on from there, Whoever reckoned: nobody, nobody@host."
-        )
-    ] == [
-        "goes on from",
-        "Whoever",
-        "reckoned",
-        "nobody",
-    ]
+def test_a_text_that_avoids_names_is_measured_and_its_lines_are_shown() -> None:
+    avoiding = "Of those that a run left, what is stale goes away: it is listed.\n\nWhere none is free, it waits."
+    naming = "Stale outputs are deleted and listed. If no slot is free, the step waits."
+    found = voice.measure(avoiding).found
+    assert found == {"pronouns": 6, "what": 1, "colons": 1, "marks": 4}
+    assert set(voice.measure(naming).found.values()) == {0}
+    assert [len(voice.marked(each)) for each in voice.sentences(avoiding)] == [3, 1]
+    assert voice.marked("What makes a step run again?") == []
+
+
+def test_code_tables_and_headings_of_a_page_are_no_prose() -> None:
+    page = "# What it does\n\nRun `it; that`:\n\n```console\n$ what\n```\n\n| those | it |\n|---|---|\n\n[The plan](what.md)."
+    assert voice.prose(page).split() == ["Run", "`:", "The", "plan."]
+
+
+def test_a_page_may_get_better_but_not_worse() -> None:
+    now = voice.measure("It is what they say that it is. " * 20)
+    assert voice.worse(now, {rate.name: now.rate(rate) for rate in voice.RATES}) == []
+    wrong = voice.worse(now, {"pronouns": 80.0, "marks": 1000.0})
+    assert [text.split()[0] for text in wrong] == ["pronouns", "what"], wrong
+    assert "accepted 80.0 (aim 60)" in wrong[0]
+
+
+def test_no_page_message_or_docstring_speaks_worse_than_accepted() -> None:
+    assert voice.main([]) == 0
 
 
 @pytest.mark.parametrize(("question", "answer"), QUESTIONS.items())
@@ -363,7 +376,7 @@ def test_the_site_opens_from_disk_and_its_search_finds_the_answers(site: Path) -
         page.wait_for_url("**/tutorial.html")
         for question, name in [
             *((question, "faq") for question in QUESTIONS),
-            ("does not let us in", "errors"),
+            ("timed out while logging in", "errors"),
         ]:
             page.click(".md-search__button")
             page.fill("dialog[open] input", question)

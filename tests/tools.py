@@ -17,6 +17,8 @@ from typing import Any, NoReturn
 
 import pytest
 
+from runner.hosts.sandbox import refusal_here
+
 MAY_BE_MISSING = (
     r"docker is not installed",
     r"RECIPE_LIVE=(vastai|gcp|runpod|prime) rents a real machine",
@@ -27,6 +29,7 @@ MAY_BE_MISSING = (
     r"RECIPE_PROVIDER_SCHEMAS names no folder",  # documents without a licence, which nobody may hand on
     r"there is no Python 3\.9 here",  # the oldest that the agent runs on; Debian has none
     r"diffusers' example scripts are not here",  # in no package of an index
+    r"another user than root gets no sandbox here",  # in a container, mostly
     r"another Python than 3\.11\.7",  # the numbers of the test are of its tokenizer module
 )
 """Reasons, as regular expressions, for which a test may be skipped in CI.  .ci/run installs everything else."""
@@ -146,8 +149,13 @@ def _static_busybox() -> bool:
     return busybox is not None and b"ld-linux" not in Path(busybox).read_bytes()[:4096]
 
 
+def _makes_sandboxes() -> bool:
+    return not refusal_here()
+
+
 _ABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
     "root": (_root, "only root may do this"),
+    "sandbox": (_makes_sandboxes, "this machine makes no sandbox"),
     "mount": (_mounts, "only root may mount, and not in every container"),
     "static busybox": (_static_busybox, "a static busybox is not installed"),
 }

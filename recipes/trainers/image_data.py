@@ -33,12 +33,14 @@ UNREAD = (
     ".webm", ".mkv", ".avi",
 )  # fmt: skip
 TABLES = tuple(f"{name}{suffix}" for name in ("metadata", "captions") for suffix in (".jsonl", ".csv", ".tsv", ".parquet"))
+CAPTIONS = (".txt", ".caption")  # in letters of any case; kohya's scripts look for the second
 FILE_COLUMNS = ("file_name", "file", "image")
 CAPTION_COLUMNS = ("text", "caption")
 SHOWN = 40  # complaints, and warnings of one kind, that are printed
 MOST_PIXELS = 400_000_000  # of one image: more is a bomb, or a map
 MASKED = "-masklabel.png"  # what OneTrainer calls the mask of an image: its name without the suffix, and this
 REGULAR = "regularisation"  # where images of the kind in general lie beside the data set
+CLEAR = "wholly transparent"
 LOST = 0.25  # share of an image that may fall to the crop before it is worth a word
 HASH = 16  # rows and columns of the perceptual hash
 NEAR_BITS = 14  # of 256 that near duplicates may differ in
@@ -292,7 +294,7 @@ def _look(root: Path) -> tuple[list[str], list[str]]:
 
 def _is_stray(name: str) -> bool:
     base = name.rsplit("/", 1)[-1].lower()
-    return base not in TABLES and not base.endswith(".txt") and not base.startswith(("readme", "license", "licence"))
+    return base not in TABLES and not base.endswith(CAPTIONS) and not base.startswith(("readme", "license", "licence"))
 
 
 def _captions(root: Path, names: list[str], others: list[str], options: argparse.Namespace, findings: Findings) -> dict[str, str]:
@@ -367,20 +369,20 @@ def _tables(root: Path, images: set[str], tables: list[str], findings: Findings)
 
 
 def _beside(root: Path, names: list[str], others: set[str], given: dict[str, tuple[str, str]], findings: Findings) -> None:
-    """Add captions that lie beside their image: same name, ending in .txt."""
+    """Add captions that lie beside their image: same name, with an ending of CAPTIONS."""
     stems: dict[str, list[str]] = {}
     for name in names:
         stems.setdefault(_spelt(name.rpartition(".")[0]), []).append(name)
     texts: dict[str, list[str]] = {}
     for file in sorted(others):
-        if file.endswith(".txt"):
-            texts.setdefault(_spelt(file[:-4]), []).append(file)
+        if file.lower().endswith(CAPTIONS):
+            texts.setdefault(_spelt(file.rpartition(".")[0]), []).append(file)
     for stem, mine in stems.items():
         if stem not in texts:
             continue
         file, *more = texts[stem]
         if more:
-            findings.fault(mine[0], f"has two captions beside it, in names that differ in how Unicode writes them alone: {file}, {more[0]}; keep one")
+            findings.fault(mine[0], f"has two captions beside it, {file} and {more[0]}; keep one")
             continue
         if len(mine) > 1 and any(name not in given for name in mine):
             for name in mine:
@@ -507,8 +509,9 @@ def _plain(image: Image.Image, background: tuple[int, int, int], done: list[str]
         return None
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         clear = image.convert("RGBA")
-        if clear.getchannel("A").getextrema()[0] < 255:
-            done.append("flattened: had transparency")
+        low, high = clear.getchannel("A").getextrema()
+        if low < 255:
+            done.append("flattened: had transparency" if high else CLEAR)
         image = Image.alpha_composite(Image.new("RGBA", clear.size, (*background, 255)), clear).convert("RGB")
     elif image.mode == "CMYK":
         done.append("had CMYK colours")
@@ -597,6 +600,8 @@ def _remarks(good: list[str], pictures: dict[str, Picture], findings: Findings) 
         kept = min(width / height / (bucket[0] / bucket[1]), bucket[0] / bucket[1] / (width / height))
         if 1 - kept > LOST:
             findings.warnings.append(f"{name}: {width}×{height} loses {1 - kept:.0%} to the crop; cut it yourself to what matters")
+        if CLEAR in pictures[name].done:
+            findings.warnings.append(f"{name}: wholly transparent: it is learned as an empty picture; remove it, or export it anew")
         if "enlarged" in pictures[name].done:
             findings.warnings.append(
                 f"{name}: {width}×{height} is enlarged to {bucket[0]}×{bucket[1]}; a larger original, or a lower resolution, is sharper"
@@ -613,6 +618,7 @@ def _judge(findings: Findings, options: argparse.Namespace, good: list[str], fou
         raise BadData("\n  ".join([head, *complaints[:SHOWN], *more]))
     if bad:
         findings.dropped["bad images"] = len(findings.bad)
+        findings.warnings.append(f"{len(findings.bad)} bad images left out: {'; '.join(bad[:SHOWN])}")
     if not good:
         raise BadData(
             f"none of {found} images is left to learn from: {', '.join(f'{count} {what}' for what, count in findings.dropped.items() if count)}"

@@ -30,6 +30,9 @@ THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 MARKS = ("weight", "train", "training", "loss")
 """What data sets call it that a turn is learned: OpenAI and Mistral, axolotl, ms-swift.  1 or true: it is; 0 or false: it is only read."""
 
+UNREAD_MARKS = ("mask", "masked", "loss_mask", "train_detail", "training_detail", "trainable", "is_train", "do_train", "learn", "ignore")
+"""What others call a mark that is not read here, as its yes is the no of another, or as it marks a part of a turn."""
+
 Message = dict[str, Any]
 LEARNED = "learned"  # of a message as it comes from here: whether its own marks have it learned; not there where it has none
 
@@ -76,6 +79,8 @@ def _marked(message: Message, where: str) -> Message:
         if value not in (0, 1):
             raise Strange(f'"{name}" of {where} is {json.dumps(value)[:40]}: a turn is learned (1, true) or only read (0, false)')
         learned[name] = bool(value)
+    if unread := next((name for name in UNREAD_MARKS if message.get(name) is not None), None):
+        raise Strange(f'"{unread}" of {where} is not read: mark a turn that is not to be learned with "weight": 0, and take "{unread}" out')
     return {**message, LEARNED: all(learned.values())} if learned else message
 
 

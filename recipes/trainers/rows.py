@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, cast
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt")
 COMPRESSED = (".gz", ".zst")  # what may follow the name of a file of text
 ONE_ROW = "one row, or several that are equal,"
+LFS = b"version https://git-lfs.github.com/spec/"
 BLOCK = 1 << 20  # bytes of a text file that make one row, at most; a cut falls on a line end
 
 
@@ -60,8 +61,10 @@ class DataFiles:
 
 
 TRAINED_ON = {"train", "training"}
-JUDGED_BY = {"test", "testing", "eval", "evaluation", "validation", "valid", "val", "dev"}
+JUDGED_BY = {"test", "tests", "testing", "eval", "evals", "evaluation", "validation", "valid", "val", "dev", "holdout", "heldout", "unseen"}
 """Words in the names of files that say which split they are, as the Hugging Face Hub has them."""
+PART = re.compile(r"(data|(data)?sets?|splits?)$")
+"""What may follow such a word, as in testset and test_data."""
 ABOUT = re.compile(r"(readme|licen[cs]e|copying|requirements)([-_. ].*)?", re.DOTALL | re.IGNORECASE)
 ABOUT_IN_CAPITALS = re.compile(r"[A-Z0-9]*(AUTHORS|CHANGE(LOG|S)|CITATION|CONTRIBUTING|NOTICE|SUMS)")
 """Names of files about a data set.  A document may be called notice.txt; NOTICE.txt is none."""
@@ -156,10 +159,22 @@ def _is_whole(line: bytes) -> bool:
 def _is_to_judge_by(inside: Path) -> bool:
     """Tell whether the name of a file, or the folder that it is in, says that it is to judge by and not to learn from."""
     *folders, name = inside.parts
-    words = set(re.split(r"[^a-z]+", name.lower()))
+    words = _words_of(name)
     if words & TRAINED_ON:
         return False
-    return bool(words & JUDGED_BY) or any(folder.lower() in JUDGED_BY for folder in folders)
+    return bool(words & JUDGED_BY) or any(_is_split(folder) for folder in folders)
+
+
+def _words_of(name: str) -> set[str]:
+    """Return the words of a name: `holdout` of hold_out-2.jsonl, `test` of testset.jsonl."""
+    joined = re.sub(r"h(o|e)ld[-_ ]?out", r"h\1ldout", name.lower())
+    return {PART.sub("", word) or word for word in re.split(r"[^a-z]+", joined) if word}
+
+
+def _is_split(folder: str) -> bool:
+    """Tell whether a folder is called after a split, and after nothing else."""
+    words = {word for word in _words_of(folder) if PART.fullmatch(word) is None}
+    return bool(words) and words <= JUDGED_BY
 
 
 def opened(file: Path) -> BinaryIO:
@@ -208,9 +223,18 @@ def read(file: Path, name: str, begin: Place = (0, 0)) -> Iterator[Row | Bad]:
     if form is None:
         raise BadData(f"{name}: not a data file")
     try:
+        if file.suffix.lower() not in COMPRESSED:
+            _refuse_pointer(file, name)
         yield from readers[form](file, name, begin)
     except (OSError, EOFError, zlib.error) as error:
         raise BadData(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _refuse_pointer(file: Path, name: str) -> None:
+    """Raise BadData if a file is what a checkout without Git LFS has in place of the data."""
+    with file.open("rb") as data:
+        if data.read(len(LFS)) == LFS:
+            raise BadData(f"{name}: a pointer of Git LFS, not the data: run git lfs pull in the checkout")
 
 
 def _jsonl(file: Path, name: str, begin: Place) -> Iterator[Row | Bad]:

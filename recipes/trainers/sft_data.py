@@ -17,7 +17,7 @@ from typing import Any
 
 import packing
 import rows
-from layouts import LAYOUTS, LEARNED, MORE, Message, Strange, conversation, functions, has_columns, layout_of, messages, names, plain, thought
+from layouts import LAYOUTS, LEARNED, MARKS, MORE, Message, Strange, conversation, functions, has_columns, layout_of, messages, names, plain, thought
 from notices import other_tokens, warn
 from rows import ONE_ROW, Bad, BadData, DataFiles, Place, Row, files, files_to_judge_by, kind, read
 from tokens import Writer, pack
@@ -157,7 +157,7 @@ def _prepare(options: argparse.Namespace, vocabulary: Vocabulary, asked: Callabl
         "turns_marked_as_read_only": counts.turns_marked_as_read_only,
         **({"stream": _for_stream(options, reading, columns, below, held_out if found.held_out else set())} if options.streaming else {}),
     })  # fmt: skip
-    for line in [*lines, *_doubts(manifest, counts), *other_tokens(list(_learned_otherwise(found, vocabulary, reading, counts)))]:
+    for line in [*lines, *_doubts(manifest, reading, counts), *other_tokens(list(_learned_otherwise(found, vocabulary, reading, counts)))]:
         warn(line)
     if reading.format == "messages" and vocabulary.turn_end != end:
         if vocabulary.turn_end:
@@ -228,6 +228,8 @@ class Reading:
         self.layout = wanted if wanted in LAYOUTS else None
         self.format = "messages" if self.layout else wanted
         self.tools = False  # whether a row has some
+        self.others: list[str] = []  # formats that the first row has the columns of, too
+        self.marks: set[str] = set()  # columns that mark rows, and are not read
         self._columns = columns
         self._vocabulary = vocabulary
         self._counts = counts
@@ -252,6 +254,8 @@ class Reading:
     def _sample(self, row: Row) -> Sample | Bad:
         if self.format == "auto":
             self.format = self._detect(row)
+            self.others = self._also(row)
+        self.marks |= {name for name in MARKS if row.value.get(name) in (0, 1) and name not in self._columns.values()}
         if self.layout == "alpaca" and not self._vocabulary.chat_template:
             raise BadData(
                 "alpaca rows become conversations, and the base model has no chat template: give one with chat_template=FILE, or learn them as plain "
@@ -299,6 +303,12 @@ class Reading:
             "or instruction and output (alpaca), or conversations (ShareGPT) (other names: columns={text: NAME})"
         )
 
+    def _also(self, row: Row) -> list[str]:
+        """The other formats that a row might be read as."""
+        there = Row(row.where, {name: value for name, value in row.value.items() if value is not None})
+        fit = [name for name, wanted in (COLUMNS | LAYOUTS).items() if has_columns(there, wanted, self._columns)]
+        return [name for name in fit if name != (self.layout or self.format)]
+
     def _conversation(self, where: str, name: str, messages: list[Message], tools: list[dict[str, Any]]) -> Sample | Bad:
         self.tools |= bool(tools)
         if not any(message["role"] == "assistant" for message in messages):
@@ -318,6 +328,8 @@ class Reading:
             if not turns[number].get(LEARNED, True):
                 self._counts.turns_marked_as_read_only += 1
                 continue
+            if not (message["content"].strip() or names(message) or thought(message)):
+                return Bad(where, f'message {number + 1} of "{name}" is an empty answer: with "weight": 0 it is read and not learned')
             before = self._vocabulary.render(messages[:number], answer=True, tools=tools)
             after = self._vocabulary.render(messages[: number + 1], tools=tools)
             # Some templates write an earlier turn differently once later ones follow; what is not there as asked cannot be learned.
@@ -413,7 +425,7 @@ def _summary(manifest: dict[str, object], counts: Counts) -> str:
     return "\n".join(lines)
 
 
-def _doubts(manifest: dict[str, Any], counts: Counts) -> Iterator[str]:
+def _doubts(manifest: dict[str, Any], reading: Reading, counts: Counts) -> Iterator[str]:
     """What people have to know who look at no log: rows that are learned in part, or not at all."""
     if counts.truncated_rows:
         share = counts.truncated_rows / counts.rows
@@ -427,6 +439,12 @@ def _doubts(manifest: dict[str, Any], counts: Counts) -> Iterator[str]:
         yield f"{counts.turns_marked_as_read_only} turns are read but not learned, as they are marked (weight: 0, train: false)"
     if counts.rows_also_held_out:
         yield f"{counts.rows_also_held_out} rows left out: they are among the held-out ones too"
+    if reading.others:
+        others = " and of ".join(reading.others)
+        yield f"the rows are read as {reading.layout or reading.format}, and have the columns of {others}, too: say format=NAME"
+    if reading.marks:
+        marks = " and the column ".join(sorted(reading.marks))
+        yield f"the column {marks} is not read: each row is learned; take out those that are not to be learned"
     if counts.turns_not_learned:
         yield f"{counts.turns_not_learned} turns are read but not learned: the chat template writes them differently once others follow"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..hosts.renting.offering import Shelf
+from ..hosts.renting.offering import Shelf, rank_offers
 from ..language.recipe import Recipe
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey
@@ -38,19 +38,23 @@ class Asked(NamedTuple):
         return starting.command_line(self.recipe, self.start, self.driver, self.limits.get("cost"))
 
 
-def forecast_run(ws: Workspace, found: Survey, asked: Asked, shelves: Mapping[str, Shelf]) -> Facts:
+def forecast_run(
+    ws: Workspace, found: Survey, asked: Asked, shelves: Mapping[str, Sequence[Shelf]]
+) -> Facts:
     """Return what a run would do, of its plan.
 
-    `shelves`: by the steps that rent a machine, what the driver offers for it.
+    `shelves`: by the steps that rent a machine, what each driver of the run offers for it.
     """
     steps = [_step(each) for each in step_plans(ws, found)]
-    machines = [_machine(step, shelf) for step, shelf in shelves.items()]
+    machines = [_machine(step, each) for step, each in shelves.items()]
+    goes_to = dict.fromkeys(shelf.driver for each in shelves.values() for shelf in each)
     return {
         "recipe": found.plan.recipe,
         "instances": asked.start.instances,
         "command": asked.command,
         "driver": asked.driver,
         "machines": machines,
+        "goes_to": list(goes_to),
         "usd_of_machines": _sum([machine["usd"] for machine in machines]),
         "inputs": dict(found.plan.inputs),
         "steps": steps,
@@ -60,9 +64,10 @@ def forecast_run(ws: Workspace, found: Survey, asked: Asked, shelves: Mapping[st
     }
 
 
-def _machine(step: str, shelf: Shelf) -> Facts:
-    """The machine that a driver would rent for a step: the first that it offers."""
-    offer = shelf.offers[0] if shelf.offers else None
+def _machine(step: str, shelves: Sequence[Shelf]) -> Facts:
+    """The machine that would be rented for a step, of what the drivers of the run offer."""
+    ranked = rank_offers(shelves)
+    shelf, offer = ranked[0] if ranked else (shelves[0], None)
     none = "" if offer else shelf.failed or f"{shelf.driver} offers no machine that does"
     return {
         "step": step,
@@ -74,7 +79,7 @@ def _machine(step: str, shelf: Shelf) -> Facts:
         "market": offer.market if offer else None,
         "usd_an_hour": offer.price if offer else None,
         "hours": shelf.wish.hours,
-        "usd": shelf.total,
+        "usd": shelf.total_of(offer).usd if offer else None,
         "failed": none,
     }
 

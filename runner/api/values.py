@@ -345,6 +345,8 @@ class Forecast(NamedTuple):
     """What does the same in a terminal; None where no command line says it."""
     driver: str = "local"
     machines: Sequence[Machine] = ()
+    goes_to: Sequence[str] = ()
+    """Drivers to whose machines data and secrets of the run may go; with `any` all among which it chooses."""
     usd_of_machines: float | None = None
     inputs: Mapping[str, object] = {}
     steps: Sequence[ExpectedStep] = ()

@@ -35,6 +35,7 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
     from ..survey.templates import refuse_unrenderable
 
     refuse_unrenderable(ws, found)
+    _refuse_unsandboxed(ws, found, settings)
     wrong, gone, unset, unread = [], [], list[str](), list[str]()
     specs, env_files = found.plan.specs(), EnvFiles(ws.own)
     for n in found.todo:
@@ -99,6 +100,26 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
     if wrong:
         shown = "\n".join(dict.fromkeys(wrong[:20]))
         raise CannotRun(shown, fix="use a preset that fits (`--preset smoke`), or another driver")
+
+
+def _refuse_unsandboxed(ws: Workspace, found: Survey, settings: Settings) -> None:
+    """Refuse steps whose sandbox cannot be had."""
+    specs, flags, here = found.plan.specs(), ws.config.flags, list[str]()
+    for n in found.todo:
+        spec, id = specs[n], found.plan.nodes[n].id
+        sandbox = spec.options.sandbox_where(flags)
+        if sandbox == "closed" and spec.node_count > 1:
+            words = f"{id} runs on {spec.node_count} nodes, and its sandbox has no network"
+            raise CannotRun(words, fix="set `sandbox: {network: true}` in it")
+        if sandbox and (not spec.image or found.request.current_python):
+            here.append(id)
+    if here and settings.driver == "local":
+        from ..hosts.sandbox import FIX, refusal_here
+
+        if why := refusal_here():
+            raise CannotRun(
+                f"{here[0]} asks for a sandbox, which this machine cannot make: {why}", fix=FIX
+            )
 
 
 def _gone_ahead(ws: Workspace, found: Survey) -> list[str]:
@@ -388,7 +409,11 @@ def demand(found: Survey, stays: Callable[[StepSpec], bool], jobs: int) -> Wish:
 def _hours(found: Survey) -> float | None:
     """For how many hours hosts are needed at most, by the limits of the run and of its steps; None where they have none."""
     specs = [found.plan.specs()[n] for n in found.todo]
-    timeouts = [spec.timeout for spec in specs if spec.timeout is not None and spec.select is None]
+    timeouts = [
+        spec.options.timeout
+        for spec in specs
+        if spec.options.timeout is not None and spec.select is None
+    ]
     bounds = [
         found.plan.settings.limits.time,
         sum(timeouts) if len(timeouts) == len(specs) else None,

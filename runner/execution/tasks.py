@@ -39,8 +39,8 @@ def tasks_of(
                 tuple(needs - many),
                 tuple(many),
                 pools,
-                spec.retries,
-                spec.preemptions,
+                spec.options.retries,
+                spec.options.preemptions,
                 bool(node.flags & ALLOW_FAILURE),
             )
         )

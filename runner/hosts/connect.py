@@ -28,7 +28,7 @@ from ..storage.content.files import Content
 from ..storage.workspace import Workspace
 from . import interpreters
 from .link.client import Client, there
-from .link.contact import said
+from .link.contact import ask_program
 from .place.place import Place, Shell
 from .place.remote import RemotePlace
 from .renting.resting import NotAsSold
@@ -42,7 +42,7 @@ TELL = 5.0
 
 # The command path of a login there, the Python that was named, the variables of the login, and the GPUs that it sees.  Systems have a python3 and no
 # python, or an older one of that name: a folder of ours has a program `python` that is the one, unless nothing may be executed there.
-# $1: the name of that Python or its folder, $2: our root, $3: where below it there may be one instead.
+# $1: the name of that Python or its folder, $2: our root, $3: where below it there may be one instead, $4: what is known to hang there.
 _ASK = (
     machine.SMI
     + r"""PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin
@@ -63,6 +63,7 @@ fi
 [ -n "$version" ] || version=$("$python" -I -S -c "$which" 2>/dev/null)
 printf 'VERSION=%s\n' "$version"
 env | sed 's/^/env /'
+hung=$4
 smi '' -L
 """
 )
@@ -119,7 +120,7 @@ class Connector:
             try:
                 return devices.here(ws.environ)
             except devices.Hung:
-                self._say(_unused("this machine"))
+                self._say(gpus_unused("this machine"))
                 return ()
 
         shell = Shell(python, path, ws.environ)
@@ -128,12 +129,24 @@ class Connector:
     def _python(self) -> str:
         """The interpreter of this machine; one that was named for hosts need not be here.  Raises CannotRun."""
         named = "" if self._name != "local" and self._named != interpreters.CURRENT else self._named
-        python = interpreters.chosen(named, self._ws.root, self._ws.environ)
+        python = interpreters.choose_python(named, self._ws.root, self._ws.environ)
         interpreters.ask(python)
         return python
 
-    def reach(self, name: str, host: Host, python: str, traits: Traits, root: str = "") -> Reached:
-        """Begin our streams to a host, and ask it what `place` has to know.  `root` instead of the host's own."""
+    def reach(
+        self,
+        name: str,
+        host: Host,
+        python: str,
+        traits: Traits,
+        root: str = "",
+        *,
+        hung: str = "",
+    ) -> Reached:
+        """Begin our streams to a host, and ask it what `place` has to know.
+
+        `root` instead of the host's own.  `hung`: what is known to hang there.
+        """
         from .link.stream import OWN, PROGRAM
         from .link.wire import Wire
         from .transfer.host_store import HostStore
@@ -145,7 +158,8 @@ class Connector:
         host_store = HostStore(
             wire, self._recall, f"{self._ws.home}/partial" if traits.shared_disk else ""
         )
-        asked = said(host.call, ("/bin/sh", "-c", PROGRAM + _ASK, "sh", python, root, OWN))
+        words = ("/bin/sh", "-c", PROGRAM + _ASK, "sh", python, root, OWN, hung)
+        asked = ask_program(host.call, words)
         return Reached(python, jobs, host_store, asyncio.gather(asked, self._open(host_store)))
 
     @contextlib.asynccontextmanager
@@ -185,8 +199,14 @@ class Connector:
         have = offer.resources
         room = {"cpus": have.cpus or 1.0, "memory": float(have.memory or 0) or float("inf")}
         cards = tuple(Card(number) for number in range(have.gpus or 0))
+        hung = lease.data.get("hung", "")  # which was said when it was offered
         reached = reached or self.reach(
-            name, host, lease.data.get("python", "python3"), traits, lease.data.get("root", "")
+            name,
+            host,
+            lease.data.get("python", "python3"),
+            traits,
+            lease.data.get("root", ""),
+            hung=hung,
         )
         python, jobs, host_store = reached.python, reached.jobs, reached.host_store
         try:
@@ -197,8 +217,8 @@ class Connector:
                 raise CannotRun(f"{name} cannot be used: {error}", fix=error.fix) from error
             raise
         words = answer.decode("utf-8", "surrogateescape")
-        if "hung=nvidia-smi" in words.split("\n"):
-            self._say(_unused(name))
+        if "hung=nvidia-smi" in words.split("\n") and not hung:
+            self._say(gpus_unused(name))
             cards = ()
         cards = devices.parse_cards(words) or cards
         facts = dict(line.split("=", 1) for line in words.split("\n") if line.startswith(_FACTS))
@@ -240,7 +260,7 @@ async def measure(offer: Offer, need: Need, host: Host, image: str, cuda: str) -
 
     `image`: its name where none is ordered.  `cuda`: the version where the name says none.
     """
-    facts = machine.facts(await said(host.call, machine.question(".", machine.GPUS)))
+    facts = machine.facts(await ask_program(host.call, machine.question(".", machine.GPUS)))
     if short := machine.less(offer.resources, need, facts, need.image or image, cuda):
         raise NotAsSold(f"it is less than was sold: {short}", LeaseFailure.LACKS)
 
@@ -251,7 +271,7 @@ async def same_packages(places: Iterable[Place]) -> None:
         if not isinstance(place, RemotePlace):
             continue
         try:
-            found = json.loads(await said(place.host.call, (place.python, "-c", _PACKAGES)))
+            found = json.loads(await ask_program(place.host.call, (place.python, "-c", _PACKAGES)))
         except (Rejected, ValueError) as error:
             raise CannotRun(
                 f"the Python of {place.name} ({place.python}) does not run: {error}",
@@ -270,8 +290,8 @@ async def same_packages(places: Iterable[Place]) -> None:
             )
 
 
-def _unused(name: str) -> str:
-    """What to say of a machine whose GPUs cannot be asked about."""
+def gpus_unused(name: str) -> str:
+    """Words for a machine whose GPUs are not used, because nvidia-smi does not answer."""
     return f"{name}: {machine.HUNG}, so its GPUs are not used; {machine.WEDGED}"
 
 

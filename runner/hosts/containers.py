@@ -152,10 +152,12 @@ class Containers:
         gpus: Sequence[Device] | None = None,
         *,
         needed: bool = False,
+        network: bool = True,
     ) -> Command:
         """`wrap` for an image that `image` has found."""
         assert self._engine is not None
-        return wrap(command, self._images[name], self._engine, mounts, gpus, needed=needed)
+        image = self._images[name]
+        return wrap(command, image, self._engine, mounts, gpus, needed=needed, network=network)
 
     async def over(self, attempt: str, exit: Exit) -> None:
         """A job in a container has ended; one that did not end by itself may have left it.  `attempt` is the path of its directory."""
@@ -409,7 +411,7 @@ def leads(folder: str, objects: str, ours: Sequence[str] = ()) -> Sequence[str]:
     seen: set[str] = set()
     for target in _leads(folder, os.path.realpath(objects), ours, seen):
         seen.add(target)
-    return covering(seen)
+    return cover_paths(seen)
 
 
 def _leads(folder: str, store: str, ours: Sequence[str], seen: set[str]) -> Iterable[str]:
@@ -440,7 +442,7 @@ def _within(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def covering(paths: Iterable[str], most: int = MOST) -> list[str]:
+def cover_paths(paths: Iterable[str], most: int = MOST) -> list[str]:
     """At most `most` paths, none below another, so that each of `paths` is one of them or below one; never the root alone unless it has to be."""
     found = _tops(paths)
     while len(found) > most:
@@ -467,11 +469,12 @@ def wrap(
     gpus: Sequence[Device] | None = None,
     *,
     needed: bool = False,
+    network: bool = True,
 ) -> Command:
     """`command`, to be run in a container of `image`.  Its environment is given by name, so that no value of a secret stands in an argv.
 
     `gpus` are those that it sees, None for all that the host has; where the engine cannot give any, it sees none.  Raises CannotRun when they are
-    `needed` then, or a name or path cannot be passed on.
+    `needed` then, or a name or path cannot be passed on, or the engine cannot do without the `network`.
     """
     if gpus and needed and not engine.gpus:
         raise CannotRun(
@@ -480,6 +483,11 @@ def wrap(
             + (" and run `nvidia-ctk cdi generate`" if engine.kind == "podman" else ""),
         )
     if engine.kind in cluster_containers.KINDS:
+        if not network:
+            raise CannotRun(
+                f"its sandbox has no network, and {engine.kind} there cannot take it away",
+                fix="set `sandbox: {network: true}`, or use podman or docker",
+            )
         return cluster_containers.wrap(command, image.id, engine, mounts, gpus)
     name, box = _name(command.cwd), f"{command.cwd}.box"
     words = [
@@ -516,12 +524,18 @@ def wrap(
             "--shm-size",
             str(engine.memory // 2),
         ]  # what the kernel gives /dev/shm by itself; data loaders fill the 64 MB of an engine
-    if not _has(engine.args, "--network", "--net"):
-        words += ["--network", "host"]
+    given = _has(engine.args, "--network", "--net")
+    if not network and given and not {"none", "--network=none", "--net=none"} & {*engine.args}:
+        raise CannotRun(
+            "its sandbox has no network, and `container_args` names one",
+            fix="set `sandbox: {network: true}`, or take it out of the settings",
+        )
+    if not given:
+        words += ["--network", "host" if network else "none"]
     if engine.gpus and (gpus is None or gpus):
-        words += _given(gpus, engine)
+        words += _gpu_flags(gpus, engine)
     for mount in mounts:
-        words += _mounted(mount, engine)
+        words += _mount_flags(mount, engine)
     env, named = _environment(command, engine)
     words += [word for name in named for word in ("--env", name)]
     words += [
@@ -545,7 +559,7 @@ def wrap(
     return replace(command, argv=("sh", "-c", _RUN, "recipe-container", _GUARD, *plan), env=env)
 
 
-def _given(gpus: Sequence[Device] | None, engine: Engine) -> list[str]:
+def _gpu_flags(gpus: Sequence[Device] | None, engine: Engine) -> list[str]:
     """By UUID where the engine takes one; CDI always knows the number that nvidia-smi shows."""
     if engine.gpus == "gpus":
         names = ",".join(gpu.uuid or gpu.name for gpu in gpus or ())
@@ -582,7 +596,7 @@ def _environment(command: Command, engine: Engine) -> tuple[dict[str, str], list
     return env, named
 
 
-def _mounted(mount: Mount, engine: Engine) -> list[str]:
+def _mount_flags(mount: Mount, engine: Engine) -> list[str]:
     path, target = mount.path, mount.target
     if not ({",", '"', "\n"} & set(path + target)):
         return [

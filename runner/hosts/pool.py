@@ -38,21 +38,21 @@ from ..storage.records import ledger
 from ..storage.records.ledger import Full, LeaseRow, Ledger
 from ..storage.workspace import Workspace
 from . import interpreters
-from .connect import Connector, Reached, measure
+from .connect import Connector, Reached, gpus_unused, measure
 from .head import Heading
 from .link import client
 from .link.client import Client
 from .place.place import Place
 from .renting.budget import TERM
-from .renting.inventory import IDLE, Inventory, named
+from .renting.inventory import IDLE, Inventory, places_named
 from .renting.kept import KeptLeases
 from .renting.lease_upkeep import LeaseUpkeep
 from .renting.leases import driver_of, lease_of, need_of, offer_of
 from .renting.money import SAVING
 from .renting.needs import Spot, Takes, least_of, market_of, need_for, wish_for
 from .renting.offering import left_out
-from .renting.resting import RESTS, NotAsSold, resting
-from .renting.several import SeveralLeases, alternatives
+from .renting.resting import RESTS, NotAsSold, find_resting
+from .renting.several import SeveralLeases, alternatives, data_goes_to
 from .renting.totals import History, Pricing
 from .renting.zones import Zones, zone_of
 
@@ -78,7 +78,7 @@ class HostPool:
     """Addresses that were named for this run, instead of those of the settings."""
     say: Callable[[str], None] = lambda _text: None
     python: str = ""
-    """The Python that was named for steps without a lock: see `interpreters.chosen`.  Empty for none."""
+    """The Python that was named for steps without a lock: see `interpreters.choose_python`.  Empty for none."""
     everything_there: bool = False
     """Have steps that need no GPU run on rented machines, too."""
     limit: float | None = None
@@ -116,6 +116,10 @@ class HostPool:
     _here_of: dict[Path, Place] = field(default_factory=dict)
     """This machine, once it is open: what `close` has to close although `open` failed."""
     _wish: Wish = field(default_factory=Wish)
+    _want: int = 0
+    """Places that the run can use, where they cost nothing."""
+    _told: set[str] = field(default_factory=set)
+    """What was said of hosts that are used in part, or not at all."""
     _connector: Connector = field(init=False)
     _connectors: Mapping[str, Connector] = field(default_factory=dict)
     """Of each driver, where the run has several."""
@@ -150,6 +154,11 @@ class HostPool:
             if self.priced
             else {name: sum(place.capacity.has(name) for place in self.places) for name in names}
         )
+
+    @property
+    def has_late(self) -> bool:
+        """Whether hosts have not answered yet that `join` may take."""
+        return self.away and not self.priced and bool(self._of().driver.late)
 
     @property
     def full(self) -> bool:
@@ -225,11 +234,13 @@ class HostPool:
         self._opened.append(self.here)
         if not self.away:
             return
+        if among := data_goes_to(self.ws.config, self.name):
+            self.say(among)
         self.leases = self._leases()
         self._upkeep = LeaseUpkeep(
             self.leases, self.inventory, self.name, self.say, self.ws.environ
         )
-        self._wish = wish()
+        self._wish, self._want = wish(), want
         if self.stack and (head := self.ws.config.stacks[self.stack].head) is not None:
             self.head = Heading(self.ws, head, self.python, self.say)
         await self.head.open(
@@ -244,7 +255,7 @@ class HostPool:
         if self.priced:
             self.here.capacity.slots = self.here.capacity.processors
         else:
-            await self._fill(kept, want)
+            await self._fill(kept)
         for rows in kept.values():
             await self._enter(offer_of(rows[0]), rows)
         self.spot.taken = self.leases.taken_away() if self.priced else 0
@@ -259,49 +270,83 @@ class HostPool:
             )
         self._upkeep.begin()
 
-    async def _fill(self, kept: dict[str, list[LeaseRow]], want: int) -> None:
-        """Take places until there are `want`, and as many hosts as a step has nodes; first where we have one.
+    async def _fill(self, kept: dict[str, list[LeaseRow]]) -> None:
+        """Take places until there are as many as the run can use, and as many hosts as a step has nodes; first where we have one.
 
         A host that cannot be opened is left out while another can.  Not one that we have: a step may run there.
+        Hosts that answer late are waited for only where the others do not suffice; else `join` takes them.
         """
-        if self._of().driver.traits.allocates:
+        driver = self._of().driver
+        if driver.traits.allocates:
             if not kept:
                 await self.allocate()
             return
-        async with self._connector.reached(self._of().driver, want) as reached:
-            offers, trouble = (
-                sorted(await self._offers(Wish()), key=lambda offer: offer.id not in kept),
-                list[str](),
-            )
-            for offer in offers:
-                needed = self._wish.need.nodes - len(self.head.places)
-                missing = max(
-                    want - sum(place.capacity.slots or 0 for place in self.places),
-                    int(len(self.places) < needed),
-                )
-                if missing <= 0 and offer.id not in kept:
-                    continue
-                ours = kept.pop(offer.id, [])
-                alone = offer is offers[-1] and not self.places
-                try:
-                    async with asyncio.timeout(None if ours or alone else OPENS):
-                        if await self._take(
-                            offer, missing, Need(), ours, reached=reached.get(offer.id)
-                        ):
-                            reached.pop(offer.id, None)
-                except (DriverError, TimeoutError) as error:
-                    if ours:
-                        raise
-                    trouble.append(
-                        f"{self.name} {offer.id}: {str(error) or f'it was not open after {OPENS:g} s'}"
-                    )
-                    if not alone:
-                        self.say(f"{trouble[-1]}; the run goes on without it")
+        trouble: list[str] = []
+        async with self._connector.reached(driver, self._want) as reached:
+            await self._take_free(Wish(hurry=True), kept, reached, trouble)
+            if driver.late and not self._suffices():
+                await self._take_free(Wish(), kept, reached, trouble)
         if trouble and not self.places:
             raise NoHost(
                 "\n".join(trouble),
                 fix=f"`recipe doctor --driver {self.name}` looks at each part of the way there",
             )
+
+    async def _take_free(
+        self,
+        wish: Wish,
+        kept: dict[str, list[LeaseRow]],
+        reached: dict[str, Reached],
+        trouble: list[str],
+    ) -> None:
+        """Take places of the hosts that are offered, as long as more are of use; those of `kept` are taken over, and out of it."""
+        offers = sorted(await self._offers(wish), key=lambda offer: offer.id not in kept)
+        there = {place.name for place in self.places}
+        for offer in offers:
+            missing = self._missing()
+            if (missing <= 0 and offer.id not in kept) or f"{self.name} {offer.id}" in there:
+                continue
+            ours = kept.pop(offer.id, [])
+            alone = offer is offers[-1] and not self.places and not self._of().driver.late
+            try:
+                async with asyncio.timeout(None if ours or alone else OPENS):
+                    if await self._take(
+                        offer, missing, Need(), ours, reached=reached.get(offer.id)
+                    ):
+                        reached.pop(offer.id, None)
+            except (DriverError, TimeoutError) as error:
+                if ours:
+                    raise
+                why = str(error) or f"it was not open after {OPENS:g} s"
+                trouble.append(f"{self.name} {offer.id}: {why}")
+                if not alone:
+                    self.say(f"{trouble[-1]}; the run goes on without it")
+
+    def _missing(self) -> int:
+        """How many more places the run can use: at least one while a step has more nodes than there are hosts."""
+        places = self._want - sum(place.capacity.slots or 0 for place in self.places)
+        hosts = self._wish.need.nodes - len(self.head.places) - len(self.places)
+        return max(places, int(hosts > 0))
+
+    def _suffices(self) -> bool:
+        """Whether the largest step of the run could begin on the hosts that there are."""
+        need = self._wish.need
+        wants = {"cpus": need.cpus, "memory": need.memory, "gpus": need.gpus}
+        room = {name: float(amount) for name, amount in wants.items() if amount}
+        hosts = sum(place.could(room) for place in self.places)
+        return hosts >= max(1, need.nodes - len(self.head.places))
+
+    async def join(self, ready: Callable[[Place], Awaitable[object]]) -> Sequence[Place]:
+        """Wait for hosts that answered too late for `open`, and take places on them, made `ready`, if more are of use.
+
+        Says which hosts cannot be asked.  Raises DriverError.
+        """
+        joined: list[Place] = []
+        there = {place.name for place in self.places}
+        for offer in await self._offers(Wish()):
+            if (missing := self._missing()) > 0 and f"{self.name} {offer.id}" not in there:
+                joined += await self._take(offer, missing, Need(), ready=ready)
+        return joined
 
     async def allocate(self) -> Sequence[Place]:
         """One lease of as many nodes as a step of this run has, from the first offer that can be had."""
@@ -339,7 +384,8 @@ class HostPool:
             if offers := await self._offers(wish_for(need, self.taking, self.where)):
                 found.add(need)
                 await self._of().call(driver.solvent)
-                if short := self._of().budget.pays(need, offers[0]):
+                budget = self._of().budget
+                if short := budget.pays(need, offers[0], left=budget.at_best()):
                     raise Invalid(
                         [
                             Problem(
@@ -376,7 +422,7 @@ class HostPool:
             recent = self._of().ledger.since(now - max(RESTS.values()))
             offer = min(
                 offers,
-                key=lambda offer: resting(recent, self._driver(offer), now).has(offer),
+                key=lambda offer: find_resting(recent, self._driver(offer), now).has(offer),
                 default=None,
             )
             if offer is None and together and self._leave_zone(need):
@@ -465,7 +511,7 @@ class HostPool:
         """The place with these hosts, by rank; None when this run has not all of them."""
         from .place.group import group_of
 
-        found = named([*self.head.places, *self.places], names)
+        found = places_named([*self.head.places, *self.places], names)
         return group_of(found) if found else None
 
     def here_of(self, root: Path) -> Place:
@@ -585,7 +631,7 @@ class HostPool:
         self.spot = Spot("on-demand" if on_demand else "any")
         found = SeveralLeases(self.name, each, self.ws.config)
         budgets = [leases.budget for leases in each.values()]
-        found.say = self.say
+        found.say, found.stack = self.say, next(iter(each.values())).stack
         least = [given for given in map(least_of, settings.values()) if given is not None]
         self._limit(found, max(least, default=None), min(budget.term for budget in budgets))
         idle = min(float(given.get("idle", IDLE)) for given in settings.values())
@@ -635,7 +681,10 @@ class HostPool:
         if self.priced:
             offers = self._pricing(wish.need).ranked(offers, wish)
         for host, why in leases.driver.left_out.items():
-            self.say(f"{host} is left out: {why}")
+            self._say_once(f"{host} is left out: {why}")
+        for offer in offers:
+            if "hung" in offer.data:
+                self._say_once(gpus_unused(self._named(offer)))
         if not offers and not self.priced:
             why = f": {'; '.join(leases.driver.excluded)}" if leases.driver.excluded else ""
             raise NoHost(
@@ -643,6 +692,11 @@ class HostPool:
                 fix=f"`recipe doctor --driver {self.name}` says what there is",
             )
         return offers
+
+    def _say_once(self, words: str) -> None:
+        if words not in self._told:
+            self._told.add(words)
+            self.say(words)
 
     async def _take(
         self,

@@ -54,7 +54,7 @@ def alone(
 
 
 @contextmanager
-def held(stack: Stack, environ: Mapping[str, str]) -> Iterator[None]:
+def hold_stack(stack: Stack, environ: Mapping[str, str]) -> Iterator[None]:
     """The stack, for as long as the block lasts.  Raises Busy while a run has it."""
     lock = alone(replace(stack, queue=False), environ, lambda _words: None)
     try:
@@ -73,7 +73,7 @@ class StackState(NamedTuple):
 
 
 @asynccontextmanager
-async def kept(ws: Workspace, stack: Stack) -> AsyncIterator[KeptLeases]:
+async def open_kept_leases(ws: Workspace, stack: Stack) -> AsyncIterator[KeptLeases]:
     """The leases of a stack whose machine is kept, for no run.  Raises CannotRun for a stack that keeps none."""
 
     from .renting.kept import KeptLeases
@@ -180,11 +180,14 @@ def program(ws: Workspace, stack: Stack) -> str:
 
     from ..language.units import duration
     from .renting.leases import driver_of
+    from .renting.several import alternatives
 
     ws.on(stack.name)
     given = ws.config.driver(stack.driver)
-    driver = driver_of(stack.driver, given, (), str(ws.home))
-    if not driver.traits.exports:
+    driver = None
+    if not alternatives(ws.config, stack.driver):
+        driver = driver_of(stack.driver, given, (), str(ws.home))
+    if driver is None or not driver.traits.exports:
         raise CannotRun(
             f"what {stack.driver} rents cannot be written as a Pulumi program",
             fix="a stack of the driver gcp can",

@@ -29,15 +29,18 @@ BEGINNINGS: Final = ("SSL_CERT_", "HF_HUB_", "XDG_", "NCCL_")
 ENDS: Final = ("_proxy", "_PROXY")
 SAME: Final[Mapping[str, str]] = {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TZ": "UTC"}
 """What changes results: how texts are sorted and read, and what time it is."""
+SANDBOX_HOME: Final = "/tmp/home"  # noqa: S108  (a path in the sandbox)
+"""An empty folder that `agent/closed.py` makes."""
+_OWN_FOLDERS: Final = ("HOME", "TMPDIR", "HF_HOME", "TORCH_HOME")
 _IN_CONTAINERS: Final = ("HF_HUB_", "HF_ENDPOINT", "NCCL_")
 
 
-def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+def inherit_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """What a step on this machine gets of a login's variables."""
     return {
         name: value
         for name, value in environ.items()
-        if _listed(name) and not tokenlike(name, value)
+        if _is_listed(name) and not tokenlike(name, value)
     }
 
 
@@ -50,7 +53,17 @@ def in_container(login: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def settled(given: Collection[str]) -> dict[str, str]:
+def in_sandbox(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a step that sees none of the login's own folders."""
+    kept = {
+        name: value
+        for name, value in env.items()
+        if name not in _OWN_FOLDERS and not name.startswith("XDG_")
+    }
+    return {**kept, "HOME": SANDBOX_HOME}
+
+
+def settled_variables(given: Collection[str]) -> dict[str, str]:
     """What is always the same, but for the names that a step sets or has passed on: a locale of its own is not overruled by our LC_ALL."""
     own = any(name == "LANG" or name.startswith("LC_") for name in given)
     return {
@@ -60,5 +73,5 @@ def settled(given: Collection[str]) -> dict[str, str]:
     }
 
 
-def _listed(name: str) -> bool:
+def _is_listed(name: str) -> bool:
     return name in NAMES or name.startswith(BEGINNINGS) or name.endswith(ENDS)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from .step_options import DEFAULTS, StepOptions
 from .values import Leaf, Tree, Where
 
 if TYPE_CHECKING:
@@ -228,12 +229,7 @@ class Step:
     matrix: Mapping[str, Tree] | None = None  # axis -> list | template | a mapping with "glob"
     allow_failure: bool = False
     when: Leaf = None
-    retries: int = 0  # task failures
-    preemptions: int = 10
-    oom: Mapping[str, int] = field(default_factory=dict)  # input -> divisor, if memory ran out
-    timeout: float | None = None  # seconds
-    idle_timeout: float | None = None  # seconds
-    ends_on_nan: bool = False  # on_nan: stop
+    options: StepOptions = DEFAULTS
     cache: bool = True
     metrics: Metrics | None = None
     local: bool = False  # `where: local`

@@ -56,7 +56,7 @@ def known_names(
 ) -> dict[str, Any]:
     """What is known of all names when a step is compiled; `given` has its inputs, matrix and outputs."""
     inputs = dict(given["inputs"])
-    for name in step.oom:  # these are divided when memory runs out
+    for name in step.options.oom:  # these are divided when memory runs out
         spec = scope.recipe.inputs.get(name)
         inputs[name] = of_input(spec.type, spec.items) if spec is not None else ANYTHING
     steps = KnownResults(sketch, scope, given["matrix"])

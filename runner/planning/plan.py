@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..language.values import Tree
 
 Rows: TypeAlias = "list[list[Any]]"
-COMPILER: Final = 16
+COMPILER: Final = 17
 """Version of the compiled form; part of the name under which a plan is kept."""
 
 # Flags of a node.

@@ -301,6 +301,11 @@ class Scheduler:
         """Add steps to a run under way; a known one, still WAITING, is replaced (a matrix became its instances, and the consumer needs those)."""
         return self._add(tasks, {}, {})
 
+    def grow(self, jobs: int, capacity: Mapping[str, float]) -> None:
+        """There is room for so many more steps at once, and so much more in the pools that are counted."""
+        self._jobs += jobs
+        self._board.room.grow(capacity)
+
     # What people ask for
 
     def drain(self, reason: str = "interrupted") -> list[Move]:
@@ -493,7 +498,7 @@ class _Board:
     def go_back(self, node: _Node, moves: list[Move]) -> None:
         """A step cannot be judged or started while something it needs is made again; it may have been running, or final, when that began."""
         if node.unmet and (node.state is _S.READY or node.state is _S.QUEUED):
-            self.move(node, _S.WAITING, moves, "what it needs is made again")
+            self.move(node, _S.WAITING, moves, "a dependency is being rebuilt")
 
     def follow(self, work: list[_Node], moves: list[Move]) -> None:
         """Tell the steps below each of `work` what it became, and so on down, without recursion."""
@@ -554,6 +559,13 @@ class _Room:
         self._free = dict(self._capacity)
         self._shapes: dict[tuple[tuple[str, int], ...], _Shape] = {}
         self._reserved: _Shape | None = None
+
+    def grow(self, capacity: Mapping[str, float]) -> None:
+        """There is so much more in pools; one without a capacity has no limit."""
+        for pool in capacity.keys() & self._capacity.keys():
+            more = int(capacity[pool] * _UNIT)
+            self._capacity[pool] += more
+            self._free[pool] += more
 
     def wait(self, node: _Node) -> None:
         self._shape(node).queue.push(node)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Never, TypedDict
 
 from ..digest import of_value
+from ..language.step_options import StepOptions
 
 if TYPE_CHECKING:
     from ..language.values import Leaf, Tree
@@ -267,10 +268,7 @@ class StepSpec(NamedTuple):
     sync: Sequence[SyncSpec] = ()
     state: Sequence[StateSpec] = ()
     continues: Mapping[str, Tree] = NOTHING
-    retries: int = 0
-    preemptions: int = 0
-    timeout: float | None = None
-    idle_timeout: float | None = None
+    options: StepOptions = StepOptions()
     asks: Mapping[str, Sequence[MetricAsked]] = NOTHING  # by step: metrics that its templates read
     metrics: MetricsSpec | None = None
     when: Leaf = None  # only one that reads metrics; others were decided when the plan was compiled
@@ -278,11 +276,9 @@ class StepSpec(NamedTuple):
         None  # an expression where only an earlier step's metrics can tell; None: it does not say
     )
     python: str = ""  # a version such as 3.12; empty: any
-    oom: Mapping[str, int] = NOTHING  # inputs that are divided by so much when memory ran out
     unlisted: Mapping[str, str] = (
         NOTHING  # secret inputs of the recipe that the step does not get, by environment variable
     )
-    ends_on_nan: bool = False  # whether a loss that is no number ends an attempt
 
     @property
     def node_count(self) -> int:
@@ -301,6 +297,8 @@ class StepSpec(NamedTuple):
             names=Names._make(spec.names),
             sync=[SyncSpec._make(each) for each in spec.sync],
             state=[StateSpec._make(each) for each in spec.state],
+            # A plan that was kept by an earlier version may lack the last ones.
+            options=StepOptions(*spec.options),
             asks={
                 step: [MetricAsked._make(each) for each in asked]
                 for step, asked in spec.asks.items()

@@ -175,7 +175,10 @@ class AskedWhere(Asked):
         default="local",
         min_length=1,
         max_length=64,
-        description="Where it runs: a driver of `recipe doctor`.",
+        description=(
+            "Where it runs: a driver of `recipe doctor`, or the cheapest of several: "
+            "`any:vastai,runpod`, or `any` for those of the setting `any`."
+        ),
     )
 
 
@@ -260,6 +263,9 @@ class PlanView(BaseModel):
     machines: list[RentedMachine] = Field(
         description="What the driver would rent; empty for one that rents nothing."
     )
+    goes_to: list[str] = Field(
+        description="Drivers to whose machines data and secrets of the run may go; with `any` all among which it chooses."
+    )
     usd_of_machines: float | None = Field(
         description="Of all machines; null where that is not known of each."
     )
@@ -297,6 +303,7 @@ def checked(
     This is cheap whatever is asked, and refuses at once: only a plan needs a process of its own.
     """
     from .. import extensions
+    from ..hosts.renting.several import alternatives
 
     wanted = _wanted(room, asked)
     wanted = wanted._replace(start=wanted.start._replace(search=search))
@@ -307,6 +314,9 @@ def checked(
     if problems:
         raise Invalid(problems)
     driver = asked.driver
+    with room.working() as ws:
+        if alternatives(ws.config, driver):
+            return wanted
     if driver != "local" and driver not in (known := extensions.drivers(driver)):
         raise NotFound("there is no such driver", fix=did_you_mean(driver, known))
     return wanted
@@ -460,7 +470,7 @@ def recipe(name: str, room: InRoom) -> RecipeView:
 
     each = meant(room, name)
     found = read_recipe(each)
-    sheet = datasheet.described(datasheet.Sheet(found, {}))
+    sheet = datasheet.describe_sheet(datasheet.Sheet(found, {}))
     made = [name for name, _, _ in datasheet.results(found)]
     parts = {
         "doc": found.doc,
@@ -529,7 +539,9 @@ def offered_for(room: ServedWorkspace, known: Known, wanted: Wanted) -> tuple[Of
     with surveyed(room, wanted) as (ws, found):
         looked = look_up(ws, found, known.renting, known)
         shown = [
-            shelf for step, each in looked.by_step.items() for shelf in shelves.ranked(step, each)
+            shelf
+            for step, each in looked.by_step.items()
+            for shelf in shelves.rank_for_programs(step, each)
         ]
         return OfferList(
             drivers=[OfferShelf.model_validate(each) for each in shown]
@@ -551,12 +563,14 @@ def planned(
     room: ServedWorkspace, known: Known, wanted: Wanted, asked: AskedPlan
 ) -> tuple[PlanView, list[Ask]]:
     """Return what a run would do, and what drivers have to be asked for it.  Raises Refused, or a RecipeError, with every problem."""
+    from ..hosts.renting.several import names_of
+
     with surveyed(room, wanted) as (ws, found):
-        looked = look_up(ws, found, [asked.driver] if found.todo else [], known)
+        names = names_of(ws.config, asked.driver)
+        looked = look_up(ws, found, names if found.todo else [], known)
         limits = asked.limits.model_dump(exclude_none=True)
         what = forecasts.Asked(read_recipe(wanted.offered), wanted.start, asked.driver, limits)
-        first = {step: each[0] for step, each in looked.by_step.items()}
-        facts = forecasts.forecast_run(ws, found, what, first)
+        facts = forecasts.forecast_run(ws, found, what, looked.by_step)
         view = PlanView.model_validate(_without_folders(ws, facts))
     return view, looked.missing
 

@@ -190,7 +190,7 @@ def end(key: str, room: InRoom, _body: Nothing | None = None) -> EndedLease:
 def machines(
     room: InRoom,
     market: InMarket,
-    driver: Annotated[str, Query(max_length=64, pattern=r"^[a-z][a-z0-9_-]*$")] = "all",
+    driver: Annotated[str, Query(max_length=64, pattern=r"^[a-z][a-z0-9_:,-]*$")] = "all",
     where: Annotated[
         list[Annotated[str, Query(max_length=100, pattern=r"^[a-z_]+=.+$")]] | None,
         Query(max_length=16),
@@ -199,17 +199,19 @@ def machines(
 ) -> OfferList:
     from drivers.base import Need, Wish
 
+    from ..hosts.renting.several import names_of
+
     wish = Wish(Need(gpus=gpus), filters=filters(where or ()))
     with room.working() as ws:
         try:
-            names = [*offering.priced(ws, driver).drivers]
+            names = [*offering.priced_drivers(ws, ",".join(names_of(ws.config, driver))).drivers]
         except CannotRun as error:
             raise Refused(
                 404, "not-found", str(error), "GET /v1/offers asks all that do"
             ) from error
     found = market.ask(room, [(name, wish) for name in names])
     return OfferList(
-        drivers=[OfferShelf.model_validate(each) for each in shelves.ranked("", found)]
+        drivers=[OfferShelf.model_validate(each) for each in shelves.rank_for_programs("", found)]
     )
 
 

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..digest import of_value
 from ..errors import Invalid, Problem
 from ..language import document as documents
-from ..language import inputs, parse, shell, unread
+from ..language import empty_reads, inputs, parse, shell, unread
 from ..language.recipe import Input, Recipe
 from ..language.shell_values import Doubt
 from ..language.values import Tree, Where, is_number
 from ..planning.assemble import drop_echoes
 from ..planning.beforehand import Trial
 from ..planning.compile import compile_plan
-from . import code_warnings
+from . import code_warnings, script_warnings
 from .absent_files import absent_files
 from .caller_files import WorkspaceGlobs
 from .disk_names import as_disk
@@ -49,7 +50,10 @@ def find_problems(
         return list(drop_echoes([*found, *wrong, *_check_readable_part(recipe, root, given)]))
     found += _check_scripts(recipe)
     found += unread.warnings(recipe)
-    found += code_warnings.warnings(recipe, read_imports)
+    found += empty_reads.warnings(recipe)
+    read = cache(read_imports)
+    found += code_warnings.warnings(recipe, read)
+    found += script_warnings.warnings(recipe, read)
     used = UsedRecipes(root)
     try:
         used.load(recipe)
@@ -72,7 +76,8 @@ def _check_readable_part(recipe: Recipe, root: Path, given: Mapping[str, str]) -
         found += error.problems
     known = {name: value for name, value in given.items() if name in recipe.inputs}
     rest = _check_preset(recipe, used.by_place, root, known, None)
-    return list(dict.fromkeys([*found, *(each for each in rest if each.code in _OF_TEXT)]))
+    found += [each for each in rest if each.code in _OF_TEXT]
+    return list(dict.fromkeys([*found, *absent_files(recipe, root)]))
 
 
 def _readable_part(recipe: Recipe) -> Recipe:

@@ -388,6 +388,35 @@ def test_transparency_is_laid_on_the_colour_that_was_asked_for(
         prepare(tmp_path / "data", "--alpha-background", "whitish")
 
 
+@pytest.mark.parametrize("ending", ["TXT", "Txt", "caption"])
+def test_captions_with_other_endings_are_read(
+    ending: str, prepare: Prepare, tmp_path: Path
+) -> None:
+    image = Image.new("RGB", (64, 64), (1, 2, 3))
+    write(tmp_path / "data", {"x.png": encoded(image, "PNG"), f"x.{ending}": b"a teapot"})
+    assert (
+        prepare(tmp_path / "data", "--missing-captions", "filename")["x.png"]["caption"]
+        == "a teapot"
+    )
+    write(tmp_path / "data", {"x.txt": b"a kettle"})
+    with pytest.raises(SystemExit, match=r"x\.png: has two captions beside it"):
+        prepare(tmp_path / "data")
+
+
+def test_what_is_left_out_and_what_shows_nothing_are_named(
+    prepare: Prepare, report: Callable[[], dict[str, Any]], tmp_path: Path
+) -> None:
+    clear = Image.new("RGBA", (64, 64), (1, 2, 3, 0))
+    write(
+        tmp_path / "data",
+        {"x.png": encoded(clear, "PNG"), "x.txt": b"x", "e.png": b"", "e.txt": b"e"},
+    )
+    prepare(tmp_path / "data", "--max-bad-images", 1)
+    one, other = report()["warnings"]
+    assert one.startswith("x.png: wholly transparent")
+    assert other == "1 bad images left out: e.png: an empty file; remove it, or get it again"
+
+
 def test_a_picture_is_turned_as_its_camera_was(
     prepare: Prepare, report: Callable[[], dict[str, Any]], tmp_path: Path
 ) -> None:

@@ -63,8 +63,11 @@ def prepared(family: str, data: Path, out: Path, *more: object) -> None:
     patch.setattr(
         sys, "argv", [family, *map(str, ("--data", data, "--out", out, *FAMILIES[family], *more))]
     )
+    module = importlib.import_module(family)
+    # In this process torch is for the tests that follow, too.
+    patch.setattr(module, "without_torch", lambda: None, raising=False)
     try:
-        importlib.import_module(family).main()
+        module.main()
     finally:
         patch.undo()
 

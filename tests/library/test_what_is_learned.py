@@ -291,6 +291,9 @@ KINDS: dict[str, tuple[dict[str, Any], bool]] = {
     "mpt": ({"n_layers": 2}, True),
     "xglm": ({"num_layers": 2}, True),
     "lfm2": ({"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}, True),
+    "mamba2": ({"num_hidden_layers": 2}, True),
+    "falcon_h1": ({"num_hidden_layers": 2}, True),
+    "rwkv": ({"num_hidden_layers": 2}, True),
 }
 """Architectures of transformers by whether documents that share a sequence see each other."""
 
@@ -497,6 +500,41 @@ def test_a_mark_that_is_neither_yes_nor_no_makes_a_bad_row(
         Exception, match=r"d\.jsonl:1: .* a turn is learned \(1, true\) or only read"
     ):
         learned(modules, jsonl(tmp_path / "d.jsonl", [row]), tmp_path / "out")
+
+
+@pytest.mark.parametrize("mark", ["mask", "train_detail", "ignore"])
+def test_a_mark_that_is_not_read_makes_a_bad_row(
+    mark: str, modules: Namespace, tmp_path: Path
+) -> None:
+    data = jsonl(tmp_path / "d.jsonl", [marked({mark: True})])
+    with pytest.raises(Exception, match=f'"{mark}" of message 2 of "messages" is not read'):
+        learned(modules, data, tmp_path / "out")
+
+
+def test_an_empty_answer_makes_a_bad_row_unless_it_is_only_read(
+    modules: Namespace, tmp_path: Path
+) -> None:
+    data = jsonl(tmp_path / "d.jsonl", [marked({"content": " "})])
+    with pytest.raises(Exception, match='message 2 of "messages" is an empty answer'):
+        learned(modules, data, tmp_path / "out")
+    data = jsonl(tmp_path / "e.jsonl", [marked({"content": "", "weight": 0})])
+    assert learned(modules, data, tmp_path / "read")[1]["turns_marked_as_read_only"] == 1
+
+
+def test_a_row_that_is_marked_and_a_row_of_two_formats_are_said(
+    modules: Namespace, tmp_path: Path
+) -> None:
+    rows = [{"text": f"T{n}", "prompt": "P", "completion": "C", "weight": n % 2} for n in range(4)]
+    _, _, said = learned(modules, jsonl(tmp_path / "d.jsonl", rows), tmp_path / "out")
+    assert "warning: the column weight is not read: each row is learned" in said
+    assert "read as text, and have the columns of prompt-completion, too: say format=NAME" in said
+
+
+def test_a_pointer_of_git_lfs_is_no_data(modules: Namespace, tmp_path: Path) -> None:
+    for name in ("d.jsonl", "d.csv", "d.parquet", "d.txt", "d.json"):
+        (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:a\n")
+        with pytest.raises(Exception, match=f"{name}: a pointer of Git LFS, not the data"):
+            learned(modules, tmp_path / name, tmp_path / f"{name}-out")
 
 
 @pytest.mark.parametrize("as_text", [False, True])
@@ -755,8 +793,8 @@ TABLE: dict[str, tuple[list[dict[str, Any]], str, str]] = {
 """The rows of the first table: rows of data, what is read of each, and what is learned."""
 FILES = {
     "`train.jsonl`, any other name": ("learned", ["train.jsonl", "rows-7.jsonl", "contest.jsonl", "sub/part.jsonl"]),
-    "`test`, `validation`, `val`, `dev`, `eval` as a word of the name, or as the folder": (
-        "held out", ["test.jsonl", "my-validation.jsonl", "val_2.jsonl", "dev.jsonl", "eval.jsonl", "test/part.jsonl", "validation/a.jsonl"]),
+    "`test`, `validation`, `val`, `dev`, `eval`, `holdout`, `unseen` as a word of the name, or as the folder": (
+        "held out", ["testset.jsonl", "hold_out.jsonl", "unseen.jsonl", "test_data/a.jsonl", "Validation-Set/a.jsonl", "test.jsonl", "my-validation.jsonl", "val_2.jsonl", "dev.jsonl", "eval.jsonl", "test/part.jsonl", "validation/a.jsonl"]),
     "`README.txt`, `LICENSE`, `requirements.txt`, hidden files, one JSON object": (
         "left out", ["README.txt", "LICENSE", "requirements.txt", ".hidden.jsonl", "info.json"]),
     "other endings": ("left out", ["notes.md", "picture.png", "rows.xml"]),

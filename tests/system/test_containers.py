@@ -802,8 +802,10 @@ def _words(
     command: Command = PLAIN_COMMAND,
     *,
     needed: bool = False,
+    network: bool = True,
 ) -> list[str]:
-    argv = list(containers.wrap(command, IMAGE, engine, mounts, gpus, needed=needed).argv)
+    wrapped = containers.wrap(command, IMAGE, engine, mounts, gpus, needed=needed, network=network)
+    argv = list(wrapped.argv)
     return argv[argv.index("run") :]
 
 
@@ -857,7 +859,14 @@ def test_a_rootless_podman_keeps_the_users_number() -> None:
 
 def test_the_network_is_the_hosts_unless_the_settings_say_otherwise() -> None:
     assert ("--network", "host") in _pairs(_words(DOCKER))
-    assert ("--network", "host") not in _pairs(_words(replace(DOCKER, args=("--network=none",))))
+    without = replace(DOCKER, args=("--network=none",))
+    assert ("--network", "host") not in _pairs(_words(without))
+    assert ("--network", "none") in _pairs(_words(DOCKER, network=False))
+    assert ("--network", "none") not in _pairs(_words(without, network=False))
+    with pytest.raises(CannotRun, match="`container_args` names one"):
+        _words(replace(DOCKER, args=("--net", "bridge")), network=False)
+    with pytest.raises(CannotRun, match="apptainer there cannot take it away"):
+        _words(replace(DOCKER, kind="apptainer"), network=False)
     assert ("--shm-size", "50") in _pairs(_words(replace(DOCKER, memory=100)))
     assert "--shm-size" not in _words(replace(DOCKER, memory=100, args=("--ipc", "host")))
 
@@ -907,7 +916,7 @@ _paths = st.lists(st.text("abc", min_size=1, max_size=2), min_size=1, max_size=5
 
 @given(st.lists(_paths, max_size=40), st.integers(1, 8))
 def test_few_mounts_cover_many_paths(paths: list[str], most: int) -> None:
-    found = containers.covering(paths, most)
+    found = containers.cover_paths(paths, most)
     assert len(found) <= most
     assert all(
         any(path == top or path.startswith(top.rstrip("/") + "/") for top in found)

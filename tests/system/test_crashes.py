@@ -19,6 +19,7 @@ from runner.storage.content.files import Content, no_space
 from runner.storage.content.objects import Objects
 from runner.storage.locks import Locks
 from tests.support import Space, until
+from tests.tools import small_disk
 
 POINTS = {
     # name: which passing of it; what had been started by then is counted below
@@ -310,6 +311,29 @@ def test_a_step_that_ended_well_on_a_full_disk_is_collected_when_there_is_room(
     assert is_whole(space)
     assert [starts(space, step) for step in "abc"] == [1, 1, 1]
     assert left(space) == []
+
+
+@pytest.mark.parametrize("full", ["here", "all of it here", "there"])
+def test_a_step_of_a_host_that_ended_well_on_a_full_disk_is_collected_when_there_is_room(
+    tmp_path: Path, full: str
+) -> None:
+    with small_disk(tmp_path / "here", "30m") as here, small_disk(tmp_path / "there", "40m") as far:
+        space = Space(here / "space")
+        space.write("recipe.toml", f'[drivers.loopback]\nroot = "{far}/root"\n')
+        filler = (far if full == "there" else here) / "filler"
+        size = 26_000_000 if full == "here" else 50_000_000
+        run = f"echo >> {tmp_path}/starts; head -c 8000000 /dev/urandom > {{{{ outputs.o }}}}"
+        run += f"; head -c {size} /dev/zero > {filler} || true"
+        space.recipe({"steps": {"s": {"run": run, "outputs": {"o": "o"}}}})
+        code, _, said = space.command("run", "--driver", "loopback")
+        if full == "all of it here":  # not even the failure could be stored
+            assert code == 5 and "the disk is full" in said, said
+        else:
+            assert code == 1 and "is kept in its attempt, and is taken when there is" in said, said
+        filler.unlink()
+        code, _, said = space.command("run", "--driver", "loopback")
+        assert code == 0 and (space.root / "o").stat().st_size == 8_000_000, said
+        assert (tmp_path / "starts").read_text() == "\n", "it was begun once"
 
 
 def test_a_lock_that_a_full_disk_has_no_room_for_is_no_matter_of_permissions(

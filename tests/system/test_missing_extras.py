@@ -30,10 +30,15 @@ def bare(space: Space, monkeypatch: pytest.MonkeyPatch) -> Space:
 
 
 @pytest.mark.parametrize("words", [("offers",), ("offers", "./recipe.yaml")])
-def test_offers_names_the_driver_that_it_cannot_ask(bare: Space, words: tuple[str, ...]) -> None:
+def test_offers_names_a_driver_that_it_cannot_ask_only_to_who_means_to_use_it(
+    bare: Space, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, err = bare.command(*words)
+    assert "gcp" not in err and "no key for Vast.ai" in err, err
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "mine")
     code, _, err = bare.command(*words)
     assert code == 5 and "Traceback" not in err, err
-    assert "not asked, because they are not installed: gcp" in err
+    assert "skipped drivers that are not installed: gcp" in err
     assert "no key for Vast.ai" in err, "the others are asked all the same"
 
 
@@ -54,3 +59,12 @@ def test_a_verb_that_needs_the_driver_says_what_installs_it(
     assert code in (2, 3, 5) and "Traceback" not in err, err
     assert 'the driver "gcp" needs google' in err + out
     assert "pip install" in err + out and "[gcp]'" in err + out
+
+
+def test_offers_without_any_extra_proposes_one_and_not_all(bare: Space) -> None:
+    bare.write(
+        "site/sitecustomize.py", WITHOUT_GOOGLE.replace('== "google"', 'in ("google", "httpx")')
+    )
+    code, _, err = bare.command("offers")
+    assert code == 2 and "no driver that rents machines is installed" in err, err
+    assert "[vastai]'" in err and "vastai," not in err, err

@@ -178,6 +178,7 @@ IN_PLACE = {
     "write": "echo changed > ds/a.jpg",
     "append": "echo more >> ds/big.bin",
     "truncate": "truncate -s 1 ds/big.bin",
+    "single": "echo more >> single.txt",
     "mmap": f"{sys.executable} -c \"import mmap; f = open('ds/big.bin', 'r+b'); mmap.mmap(f.fileno(), 0)[0] = 0\"",
 }
 BESIDE = {
@@ -194,10 +195,11 @@ BESIDE = {
 
 def test_no_step_changes_the_original(person: Person) -> None:
     top = dataset(person)
+    person.write("single.txt", "s")
     steps = {
         name: {
             "run": f"{line} || exit 7; echo over; touch {name}",
-            "deps": ["ds/"],
+            "deps": ["ds/", "single.txt"],
             "outputs": {"o": name},
         }
         for name, line in (IN_PLACE | BESIDE).items()
@@ -211,7 +213,8 @@ def test_no_step_changes_the_original(person: Person) -> None:
     for name in IN_PLACE:
         log = person.command("logs", f"last/{name}")[1]
         if person.privileged:
-            assert "over" in log and "it changed its input ds" in said
+            changed = "single.txt" if name == "single" else "ds"
+            assert "over" in log and f"it changed its input {changed}" in said
         else:
             assert "over" not in log and "ermission denied" in log
     if not person.privileged:
@@ -253,6 +256,82 @@ def test_a_copy_of_an_input_can_be_written_to_where_the_step_is_told_how(
     assert code == 0, said
     (made,) = (person.root / "two").rglob("big.bin")
     assert made.stat().st_size == BIG + 10
+
+
+OVERLAID = """
+set -e
+for d in ds old; do
+    test -z "$(find $d -type l ! -name l)"
+    cp -r $d out-$d; cp -p big out-$d/copy
+    for f in $(find out-$d -type f ! -name '*end*' ! -name 'line*'); do echo more >> $f; done
+    echo more >> $d/a.jpg; rm $d/big.bin; mv $d/sub $d/moved; echo c > $d/labels.cache; mkdir -p $d/empty/new
+done
+if echo more >> big; then exit 9; fi
+echo more >> small; mkdir -p out; mv out-* out
+"""
+
+
+def overlaid(space: Space) -> Path:
+    """A workspace that asks for overlays, with a data set too large for a copy."""
+    needs("mount")
+    top = dataset(space)
+    os.truncate(top / "big.bin", 65 << 20)
+    shutil.copy(top / "big.bin", space.root / "big")
+    space.write("small", "s")
+    space.write("recipe.toml", 'inputs = "overlay"')
+    return top
+
+
+def test_with_overlays_a_step_may_change_its_inputs_and_copies_of_them(person: Person) -> None:
+    top = overlaid(person)
+    made = f"mkdir -p old/sub; head -c {BIG} /dev/zero > old/big.bin; echo b > old/a.jpg; touch old/sub/b"
+    step = {"run": OVERLAID, "deps": ["ds/", "big", "small", "old/"], "outputs": {"o": "out/"}}
+    person.recipe({"steps": {"up": {"run": made, "outputs": {"o": "old/"}}, "s": step}})
+    person.command("validate")  # the workspace is whose it shall be
+    before = state_of(top)
+    code, _, said = person.command("run")
+    assert code == 0 and "symbolic" not in said, said
+    assert state_of(top) == before and (person.root / "old/big.bin").stat().st_size == BIG
+    copied = person.root / "out/out-ds/copy"
+    assert (
+        copied.stat().st_size == (65 << 20) + 5 and person.read("out/out-old/a.jpg") == "b\nmore\n"
+    )
+    assert not list((person.root / ".recipe/attempts").iterdir())
+    assert "everything is fresh" in person.command("run")[2]
+
+
+def test_overlays_that_a_machine_refuses_are_said_once(space: Space) -> None:
+    needs("unshare")
+    overlaid(space)
+    run = "cp -r ds {{ outputs.o }}"
+    steps = {n: {"run": run, "deps": ["ds/", "small"], "outputs": {"o": n + "/"}} for n in "ab"}
+    space.recipe({"steps": steps})
+    limited = 'echo 0 > /proc/sys/user/max_mnt_namespaces; exec "$@"'
+    words = ["unshare", "-Ur", "sh", "-c", limited, "-", *RECIPE, "run"]
+    ran = subprocess.run(words, cwd=space.root, capture_output=True, text=True, check=False)
+    assert (
+        "cannot be had on this machine (no namespace: there may be no more of them)" in ran.stderr
+    )
+    assert ran.stderr.count("cannot be had") == 1 and "is staged as symbolic links" in ran.stderr
+
+
+def test_an_overlay_of_a_step_whose_worker_was_killed_goes_with_the_next_run(space: Space) -> None:
+    overlaid(space)
+    os.mkfifo(space.root / "gate")
+    run = (
+        f"echo c > ds/cache; echo > {space.root}/began; read go < {space.root}/gate; cp ds/a.jpg o"
+    )
+    space.recipe({"steps": {"s": {"run": run, "deps": ["ds/"], "outputs": {"o": "o"}}}})
+    worker = space.start("run")
+    while not (space.root / "began").exists():
+        assert worker.poll() is None
+    worker.kill()
+    worker.wait()
+    second = space.start("run")
+    (space.root / "gate").write_text("go\n")
+    said = second.communicate(timeout=60)[1]
+    assert second.returncode == 0 and space.read("o") == "a", said
+    assert not list((space.root / ".recipe/attempts").iterdir())
 
 
 def test_a_step_reads_the_bytes_of_its_key_whatever_happens_to_the_original(space: Space) -> None:
@@ -307,6 +386,46 @@ def test_a_large_input_that_cannot_be_cloned_is_a_folder_of_links_and_that_is_sa
     ), said
     assert "Use `tar -h` and `find -L`" in said
     assert space.read("a") == space.read("b") == ("7\n" if what == "folder" else "1\n")
+
+
+def test_links_to_a_large_input_are_made_once_and_no_step_can_change_them(space: Space) -> None:
+    top = dataset(space)
+    os.truncate(top / "big.bin", 65 << 20)
+    look = "find ds -type l -links +1 | wc -l > {{ outputs.o }}; rm -r ds/sub ds/a.jpg; echo c > ds/new"
+    steps = {n: {"run": look, "deps": ["ds/"], "outputs": {"o": n}} for n in "ab"}
+    space.recipe({"steps": steps})
+    code, _, said = space.command("run", "-j", "1")
+    if "staged as symbolic links" not in said:
+        pytest.skip("this file system can clone files")
+    assert code == 0 and space.read("a") == space.read("b") == "7\n", said
+    assert (top / "a.jpg").stat().st_nlink == 1, "never to the caller's own"
+    gone = json.loads(space.command("gc", "--json", "--keep-days", "0")[1])
+    assert gone["counts"]["input"] == 1, "the folder of links is a stored input"
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("driver", ["local", "loopback"])
+def test_a_hundred_thousand_files_of_equal_content_are_an_input_as_any_other(
+    space: Space, driver: str
+) -> None:
+    """ext4 allows 65,000 names of a file."""
+    made = "import os\nfor n in range(100_000):\n    f = f'ds/{n // 1000}/{n}'\n"
+    made += "    os.makedirs(os.path.dirname(f), exist_ok=True)\n    open(f, 'w').write('equal')\n"
+    look = "find {{ steps.up.o }} -type f -size -2 | wc -l > o; tar cf t.tar {{ steps.up.o }}"
+    space.recipe(
+        {
+            "steps": {
+                "up": {"run": [sys.executable, "-c", made], "outputs": {"o": "ds/"}},
+                "s": {"run": look, "outputs": {"o": "o", "t": "t.tar"}},
+            }
+        }
+    )
+    running = space.start("run", "--driver", driver)
+    said = running.communicate(timeout=900)[1]
+    assert running.returncode == 0 and space.read("o") == "100000\n", said
+    assert driver != "local" or "it has 100,000 files" in said
+    with tarfile.open(space.root / "t.tar") as tar:
+        assert sum((each.isreg() and each.size == 5) or each.islnk() for each in tar) == 100_000
 
 
 @pytest.mark.parametrize("kind", ["xfs", "btrfs"])

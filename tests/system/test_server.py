@@ -575,6 +575,24 @@ def test_a_plan_names_the_machine_that_a_driver_would_rent(rest: Rest) -> None:
     refused(rest.ask("POST", "/v1/plan", {"recipe": "rent", "driver": "lopback"}), 404, "not-found")
 
 
+def test_a_request_may_name_several_drivers_and_its_plan_says_to_which_its_data_may_go(
+    rest: Rest,
+) -> None:
+    body = {"recipe": "rent", "driver": "any:loopback"}
+    found = rest.ask("POST", "/v1/plan", body).json()
+    assert found["goes_to"] == ["loopback"]
+    assert [machine["driver"] for machine in found["machines"]] == ["loopback"]
+    assert found["command"].endswith("--driver=any:loopback")
+    (shelf,) = rest.get("/v1/offers?driver=any:loopback&gpus=1")["drivers"]
+    assert (shelf["driver"], shelf["failed"]) == ("loopback", "") and shelf["offers"]
+    run = rest.submit("rent", driver="any:loopback")
+    assert rest.get(f"/v1/runs/{run}")["driver"] == "any:loopback"
+    rest.ask("POST", f"/v1/runs/{run}/cancel")
+    for driver, status in (("any:lopback", 404), ("any:ssh", 422), ("any", 422)):
+        told = rest.ask("POST", "/v1/runs", {**body, "driver": driver})
+        assert told.status_code == status, (driver, told.text)
+
+
 def test_machines_that_are_rented_are_listed_with_their_price(rest: Rest) -> None:
     run = rest.submit("rent", driver="loopback")
     leases: list[Any] = []
@@ -646,7 +664,7 @@ def test_what_the_document_has_a_newcomer_type_works(rest: Rest) -> None:
 
 
 def test_every_address_stands_in_the_document(rest: Rest) -> None:
-    table = DOCUMENT.split("## Addresses")[1].split("\n## ")[0]
+    table = DOCUMENT.split("## Endpoints")[1].split("\n## ")[0]
     for path in rest.get("/openapi.json")["paths"]:
         assert (
             path.replace("/api/training", "") in table
@@ -730,4 +748,15 @@ def test_a_token_goes_to_no_file_that_others_can_read(tmp_path: Path) -> None:
     finally:
         process.terminate()
         _, err = process.communicate(timeout=60)
-    assert "the token goes to a file, which only its owner can read from now on" in err
+    assert "the token is written to a file; its mode is now 0600" in err
+
+
+def test_a_page_begins_behind_a_run_that_is_deleted_too(rest: Rest) -> None:
+    """The id of one begins with its second."""
+    known = [rest.submit(not_before="2099-01-01T00:00:00Z", user="gone") for _ in range(2)]
+    pages = [
+        rest.get(f"/v1/runs?user=gone&after={after}")["runs"]
+        for after in ("20200101-000000-aaaaaa", "20980101-000000-aaaaaa", known[1])
+    ]
+    assert [[each["id"] for each in page] for page in pages] == [[], known[::-1], known[:1]]
+    refused(rest.ask("GET", "/v1/runs?after=1"), 422, "invalid")

@@ -25,7 +25,7 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from drivers import cloud, sshlink
+from drivers import cloud, ssh, sshlink
 from drivers import machine as machine_question
 from drivers.base import (
     Denied,
@@ -652,6 +652,7 @@ def test_start_up_files_that_do_not_end_are_named_in_time_and_leave_the_other_ho
     server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str
 ) -> None:
     monkeypatch.setattr(sshlink, "LOGIN", 1.0)
+    monkeypatch.setattr(ssh, "HURRY", 0.0)
     with Sshd(tmp_path / "sshd") as stuck:
         (stuck.home / ".bashrc").write_text(START_UPS[does] + "\n")
         known = tmp_path / "known"
@@ -665,11 +666,14 @@ def test_start_up_files_that_do_not_end_are_named_in_time_and_leave_the_other_ho
         async def meet() -> None:
             driver = Ssh(**settings)
             try:
+                offers = await driver.offers(Wish(hurry=True))
+                assert [offer.id for offer in offers] == [server.address]
+                assert (driver.late, driver.left_out) == ([stuck.address], {})
                 offers = await driver.offers(Wish())
             finally:
                 await driver.aclose()
             assert [offer.id for offer in offers] == [server.address]
-            assert "start-up files" in driver.left_out[stuck.address]
+            assert driver.late == [] and "start-up files" in driver.left_out[stuck.address]
 
         run(meet(), limit=10)
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -78,7 +79,11 @@ class Place:
         )
 
     def run(self, *words: str) -> tuple[int, str]:
-        with self.begin(*words) as process:
+        process = self.begin(*words)
+        try:
+            said = process.communicate(timeout=60)[0]
+        except subprocess.TimeoutExpired:
+            process.terminate()
             said = process.communicate(timeout=60)[0]
         return process.returncode, said
 
@@ -100,12 +105,54 @@ def test_what_ran_over_ssh_is_fresh_here(place: Place) -> None:
     assert (code, "everything is fresh" in said) == (0, True), said
 
 
+def test_a_step_in_a_sandbox_there_sees_its_own_files_alone(place: Place) -> None:
+    needs("sandbox")
+    (place.root / "recipe.yaml").write_text(
+        "recipe: t@1\nsummary: A test\nsteps:\n"
+        "  s:\n"
+        "    sandbox: true\n"
+        f"    run: 'cat words.txt > o.txt; ls $HOME /root {place.root} >> o.txt || echo hidden >> o.txt'\n"
+        "    deps: [words.txt]\n"
+        "    outputs: {o: o.txt}\n"
+    )
+    code, said = place.run("--driver", "ssh")
+    assert code == 0, said
+    lines = (place.root / "o.txt").read_text().splitlines()
+    assert lines[0] == "a few words" and lines[-1] == "hidden" and "recipe.yaml" not in lines
+
+
 def test_a_host_that_is_down_is_left_out(place: Place) -> None:
     place.settings([place.sshd.address, f"somebody@127.0.0.1:{free_port()}"])
     place.open()
     code, said = place.run("--driver", "ssh")
     assert code == 0, said
     assert "is left out: " in said
+
+
+def test_a_host_that_answers_late_keeps_no_other_waiting_and_is_used_once_it_answers(
+    place: Place, tmp_path: Path
+) -> None:
+    """It answers once a step runs on the other host, and that step waits for one that runs on it."""
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    with Sshd(tmp_path / "late") as late:
+        late.trust((place.sshd.place / "client.pub").read_text())
+        (late.home / "bin").mkdir()
+        (late.home / "bin/df").write_text(
+            f'#!/bin/sh\nuntil [ -n "$(ls {begun})" ]; do sleep 0.05; done; exec {shutil.which("df")} "$@"\n'
+        )
+        (late.home / "bin/df").chmod(0o755)
+        (late.home / ".bashrc").write_text('PATH="$HOME/bin:$PATH"\n')
+        known = tmp_path / "known"
+        known.write_text(place.sshd.known_hosts.read_text() + late.known_hosts.read_text())
+        place.settings([late.address, place.sshd.address], str(known))
+        (place.root / "recipe.yaml").write_text(
+            "recipe: t@1\nsummary: Two that wait for each other\nsteps:\n  s:\n    matrix: {n: [1, 2]}\n    run: |\n"
+            f"      touch {begun}/{{{{ matrix.n }}}}\n"
+            f"      until [ -e {begun}/1 ] && [ -e {begun}/2 ]; do sleep 0.05; done\n"
+        )
+        code, said = place.run("--driver", "ssh")
+        assert code == 0 and f"ssh {late.address} answers now, and is used, too" in said, said
 
 
 def test_a_server_that_restarts_in_the_middle_of_a_run_changes_nothing(place: Place) -> None:

@@ -27,7 +27,7 @@ def stack(space: Space, text: str, name: str = "tiny") -> None:
     ("text", "said", "fix"),
     [
         ("gpu = 'L4'", "stacks.tiny says no driver", "Where the steps run"),
-        ("driver = 'vastia'", 'there is no driver "vastia"', 'did you mean "vastai"?'),
+        ("driver = 'vastia'", 'unknown driver "vastia"', 'did you mean "vastai"?'),
         (
             "driver = 'gcp'\nzome = 'a'",
             'there is no setting "stacks.tiny.zome"',
@@ -91,13 +91,13 @@ def test_a_flag_that_fights_the_stack_is_refused_in_a_sentence(space: Space) -> 
     code, _, said = space.command("run", "--stack", "tiny", "--driver", "vastai")
     assert (
         code == 3
-        and "the stack tiny is of the driver loopback, and --driver names vastai" in said
+        and "the stack tiny uses the driver loopback, but --driver is vastai" in said
         and "leave --driver out" in said
     )
     code, _, said = space.command("plan", "--stack", "tony")
     assert code == 3 and 'there is no stack "tony"' in said and 'did you mean "tiny"?' in said
     code, _, said = space.command("run", "--stack", "tiny", "--host", "me@there")
-    assert code == 3 and "--host names a server for the driver ssh" in said
+    assert code == 3 and "--host requires the driver ssh" in said
 
 
 @pytest.fixture(scope="module")
@@ -174,3 +174,20 @@ def test_one_run_at_a_time_uses_a_stack(space: Space, queue: bool) -> None:
     if queue:
         second.communicate(timeout=60)
         assert second.returncode == 0 and space.read("o2") == "2\n"
+
+
+def test_a_stack_may_choose_among_several_drivers_and_says_so(space: Space) -> None:
+    space.write(
+        "recipe.toml",
+        "[drivers.loopback]\nprice = 1.2\n[stacks.cheap]\ndriver = 'any:loopback'\n",
+    )
+    space.recipe("steps: {s: {run: 'echo 1 > o', outputs: {o: o}}}\n")
+    code, _, said = space.command("submit", "--stack", "cheap")
+    assert code == 0 and "data and secrets may go to machines of loopback" in said
+    code, out, said = space.command("run", "--stack", "cheap", "--yes", "--everything-there")
+    assert code == 0 and space.read("o") == "1\n", said
+    assert "its data and secrets may go to machines of loopback" in out + said
+    for key, value in (("keep", "'stopped'"), ("zone", "'a'"), ("nodes", "2")):
+        space.write("recipe.toml", f"[stacks.cheap]\ndriver = 'any:vastai,gcp'\n{key} = {value}\n")
+        code, _, said = space.command("run", "--stack", "cheap")
+        assert code == 3 and f"stacks.cheap.{key} is about one driver" in said, said

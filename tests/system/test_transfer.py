@@ -127,7 +127,7 @@ class Town:
         return list(contents)
 
     async def attempt(self, parcel: Parcel | None = None, name: str = "attempt") -> Path:
-        await self.host_store.stage(name, parcel or Parcel({"given": (b"given", False)}))
+        await self.host_store.stage(name, parcel or Parcel({"given": (b"given", 0o644)}))
         return Path(self.host_store.root, "attempts", name)
 
 
@@ -187,7 +187,7 @@ def test_an_attempt_sees_what_it_was_given_and_what_it_made_comes_home(go: Go) -
     async def check(town: Town) -> None:
         (content,) = await town.sends(town.tree())
         parcel = Parcel(
-            {"train.py": (b"pass", False), "bin/go": (b"#!", True)},
+            {"train.py": (b"pass", 0o644), "bin/go": (b"#!", 0o555)},
             {"data": content},
             ["out", "a/b"],
             {"saves": "states/k"},
@@ -668,7 +668,7 @@ def test_inputs_that_an_attempt_changed_are_named(go: Go) -> None:
         tree, file = await town.sends(town.tree(), one)
         path = await town.attempt(
             Parcel(
-                {"a": (b"a", False), "b": (b"b", False), "c": (b"c", False)},
+                {"a": (b"a", 0o644), "b": (b"b", 0o644), "c": (b"c", 0o644)},
                 {"data": tree, "one": file},
             )
         )
@@ -768,7 +768,7 @@ def test_a_sweep_takes_states_that_were_not_written_to_and_none_while_an_attempt
         for path in (root / "states" / "young" / "ck" / "step-1", *(root / "states").rglob("*")):
             if path.name != "w":
                 os.utime(path, (0, 0))
-        attempt = await town.attempt(Parcel({"x": (b"x", False)}))
+        attempt = await town.attempt(Parcel({"x": (b"x", 0o644)}))
         assert await town.host_store.clear((), every=timedelta(0)) == 0
         assert await town.host_store.clear([str(attempt)]) == 0  # the last one was just now
         assert not attempt.exists()

@@ -8,11 +8,13 @@ import io
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import asyncssh
+import psutil
 import pytest
 
 from drivers import cloud
@@ -438,3 +440,25 @@ def test_ctrl_c_right_after_an_order_ends_as_interrupted_and_leaves_no_machine(
     _, said = run.communicate(timeout=60)
     assert run.returncode == 130 and "held by another process" not in said, said
     assert "destroyed" in ours(real)[before:] and not alive(real)
+
+
+@pytest.mark.proof
+def test_sigterm_ends_a_run_and_its_bill_in_time_though_its_machine_is_silent(
+    space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten seconds for the step, twenty in which its machine may answer."""
+    rents(space, real, monkeypatch)
+    began = space.root / "began"
+    space.recipe(f"steps:\n  s: {{run: 'touch {began}; sleep 600', resources: {{gpus: 1}}}}\n")
+    before = len(ours(real))
+    run = space.start("run", "--driver", "vastai")
+    until(lambda: began.exists() or run.poll() is not None)
+    for process in psutil.Process().children(recursive=True):
+        if process.name() == "sshd":
+            process.suspend()
+    asked = time.monotonic()
+    run.send_signal(signal.SIGTERM)
+    _, said = run.communicate(timeout=120)
+    assert run.returncode in (130, 143), said
+    assert "destroyed" in ours(real)[before:] and not alive(real)
+    assert time.monotonic() - asked < 60

@@ -676,6 +676,25 @@ def test_an_order_waits_for_the_proof_that_another_machine_is_gone_and_no_longer
     on(tmp_path, act, {"kept": 3})
 
 
+def test_an_order_that_the_proof_alone_pays_for_waits_for_it_however_soon_the_other_would_end(
+    tmp_path: Path,
+) -> None:
+    """The money pays for 400 s: not for 300 s beside two minutes of a machine that is on its way out."""
+
+    async def act(leases: Leases) -> None:
+        leases.budget.limit, waits = 1.2 * 400 / 3600, asyncio.Event()
+        leases.say = lambda _words: waits.set()
+        row = await rented(leases)
+        assert row is not None and not await leases.release(row, "taken away")
+        asking, waiting = asyncio.create_task(rented(leases)), asyncio.create_task(waits.wait())
+        await asyncio.wait((asking, waiting), return_when=asyncio.FIRST_COMPLETED)
+        assert not asking.done(), asking.result()
+        assert await leases.again() == [] and await asking is not None
+        assert states(leases) == ["GONE", "COMING"]
+
+    on(tmp_path, act, {"kept": 3})
+
+
 def test_money_that_becomes_free_wakes_those_who_may_have_it(tmp_path: Path) -> None:
     async def act(leases: Leases) -> None:
         leases.budget.limit = 1.2

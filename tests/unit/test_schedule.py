@@ -511,3 +511,14 @@ def test_people_see_one_word(
     seen: str,
 ) -> None:
     assert word(run, failure=failure, steps=steps, leases=leases, claimed=claimed) == seen
+
+
+def test_a_host_that_joins_a_run_gives_room_for_its_steps_and_their_pools() -> None:
+    tasks = [Task(str(n), pools={"cpus": 2.0}) for n in range(3)]
+    scheduler = Scheduler(tasks, {"cpus": 2.0}, jobs=1, keep_going=False)
+    for id in scheduler.ready():
+        scheduler.judge(id, "run")
+    scheduler.start("0")
+    assert scheduler.startable() == []
+    scheduler.grow(2, {"cpus": 2.0, "memory": 1.0})
+    assert scheduler.startable() == ["1"]

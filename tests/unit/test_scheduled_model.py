@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from drivers.base import HostLost, Lease, Need, Offer
+from drivers.base import Exit, HostLost, Lease, Need, Offer
 from drivers.devices import Device
 from runner.errors import RecipeError
 from runner.execution.steps import renting
@@ -72,6 +72,10 @@ class Rented(Place):
     async def stop(self, job: Any, grace: timedelta) -> None:
         """A step saves, and ends."""
         job.stopped = True
+
+    async def wait(self, job: Any, patience: timedelta) -> Exit | None:
+        """Its end, or that of its machine."""
+        return Exit(0) if job.stopped or job.over else None
 
 
 @dataclass

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runner.hosts.place.spare_dirs import Scrap
-from runner.hosts.place.staging import SMALL, Attempt
+from runner.hosts.place.staging import SMALL, AttemptDirectory
 from runner.planning.step import DIRECTORY, OutputSpec
 from runner.storage.content.digest_cache import DigestCache
 from runner.storage.content.files import Changed, Content
@@ -24,12 +24,12 @@ class Restless(DigestCache):
 
 
 def test_a_source_that_does_not_hold_still_is_stale(tmp_path: Path) -> None:
-    attempt = Attempt(str(tmp_path / "a"), sources={"in.txt": "f:0"}, doubtful=["other"])
+    attempt = AttemptDirectory(str(tmp_path / "a"), sources={"in.txt": "f:0"}, doubtful=["other"])
     assert attempt.stale(Restless(tmp_path)) == ["other", "in.txt"]
 
 
 def test_a_link_whose_target_does_not_hold_still_was_changed(tmp_path: Path) -> None:
-    attempt = Attempt(str(tmp_path / "a"), links={"data": ("in", "t:0")})
+    attempt = AttemptDirectory(str(tmp_path / "a"), links={"data": ("in", "t:0")})
     assert (
         attempt.tampered(Restless(tmp_path), Objects(tmp_path))
         == "it, or another process meanwhile, changed its input data"
@@ -43,8 +43,8 @@ def test_a_folder_of_an_earlier_attempt_makes_way(tmp_path: Path) -> None:
         (tmp_path / name).write_text(name)
     scrap = Scrap(str(attempts), "t", 8)
 
-    def begun(name: str) -> Attempt:
-        attempt = Attempt(str(attempts / name))
+    def begun(name: str) -> AttemptDirectory:
+        attempt = AttemptDirectory(str(attempts / name))
         attempt.folder.begin(scrap)
         return attempt
 
@@ -66,7 +66,7 @@ def test_a_folder_that_a_step_makes_is_there_though_an_earlier_attempt_had_it(
     (tmp_path / "a").write_text("a")
     scrap = Scrap(str(tmp_path / "attempts"), "t", 8)
     for name in ("one", "two"):
-        attempt = Attempt(str(tmp_path / "attempts" / name))
+        attempt = AttemptDirectory(str(tmp_path / "attempts" / name))
         attempt.folder.begin(scrap)
         if name == "one":
             attempt.add_path(DigestCache(tmp_path), "a", None, str(tmp_path / "a"), "out/a")
@@ -85,7 +85,7 @@ def test_a_file_of_the_recipe_takes_the_place_of_an_input_and_is_not_written_int
     objects, cache = Objects(tmp_path / ".recipe"), DigestCache(tmp_path)
     inputs = StoredInputs(objects, cache)
     for stored in (inputs, None):  # an object, and a link
-        attempt = Attempt(str(tmp_path / f"attempt-{stored is None}"))
+        attempt = AttemptDirectory(str(tmp_path / f"attempt-{stored is None}"))
         attempt.folder.begin(None)
         attempt.add_path(cache, "in", None, str(tmp_path / "in"), "in", inputs=stored)
         attempt.give_files(cache, inputs)
@@ -103,7 +103,7 @@ def test_a_folder_of_very_many_files_says_what_it_costs(
     for folder in ("objects", "partial"):
         (tmp_path / ".recipe" / folder).mkdir(parents=True)
     objects, cache = Objects(tmp_path / ".recipe"), DigestCache(tmp_path)
-    attempt = Attempt(str(tmp_path / "attempt"))
+    attempt = AttemptDirectory(str(tmp_path / "attempt"))
     attempt.folder.begin(None)
     for name, count in (("few", 3), ("many", 4)):
         (tmp_path / name).mkdir()

@@ -74,7 +74,7 @@ class SmallerInputs:
         before = self._values.get(id, {})
         known = {**spec.names.inputs, **before}
         smaller: dict[str, int] = {}
-        for name, by in spec.oom.items():
+        for name, by in spec.options.oom.items():
             value = divided(known.get(name), by)
             if value is not None:
                 smaller[name] = value

@@ -46,7 +46,7 @@ from .placement import Placement
 from .preparing import Preparer
 from .publisher import Publisher
 from .reattaching import Reattacher
-from .renting import Machines
+from .renting import SIZES, Machines
 from .run_plan import RunPlan
 from .run_schedule import RunSchedule
 from .running_attempts import RunningAttempts
@@ -222,6 +222,7 @@ class _Assembly:
             self.stopper,
             self.bell,
             most_for_a_need=self.options.machines,
+            fixed_pools=self.options.pools,
         )
 
     def _judge(self) -> Judge:
@@ -330,7 +331,5 @@ def _capacity_of(plan: Plan, pool: HostPool, pools: Mapping[str, float]) -> dict
     """What steps may take at once: of this machine, and of the pools that the recipe names."""
     wanted = [spec.resources for spec in plan.specs()]
     named = {name for wants in wanted for name in wants.pools}
-    sizes = pool.machine(
-        name for name in ("cpus", "memory", "gpus") if any(name in wants.room for wants in wanted)
-    )
+    sizes = pool.machine(name for name in SIZES if any(name in wants.room for wants in wanted))
     return {**sizes, **dict.fromkeys(named, 1.0), **pools}

@@ -72,7 +72,7 @@ class Attempt:
     name: str = ""
     started: float = 0.0
     """Seconds since the epoch."""
-    directory: staging.Attempt = field(init=False)
+    directory: staging.AttemptDirectory = field(init=False)
     task: HostTask = field(init=False)
     is_reattached: bool = False
     """An earlier worker began it."""
@@ -117,7 +117,7 @@ class Attempt:
         return f"{self.directory_of_end.path}.log"
 
     @property
-    def directory_of_end(self) -> staging.Attempt:
+    def directory_of_end(self) -> staging.AttemptDirectory:
         """The directory of the node that failed first; else of the first."""
         if self.result is not None and self.result.node:
             return self.task.parts[self.result.node].attempt
@@ -194,7 +194,7 @@ class Attempt:
         # Before the question: a quick trainer has saved and ended before the answer is here.
         self.save_asked = True
         cwd = self.place.paths(self.directory).cwd
-        self.save_asked = await control_file.asked(self.place.host, cwd, "pause")
+        self.save_asked = await control_file.ask_trainer(self.place.host, cwd, "pause")
         if not self.save_asked:
             return False
         ended, _ = await asyncio.wait({self.carrier}, timeout=STEP.total_seconds())

@@ -48,9 +48,9 @@ def describe_exit(exit: Exit, spec: StepSpec, image: str, tail: bytes) -> str:
         if words := explain(exit, tail, image):
             return words
     if exit.reason == "timeout":
-        return f"ran longer than {spec.timeout:g} s and was stopped"
+        return f"ran longer than {spec.options.timeout:g} s and was stopped"
     if exit.reason == "idle":
-        return f"printed nothing for {spec.idle_timeout:g} s and was stopped"
+        return f"printed nothing for {spec.options.idle_timeout:g} s and was stopped"
     if exit.reason == "oom":
         return "killed for memory (out of memory, SIGKILL)"
     if exit.reason == "stopped":

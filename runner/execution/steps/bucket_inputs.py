@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...digest import of_value
 from ...hosts.place.place import Place
-from ...hosts.place.staging import SMALL, Attempt
+from ...hosts.place.staging import SMALL, AttemptDirectory
 from ...hosts.renting.several import names_of
 from ...logs import Log
 from ...planning.plan import Node
@@ -47,7 +47,7 @@ class BucketInputs:
         )  # host and address: that goes through this machine
         self._learned = 0
 
-    async def bring(self, node: Node, attempt: Attempt, place: Place) -> None:
+    async def bring(self, node: Node, attempt: AttemptDirectory, place: Place) -> None:
         """Let a host have the inputs of a step that come from buckets, as far as it can.  Raises what `HostStore.pull` does."""
         for taken in node.takes:
             if taken.in_bucket and place.folder.pulls:

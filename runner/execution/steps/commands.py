@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from drivers.base import Command
 
+from ...hosts import variables
 from ...hosts.link import control_file
 from ...hosts.place import launch
+from ...hosts.place.overlays import overlaid
 from ...hosts.place.place import Place
-from ...hosts.place.staging import Attempt as AttemptDirectory
+from ...hosts.place.staging import AttemptDirectory
 from ...language.template import StatePath
 from ...planning import judge as judging
 from ...planning.secret_values import Passed, secrets_set, variables_passed
@@ -97,7 +99,8 @@ class CommandBuilder:
             argv = (*rendered.argv, paths.script)
         image = self._environments.container_image(spec, place)
         devices = attempt.place.capacity.share(seat.rank, attempt.devices)
-        inherited = self._inherited_by(spec, place, image)
+        sandbox = "" if image else self._environments.sandbox(spec)
+        inherited = self._inherited_by(spec, place, image, sandboxed=bool(sandbox))
         secrets = (*inherited.secrets, *secrets_set(spec, self._ws.environ))
         command = Command(
             argv,
@@ -107,15 +110,19 @@ class CommandBuilder:
                 **rendered.env,
             },
             {secret.name: secret.reveal for secret in secrets},
-            spec.timeout,
+            spec.options.timeout,
             # Of several nodes the first one's silence counts: as a rule it alone prints.
-            None if seat.rank else spec.idle_timeout,
+            None if seat.rank else spec.options.idle_timeout,
             paths.log,
             tuple(device.lock for device in devices),
             outlives=self._commits.expected.get(attempt.id, LONG) >= LONG,
         )
         if image:
             command = self._in_container(attempt, seat, command, image, devices)
+        elif sandbox:
+            command = self._in_sandbox(attempt, seat, command, network=sandbox == "network")
+        elif directory.overlays is not None:
+            command = overlaid(command, directory.path, directory.shown)
         return command, script
 
     def _scope_of(
@@ -201,14 +208,33 @@ class CommandBuilder:
             visible = place.capacity.devices
         mounts = place.mounts(seat.directory, command, attempt.task.states)
         containers = self._environments.containers_of(place)
-        return containers.wrap(command, image, mounts, visible, needed=bool(gpus))
+        network = self._environments.sandbox(attempt.spec) != "closed"
+        needed = bool(gpus)
+        return containers.wrap(command, image, mounts, visible, needed=needed, network=network)
 
-    def _inherited_by(self, spec: StepSpec, place: Place, image: str) -> Passed:
+    def _in_sandbox(
+        self, attempt: Attempt, seat: Seat, command: Command, *, network: bool
+    ) -> Command:
+        from ...hosts import sandbox
+
+        mounts = seat.place.mounts(seat.directory, command, attempt.task.states)
+        return sandbox.wrap(command, seat.place, seat.python, mounts, network=network)
+
+    def _inherited_by(self, spec: StepSpec, place: Place, image: str, *, sandboxed: bool) -> Passed:
         """What an attempt gets of its host's login and of the caller's variables and files.
 
         Raises CannotRun.
         """
-        asked = (place.name, bool(image), *spec.pass_env, None, *spec.env_files, None, *spec.env)
+        asked = (
+            place.name,
+            bool(image),
+            sandboxed,
+            *spec.pass_env,
+            None,
+            *spec.env_files,
+            None,
+            *spec.env,
+        )
         known = self._inherited.get(asked)
         if known is not None:
             return known
@@ -219,6 +245,7 @@ class CommandBuilder:
             base = base_env(place.login)
         else:
             base = place.env({*more.plain, *spec.env})
+            base = variables.in_sandbox(base) if sandboxed else base
         ours = {"RECIPE_RUN": self._commits.run, "NODE_RANK": "0", "NNODES": "1"}
         found = Passed({**base, **more.plain, **ours}, more.secrets)
         self._inherited[asked] = found

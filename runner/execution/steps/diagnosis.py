@@ -79,7 +79,7 @@ class Diagnosis:
         if limit is not None:
             return limit
         diverged = self._diverged.words_of(attempt)
-        if diverged and attempt.spec.ends_on_nan:
+        if diverged and attempt.spec.options.ends_on_nan:
             return Cause(NAN, diverged)
         if end.detail:
             attempt.place.ending(end.detail)

@@ -48,7 +48,7 @@ class DivergedLosses:
         """
         if attempt.name in self._told:
             return
-        ends = attempt.spec.ends_on_nan
+        ends = attempt.spec.options.ends_on_nan
         then = "the step is stopped (`on_nan: stop`)" if ends else "the step goes on"
         raise_alert(self._ws, self._commits, ALERT, f"{readable(id)}: {words}; {then}", id)
         self._told[attempt.name] = words

@@ -143,7 +143,7 @@ class Ender:
         if diverged:
             with contextlib.suppress(Infrastructure):  # the warning stays
                 self._diverged.tell(id, attempt, diverged)
-            if attempt.spec.ends_on_nan:
+            if attempt.spec.options.ends_on_nan:
                 return self._fail(id, attempt, Cause(NAN, diverged), exit)
             warnings.append(diverged)
         self._say_if_went_back(id, attempt)
@@ -295,13 +295,14 @@ def _log_exit(id: str, attempt: Attempt, exit: Exit) -> None:
 
 
 def _is_kept(attempt: Attempt) -> bool:
-    """Whether an attempt here ended well and there was no room to take what it made.
+    """Whether an attempt ended well and there was no room to take what it made.
 
-    The next one takes it up, as after a kill.
+    The next one takes it up, as after a kill, unless its machine is given back before.
     """
     return (
         attempt.result is not None
         and attempt.result.problem == "full"
         and attempt.key is not None
-        and not attempt.place.elsewhere
+        and len(attempt.place.members) == 1
+        and not attempt.place.is_rented
     )

@@ -23,6 +23,7 @@ from .run_plan import RunPlan
 if TYPE_CHECKING:
     from ...hosts.containers import Containers
     from ...hosts.environments import Wanted
+    from ...hosts.sandbox import Sandboxes
 
 
 class StepEnvironments:
@@ -45,6 +46,7 @@ class StepEnvironments:
         )
         self._pythons: dict[tuple[Place, Wanted], asyncio.Task[str]] = {}
         self._containers: dict[str, Containers] = {}
+        self._sandboxes: Sandboxes | None = None
 
     def image(self, spec: StepSpec) -> str:
         """The image that a step runs in; empty for the host's own programs."""
@@ -68,6 +70,23 @@ class StepEnvironments:
                 place.host, f"{place.folder.root}/attempts", self._commits.say, box, near
             )
         return self._containers[place.name]
+
+    def sandbox(self, spec: StepSpec) -> str:
+        """The sandbox of a step: `closed`, or `network` with a network; empty for none."""
+        return spec.options.sandbox_where(self._ws.config.flags)
+
+    async def make_ready(self, spec: StepSpec, place: Place) -> None:
+        """Have the image of a step on a host, and see to it that the host makes its sandbox.
+
+        Raises CannotRun, DriverError.
+        """
+        if image := self.container_image(spec, place):
+            await self.containers_of(place).image(image)
+        elif self.sandbox(spec):
+            from ...hosts.sandbox import Sandboxes
+
+            self._sandboxes = self._sandboxes or Sandboxes()
+            await self._sandboxes.check(place)
 
     def _wanted(self, node: Node, spec: StepSpec) -> Wanted | None:
         """What environment a step asks for; None for the Python of where it runs."""
@@ -123,12 +142,12 @@ class StepEnvironments:
         return place.described(made.result())
 
     async def _built(self, lock: str, place: Place, wanted: Wanted) -> str:
-        from ...hosts.environments import built, python_of
+        from ...hosts.environments import is_built, python_of
 
         what = lock or f"Python {wanted.version}"
         if place.elsewhere:
             what += f" on {place.elsewhere}"
-        if lock and not await built(place, wanted):
+        if lock and not await is_built(place, wanted):
             self._commits.say(f"installing the packages of {what}, once")
         return await python_of(
             self._hooks.of(place), wanted, lambda words: self._commits.say(f"{what}: {words}")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import os
+
 from drivers.base import Exit
 
-from ...hosts.place.staging import undeclared
+from ...hosts.place.staging import undeclared_file
 from ...language.imports import started
 from ...planning import causes
 from ...storage.workspace import Workspace
@@ -54,7 +57,7 @@ class FailureHints:
         if hint:
             return hint
         cwd = attempt.place.paths(directory).cwd
-        missing = undeclared(tail, self._ws.root, cwd, declared)
+        missing = undeclared_file(tail, self._ws.root, cwd, declared)
         if not missing:
             return ""
         return f"{missing} is in the workspace but not declared: add it to `deps` of {id}"
@@ -63,13 +66,25 @@ class FailureHints:
         if cause.reason != "oom" and causes.REMEDIES.get(cause.reason):
             return causes.REMEDIES[cause.reason]
         node, spec, place = attempt.node, attempt.spec, attempt.place
+        image = self._environments.container_image(spec, place)
+        directory = attempt.directory
         ran = hints.Ran(
             self._environments.interpreter(node, spec, place),
             "" if self._steps.survey.request.current_python else node.lock,
-            self._environments.container_image(spec, place),
+            image,
             place.elsewhere,
-            given_files=bool(attempt.directory.objects or attempt.directory.links),
+            given_files=bool(directory.staged or directory.objects or directory.links),
             executable=lambda path: attempt_result.is_executable(self._ws.root / path),
+            sandbox=self._environments.sandbox(spec),
+            hidden=functools.partial(_may_be_hidden, attempt, image),
         )
         dotenv = EnvFiles(self._ws.own).names(".env")
         return hints.fix(exit, tail, spec, ran, self._ws.environ, dotenv)
+
+
+def _may_be_hidden(attempt: Attempt, image: str, path: str) -> bool:
+    """Whether a sandbox hid an absolute path; on another machine, any may be there."""
+    place = attempt.place
+    if image or path.startswith(place.paths(attempt.directory).cwd):
+        return False
+    return bool(place.elsewhere) or os.path.lexists(path) or os.path.isdir(os.path.dirname(path))

@@ -26,6 +26,13 @@ _ABOVE: Final = r"can't open file '[^']*?/((?:\.\./)+)([^']+)'"
 _EXISTS: Final = (
     r"(?:FileExistsError: .*File exists: '|mkdir: .*[‘'])([^'’\n]+)[’'](?:: File exists)?$"
 )
+_NO_NETWORK: Final = (
+    r"[Nn]ame resolution|Name or service not known|Network is unreachable|Could not resolve host"
+)
+_UNSEEN: Final = "(?:No such file or directory|Read-only file system)"
+_OUTSIDE: Final = (
+    rf"{_UNSEEN}: ['\"](/[^'\"\n]+)|(/[^\s'’\":]+)['’\"]?: {_UNSEEN}"  # of Python, of programs
+)
 KILLED: Final = 137
 """The exit of a shell whose program got SIGKILL."""
 
@@ -43,6 +50,10 @@ class Ran(NamedTuple):
     """Whether it was given files that are read-only: more than small copies."""
     executable: Callable[[str], bool] = lambda _path: False
     """Whether the mode of a file of the workspace lets it be executed."""
+    sandbox: str = ""
+    """`closed`, or `network` for a sandbox with a network; empty for none."""
+    hidden: Callable[[str], bool] = lambda _path: False
+    """Whether an absolute path may be a file that the sandbox does not show."""
 
 
 def fix(
@@ -62,6 +73,8 @@ def fix(
         return "the GPU's memory is full: take a smaller batch, shorter sequences or gradient checkpointing; `nvidia-smi` shows what else uses it"
     if found := re.search(_KEY_ERROR, log, re.MULTILINE) or re.search(_VARIABLE, log):
         return unset(found[1], spec, environ, dotenv)
+    if ran.sandbox and (words := _about_sandbox(log, spec, ran)):
+        return words
     if found := re.search(_ABOVE, log):
         return f"a step runs at the root of the workspace, wherever its recipe is: write {found[2]} for {found[1]}{found[2]}"
     if found := re.search(_MODULE, log):
@@ -82,12 +95,27 @@ def fix(
             return _no_exec(program, ran)
         return f"{program} is not executable: `chmod +x {program}`, or call it with its interpreter, as in `sh {program}`"
     if ran.given_files and re.search(_REFUSED, log):
+        other = "" if ran.host else ', or set `inputs = "overlay"` in recipe.toml'
         return (
             "the files of an input are read-only, and `cp` and `copytree` copy that mode: use `cp -r --no-preserve=mode`, "
-            "or run `chmod -R u+w COPY` before the command writes to the copy"
+            f"or run `chmod -R u+w COPY` before the command writes to the copy{other}"
         )
     if exit.code == 127 and (found := re.search(_ABSENT, log)):
         return _absent_program(found[1], ran)
+    return ""
+
+
+def _about_sandbox(log: str, spec: StepSpec, ran: Ran) -> str:
+    if ran.sandbox == "closed" and re.search(_NO_NETWORK, log):
+        return f"the sandbox of {spec.step} has no network: set `sandbox: {{network: true}}`"
+    for found in re.finditer(_OUTSIDE, log):
+        path = found[1] or found[2]
+        if ran.hidden(path):
+            return (
+                f"{path} is not declared; a sandboxed step sees only its declared files, its "
+                "programs and the system's: make it an input, list it in `deps`, or set "
+                "`sandbox: false`"
+            )
     return ""
 
 

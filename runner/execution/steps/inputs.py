@@ -7,8 +7,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from ...hosts.place.overlays import WORD, Overlays
 from ...hosts.place.place import Place
-from ...hosts.place.staging import Attempt as AttemptDirectory
+from ...hosts.place.staging import AttemptDirectory
 from ...planning.plan import Node
 from ...planning.step import StepSpec
 from ...storage.content.files import Content
@@ -35,6 +36,8 @@ class InputStager:
         self._top = str(ws.root)
         self._inputs = StoredInputs(ws.objects, ws.cache)
         self._explained: set[tuple[str, str]] = set()  # inputs that are no files of ours, and why
+        wants_overlays = ws.config.inputs == WORD
+        self._overlays = Overlays(str(ws.home)) if wants_overlays else None
 
     def stage(self, node: Node, spec: StepSpec, directory: AttemptDirectory, place: Place) -> None:
         """Put all inputs of a step into its attempt directory.
@@ -43,6 +46,9 @@ class InputStager:
         """
         cache, objects = self._ws.cache, self._ws.objects
         directory.boxed = bool(self._environments.container_image(spec, place))
+        is_closed = directory.boxed or bool(self._environments.sandbox(spec))
+        if self._overlays is not None and not is_closed and not place.elsewhere:
+            directory.overlays = self._usable_overlays()
         inputs = None if place.own_disk else self._inputs
         add = functools.partial(directory.add_path, cache, inputs=inputs)
         for at, content, source, name, group in self._declared(node):
@@ -100,6 +106,18 @@ class InputStager:
             else:
                 directory.add_object(objects, made, name, by_link=place.own_disk)
         directory.give_files(cache, self._inputs)
+
+    def _usable_overlays(self) -> Overlays | None:
+        """The means by which steps may change their inputs; None where it cannot be had, which is said once."""
+        overlays = self._overlays
+        if overlays is None or not (why := overlays.refusal(str(self._ws.home))):
+            return overlays
+        self._overlays = None
+        self._commits.say(
+            f'inputs = "{WORD}" of recipe.toml cannot be had on this machine ({why}): '
+            "inputs are staged as without it"
+        )
+        return None
 
     def explain(self, node: Node, directory: AttemptDirectory) -> None:
         """Say once a run which inputs are links, or copies for each step, and why."""

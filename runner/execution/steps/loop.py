@@ -180,6 +180,7 @@ class Loop:
         left = own.steps.left_on_hosts(self.ws.objects)
         if left:
             await asyncio.gather(*(place.folder.look_for(left) for place in places))
+        own.machines.join_late()
 
     async def _close(self) -> None:
         own = self.owners

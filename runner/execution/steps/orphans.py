@@ -16,8 +16,9 @@ from ...agent.regular import open_regular
 from ...errors import NotFound
 from ...hosts.link.local_agents import is_reachable, root_of
 from ...hosts.place.host_task import Paths
+from ...hosts.place.overlays import CHANGES
 from ...hosts.place.place import Place
-from ...hosts.place.staging import Attempt
+from ...hosts.place.staging import AttemptDirectory
 from ...hosts.pool import HostPool
 from ...planning.plan import Node
 from ...storage.content.disk import delete_whole
@@ -110,7 +111,7 @@ class Orphans:
             )
             clear(path)
             return None
-        paths = place.paths(Attempt(path))
+        paths = place.paths(AttemptDirectory(path))
         job = Job(name, {"log": paths.log})
         exit = await place.contact.insist(lambda: place.wait(job, timedelta(0)))
         if exit is None:
@@ -119,7 +120,7 @@ class Orphans:
             exit.code == 0
             and exit.reason == "exit"
             and not always
-            and place.may_have_made(Attempt(path), node.outputs)
+            and place.may_have_made(AttemptDirectory(path), node.outputs)
         ):
             return job, place
         tag = _LEFT.fullmatch(name)
@@ -144,7 +145,7 @@ class Orphans:
         await self._clear(place, f"{self._attempts}/{job.key}")
 
     async def _clear(self, place: Place, path: str) -> None:
-        await place.folder.clear(place.paths(Attempt(path)))
+        await place.folder.clear(place.paths(AttemptDirectory(path)))
         clear(path)
 
     async def is_running(self, name: str) -> bool:
@@ -260,7 +261,7 @@ def left_by(home: Path, run: str) -> tuple[dict[Path, list[str]], dict[str, str]
 
 def clear(path: str) -> None:
     """Delete all that there is of an attempt, on whatever number of nodes."""
-    for each in (path, *glob(f"{path}.[0-9]*")):
+    for each in (path, path + CHANGES, *glob(f"{path}.[0-9]*")):
         delete_whole(Path(each))
     for suffix in (".log", ".sh", ".metrics", ".host", ".latest", ".taken", ".site", ".given"):
         with contextlib.suppress(OSError):

@@ -17,7 +17,7 @@ from ...hosts.place import launch
 from ...hosts.place.host_task import HostTask, Phase, StateFolder
 from ...hosts.place.place import Place
 from ...hosts.place.spare_dirs import Scrap
-from ...hosts.place.staging import Attempt as AttemptDirectory
+from ...hosts.place.staging import AttemptDirectory
 from ...hosts.pool import HostPool
 from ...planning import judge as judging
 from ...planning.schedule import PHASES
@@ -82,9 +82,7 @@ class Preparer:
         node, spec, members = attempt.node, attempt.spec, attempt.place.members
         pythons = [await self._environments.python(node, spec, each) for each in members]
         for each in members:
-            image = self._environments.container_image(spec, each)
-            if image:
-                await self._environments.containers_of(each).image(image)
+            await self._environments.make_ready(spec, each)
         self.compose_task(attempt, pythons)
         if attempt.state is not None:
             from ...storage import checkpoints

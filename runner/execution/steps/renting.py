@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Collection, Iterator, Sequence
 from typing import Final
 
 from drivers.base import DriverError, HostLost, Need
@@ -27,6 +27,8 @@ from .run_plan import RunPlan
 from .run_schedule import Journal, RunSchedule
 from .running_attempts import RunningAttempts
 
+SIZES: Final = ("cpus", "memory", "gpus")
+"""What a host has for steps to share."""
 LOOK: Final = 0.2
 """Seconds between two looks at what is needed."""
 
@@ -49,11 +51,12 @@ class Machines:
         bell: Bell,
         *,
         most_for_a_need: int,
+        fixed_pools: Collection[str] = (),
     ) -> None:
         self._ws, self._pool, self._steps, self._schedule = ws, pool, steps, schedule
         self._journal, self._commits, self._running = journal, commits, running
         self._hooks, self._orphans, self._stopper, self._bell = hooks, orphans, stopper, bell
-        self._most = most_for_a_need
+        self._most, self._fixed_pools = most_for_a_need, fixed_pools
         self._coming = 0
         self._looked = 0.0
 
@@ -81,6 +84,12 @@ class Machines:
         if not pool.priced:
             return self._succeed_in_time()
         self._rent_what_is_needed()
+
+    def join_late(self) -> None:
+        """Use hosts that have not answered yet as soon as they do."""
+        if self._pool.has_late:
+            self._coming += 1
+            self._bell.run_in_background(self._join())
 
     def lose(self, place: Place, error: HostLost) -> None:
         """A host is gone, or some of a place with several: nothing starts there any more.
@@ -228,6 +237,21 @@ class Machines:
         if self._schedule.starts_nothing or self._stopper.is_stopping:
             return False
         return any(not self.stays_here(id) for id in self._open_steps())
+
+    async def _join(self) -> None:
+        try:
+            for place in await self._pool.join(self._make_ready):
+                sizes = {name: place.capacity.has(name) for name in SIZES}
+                for name in self._fixed_pools:
+                    sizes.pop(name, None)
+                slots = 0 if self._most else place.capacity.slots or 1
+                self._schedule.grow(slots, sizes)
+                self._commits.say(f"{place.name} answers now, and is used, too")
+        except (RecipeError, DriverError) as error:
+            self._commits.say(str(error))
+        finally:
+            self._coming -= 1
+            self._bell.wake()
 
     def _take_instead(self, place: Place, asking: Awaitable[Sequence[Place]]) -> None:
         self._coming += 1

@@ -112,6 +112,10 @@ class RunSchedule:
         """Add steps to the run, or replace those that still wait."""
         self._journal.record(self._scheduler.extend(tasks))
 
+    def grow(self, jobs: int, capacity: Mapping[str, float]) -> None:
+        """There is room for so many more steps at once, and so much more in the pools."""
+        self._scheduler.grow(jobs, capacity)
+
     def take_over(self, states: Mapping[str, State]) -> None:
         """Judge again what an earlier worker had begun, or chosen to run.
 

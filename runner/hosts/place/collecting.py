@@ -14,7 +14,7 @@ from ...planning.step import DIRECTORY, NONEMPTY, OPTIONAL, TEMPORARY
 from ...storage.workspace import Workspace
 from .folder import RemoteFolder
 from .host_task import HostTask, Paths, TaskResult
-from .staging import Attempt
+from .staging import AttemptDirectory
 
 if TYPE_CHECKING:
     from ..transfer.host_store import HostStore
@@ -61,7 +61,7 @@ class Collector:
             return TaskResult(
                 exit,
                 problem="input",
-                words=f"it changed its input {_called(task.attempt, harvest.changed[0])}",
+                words=f"it changed its input {_name_of_input(task.attempt, harvest.changed[0])}",
             )
         in_place = self._host_store.neighbour.reads  # it may have read an input here
         if in_place and (
@@ -149,7 +149,7 @@ def _leave(top: str, name: str, data: bytes) -> None:
         file.write(data)
 
 
-def _called(attempt: Attempt, name: str) -> str:
+def _name_of_input(attempt: AttemptDirectory, name: str) -> str:
     """What a step calls an input: some are known to their host by content only."""
     names = {content: path for path, (_, content) in attempt.links.items()} | {
         content: path for path, content in attempt.objects.items()

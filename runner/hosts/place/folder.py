@@ -114,7 +114,7 @@ class RemoteFolder(Folder):
         from ..transfer.host_store import Parcel
 
         parcel = Parcel(
-            {path: (data, False) for path, data in files.items()},
+            {path: (data, 0o644) for path, data in files.items()},
             beside={} if script is None else {".sh": script},
         )
         await self._contact.insist(lambda: self._host_store.stage(name, parcel))

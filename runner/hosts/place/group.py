@@ -24,7 +24,7 @@ from .host_task import FOREVER, HostTask, Paths, StateFolder, TaskResult
 from .place import GRACE, Place
 from .remote import RemotePlace
 from .rendezvous import Meeting, Node, together
-from .staging import Attempt
+from .staging import AttemptDirectory
 
 if TYPE_CHECKING:
     from drivers.devices import Device
@@ -127,17 +127,17 @@ class Group(Place):
     def gone(self) -> Mapping[Place, str]:
         return self._gone
 
-    def paths(self, attempt: Attempt) -> Paths:
+    def paths(self, attempt: AttemptDirectory) -> Paths:
         return self._members[0].paths(
             attempt
             if attempt.called
-            else Attempt(attempt.path, called=f"{Path(attempt.path).name}.0")
+            else AttemptDirectory(attempt.path, called=f"{Path(attempt.path).name}.0")
         )
 
     def described(self, python: str) -> str:
         return self._members[0].described(python)
 
-    def may_have_made(self, attempt: Attempt, outputs: Sequence[object]) -> bool:
+    def may_have_made(self, attempt: AttemptDirectory, outputs: Sequence[object]) -> bool:
         return True
 
     async def clear_after(self, task: HostTask, states: Sequence[StateFolder]) -> None:
@@ -324,7 +324,7 @@ def group_of(places: Sequence[Place]) -> Place:
     )
 
 
-def ranked(name: str, rank: int) -> str:
+def rank_name(name: str, rank: int) -> str:
     """What the others than node 0 have here, beside what bears that name."""
     return f"{name}.{rank}" if rank else name
 

@@ -12,7 +12,7 @@ from drivers.base import Command, Exit, Job
 
 from ...planning.step import MetricsSpec, OutputSpec
 from .spare_dirs import Scrap
-from .staging import Attempt
+from .staging import AttemptDirectory
 
 if TYPE_CHECKING:
     from ...storage.checkpoints import Newest
@@ -102,7 +102,7 @@ class HostTask:
 
     name: str
     outputs: Sequence[OutputSpec]
-    attempt: Attempt
+    attempt: AttemptDirectory
     compose: Callable[[Mapping[str, Newest]], tuple[Command, bytes | None]]
     """Makes the attempt directory here, when it is known from which checkpoints it goes on; answers its command and its script."""
     scrap: Scrap

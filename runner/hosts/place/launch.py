@@ -44,6 +44,14 @@ class Launch(NamedTuple):
 
 def render(spec: StepSpec, scope: Mapping[str, Any], *, python: str) -> Launch:
     """Render everything of a step.  `scope` has the late names too.  Raises CannotRun naming the leaf that cannot be rendered."""
+    launch = _rendered(spec, scope, python)
+    if not spec.options.nice:
+        return launch
+    # A program, so that it is the same on hosts and in containers, and before any process of the step.
+    return launch._replace(argv=("nice", "-n", f"{spec.options.nice}", *launch.argv))
+
+
+def _rendered(spec: StepSpec, scope: Mapping[str, Any], python: str) -> Launch:
     texts = {name: _text(value, scope, f"env.{name}") for name, value in spec.env.items()}
     env = {name: text for name, text in texts.items() if text is not None}
     files = {path: _file(path, tree, scope) for path, tree in spec.files.items()}

@@ -26,7 +26,7 @@ from ..link.contact import Contact
 from .capacity import Capacity
 from .folder import Folder
 from .host_task import FOREVER, HostTask, Paths, StateFolder, TaskResult
-from .staging import Attempt, OutputProblem
+from .staging import AttemptDirectory, OutputProblem
 
 if TYPE_CHECKING:
     from drivers.devices import Device
@@ -74,7 +74,7 @@ class Place:
         self.folder = Folder(ws)
         self.installer = sys.executable
         """The Python that makes environments from locks."""
-        self.login = variables.inherited(shell.login)
+        self.login = variables.inherit_variables(shell.login)
         """What every step gets of the variables of the login there."""
         self.elsewhere = "" if name == "local" else name
         """The name of a machine that is not this one."""
@@ -112,7 +112,7 @@ class Place:
             if each.leave_at < math.inf:
                 each.leaving = each.leaving or why
 
-    def paths(self, attempt: Attempt) -> Paths:
+    def paths(self, attempt: AttemptDirectory) -> Paths:
         return Paths.at(attempt.path)
 
     async def stop(self, job: Job, grace: timedelta) -> None:
@@ -125,12 +125,17 @@ class Place:
 
     def env(self, own: Collection[str] = ()) -> dict[str, str]:
         """What the environment of every command there begins with.  `own` are names that it sets itself."""
-        return {"PATH": self.path, "PYTHONUNBUFFERED": "1", **self.login, **variables.settled(own)}
+        return {
+            "PATH": self.path,
+            "PYTHONUNBUFFERED": "1",
+            **self.login,
+            **variables.settled_variables(own),
+        }
 
     def described(self, python: str) -> str:
         """A Python there as people read it: its path, and its version where that is known."""
         if python not in self._described:
-            self._described[python] = interpreters.described(python)
+            self._described[python] = interpreters.describe_python(python)
         return self._described[python]
 
     def could(self, wants: Mapping[str, float]) -> bool:
@@ -143,13 +148,13 @@ class Place:
 
     # -- attempts
 
-    def give_states(self, attempt: Attempt, states: Sequence[StateFolder]) -> None:
+    def give_states(self, attempt: AttemptDirectory, states: Sequence[StateFolder]) -> None:
         """Let an attempt that is being made find its states."""
         for state in states:
             os.symlink(state.here.resolve(), attempt.target_of(state.path))
 
     def mounts(
-        self, attempt: Attempt, command: Command, states: Sequence[StateFolder]
+        self, attempt: AttemptDirectory, command: Command, states: Sequence[StateFolder]
     ) -> Sequence[Mount]:
         """What a container there has to see: the attempt, and all that it leads to."""
         from ..containers import mounts
@@ -159,7 +164,7 @@ class Place:
         writable = [str(state.here) for state in states]
         return [*mounts(command, f"{self.folder.root}/objects", writable), *shown]
 
-    def may_have_made(self, attempt: Attempt, outputs: Sequence[OutputSpec]) -> bool:
+    def may_have_made(self, attempt: AttemptDirectory, outputs: Sequence[OutputSpec]) -> bool:
         """Whether the outputs of an attempt that ended well may all be there still."""
         return attempt.whole(outputs)
 

@@ -10,12 +10,13 @@ import contextlib
 import os
 import stat
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from drivers.base import Command, Denied, Job, Rejected
+from drivers.base import Command, Denied, Exit, Job, Rejected
 
+from ...errors import DiskFull
 from ...planning.step import OutputSpec
-from ...storage.content.files import Content, Entry
+from ...storage.content.files import Content, Entry, is_full, no_space
 from ...storage.content.inputs import COPIED, Source, size_of
 from ...storage.crash import crashpoint
 from ...storage.workspace import Workspace
@@ -25,7 +26,7 @@ from .folder import RemoteFolder
 from .following import Follower
 from .host_task import HostTask, Paths, StateFolder, TaskResult
 from .place import Place, Shell
-from .staging import Attempt
+from .staging import AttemptDirectory
 
 if TYPE_CHECKING:
     from drivers.devices import Device
@@ -66,7 +67,7 @@ class RemotePlace(Place):
         )
         self._linked: set[str] = set()  # inputs that are said to be links here
 
-    def paths(self, attempt: Attempt) -> Paths:
+    def paths(self, attempt: AttemptDirectory) -> Paths:
         return Paths.at(
             f"{self.host_store.root}/attempts/{attempt.called or os.path.basename(attempt.path)}"
         )
@@ -78,11 +79,11 @@ class RemotePlace(Place):
             else python
         )
 
-    def give_states(self, attempt: Attempt, states: Sequence[StateFolder]) -> None:
+    def give_states(self, attempt: AttemptDirectory, states: Sequence[StateFolder]) -> None:
         """They are links there: see `_parcel`."""
 
     def mounts(
-        self, attempt: Attempt, command: Command, states: Sequence[StateFolder]
+        self, attempt: AttemptDirectory, command: Command, states: Sequence[StateFolder]
     ) -> Sequence[Mount]:
         from ..containers import leads
         from ..engines import Mount
@@ -101,7 +102,7 @@ class RemotePlace(Place):
             *(Mount(f"{self.folder.root}/{state.below}", True) for state in states),
         ]
 
-    def may_have_made(self, attempt: Attempt, outputs: Sequence[OutputSpec]) -> bool:
+    def may_have_made(self, attempt: AttemptDirectory, outputs: Sequence[OutputSpec]) -> bool:
         return True
 
     async def carry(self, task: HostTask) -> TaskResult:
@@ -154,15 +155,30 @@ class RemotePlace(Place):
             return TaskResult(exit)
         task.phase("FETCHING_RESULTS")
         crashpoint("job-over")
-        if task.metrics is not None and task.metrics[0]:
-            await rest  # before outputs are moved there: they may be what metrics are read from
-            brought = await self.contact.insist(lambda: collector.outputs(exit))
-        else:
-            brought, _ = await asyncio.gather(
-                self.contact.insist(lambda: collector.outputs(exit)), rest
-            )
+        try:
+            brought = await self._collect(task, exit, collector, rest)
+        except DiskFull as error:
+            return TaskResult(exit, problem="full", words=str(error))
+        except OSError as error:
+            if not is_full(error):
+                raise
+            words = str(no_space(error, str(error.filename or task.attempt.path)))
+            return TaskResult(exit, problem="full", words=words)
         if brought.problem == "output":
             await collector.remains()
+        return brought
+
+    async def _collect(
+        self, task: HostTask, exit: Exit, collector: Collector, rest: Coroutine[Any, Any, None]
+    ) -> TaskResult:
+        """What a command that ended well made; `rest` brings the end of its log."""
+        if task.metrics is not None and task.metrics[0]:
+            await rest  # before outputs are moved there: they may be what metrics are read from
+            return await self.contact.insist(lambda: collector.outputs(exit))
+        brought: TaskResult
+        brought, _ = await asyncio.gather(
+            self.contact.insist(lambda: collector.outputs(exit)), rest
+        )
         return brought
 
     def _copied(self, task: HostTask, paths: Paths) -> Iterator[Coroutine[object, object, object]]:
@@ -255,7 +271,7 @@ class RemotePlace(Place):
                 why = f"it is larger than {COPIED >> 20} MiB and is read in place"
             task.say(f"input {name}: {LINKED.format(self.name, why)}")
 
-    async def _direct(self, attempt: Attempt) -> dict[str, str]:
+    async def _direct(self, attempt: AttemptDirectory) -> dict[str, str]:
         """What it is given that the host sees on our disk: name -> path.  An input that it can have a copy of is sent."""
         if not self.host_store.neighbour.reads:
             return {}
@@ -270,11 +286,11 @@ class RemotePlace(Place):
         seen = await self.host_store.neighbour.same(list(given.values()))
         return {name: path for name, path in given.items() if path in seen}
 
-    def _source(self, attempt: Attempt, name: str, at: str, content: str) -> Source:
+    def _source(self, attempt: AttemptDirectory, name: str, at: str, content: str) -> Source:
         return Source(at, os.path.realpath(f"{attempt.path}/{name}"), Content(content))
 
     def _sources(
-        self, attempt: Attempt, wanted: set[str]
+        self, attempt: AttemptDirectory, wanted: set[str]
     ) -> tuple[dict[str, str], dict[str, list[Entry]]]:
         """Where these contents lie here, and the manifests of those that are trees."""
         sources: dict[str, str] = {}
@@ -292,7 +308,7 @@ class RemotePlace(Place):
         return sources, manifests
 
 
-def _parcel(attempt: Attempt, states: Mapping[str, str]) -> Parcel:
+def _parcel(attempt: AttemptDirectory, states: Mapping[str, str]) -> Parcel:
     """An attempt directory as it is here, in a form that can travel."""
     from ..transfer.host_store import Parcel
 
@@ -314,7 +330,7 @@ def _parcel(attempt: Attempt, states: Mapping[str, str]) -> Parcel:
                     waiting.append(name)
                 else:
                     with open(item.path, "rb") as file:
-                        parcel.files[name] = file.read(), bool(item.stat().st_mode & stat.S_IXUSR)
+                        parcel.files[name] = file.read(), stat.S_IMODE(item.stat().st_mode)
         if empty and folder:
             parcel.folders.append(folder)
     return parcel

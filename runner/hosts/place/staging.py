@@ -23,11 +23,12 @@ from ...errors import CannotRun
 from ...paths import escapes, heads
 from ...planning.step import DIRECTORY, NONEMPTY, OPTIONAL, OutputSpec
 from ...storage.content.digest_cache import DigestCache
-from ...storage.content.disk import WRITABLE, delete, overwrite
+from ...storage.content.disk import MODE, WRITABLE, delete, overwrite
 from ...storage.content.files import Changed, Content, Unhashable, scan
-from ...storage.content.giving import FULL, link_tree
+from ...storage.content.giving import FULL
 from ...storage.content.inputs import EACH_FILE, Source, StoredInputs
 from ...storage.content.objects import Objects
+from .overlays import CHANGES, Overlays
 from .spare_dirs import Scrap, Spare
 
 Mark: TypeAlias = tuple[int, int, int]
@@ -40,11 +41,12 @@ LINKS = (
     "it is staged as symbolic links because {}. "
     "Use `tar -h` and `find -L`, or move the workspace to XFS, Btrfs, ZFS or APFS"
 )
+OVERLAY = ', or set `inputs = "overlay"` in recipe.toml'
 MOUNTED = "it is mounted read-only because {}"
 MANY_FILES = 50_000
 MANY = (
     "it has {} files, and staging them takes about {:.0f} s for each step. "
-    "Use a glob in `deps`, or pack them with `recipe pack`"
+    "Name fewer of them by a glob in `deps`, or pack them with `recipe pack`"
 )
 SECONDS_PER_FILE = 2e-5
 HEAVY = 8 << 20
@@ -140,19 +142,15 @@ class Workdir:
                 os.mkdir(folder)
         self._made[folder] = None
 
-    def put(self, target: str, data: bytes, *, executable: bool) -> Mark:
+    def put(self, target: str, data: bytes, mode: int) -> Mark:
         """A small file of our own making."""
-        if self._scrap is not None and not executable:
+        if self._scrap is not None and not mode & stat.S_IXUSR:
             if self._spare:
                 os.rename(self._spare.pop(), target)
-                return _mark(overwrite(target, data))
+                return _mark(overwrite(target, data, mode))
             if self._scrap.take_file(target):
-                return _mark(overwrite(target, data))
-        handle = os.open(
-            target,
-            os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC,
-            0o755 if executable else 0o644,
-        )
+                return _mark(overwrite(target, data, mode))
+        handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
             view = memoryview(data)
             while view:
@@ -171,7 +169,7 @@ class Workdir:
 
 
 @dataclass(slots=True)
-class Attempt:
+class AttemptDirectory:
     """One attempt directory and what was put there."""
 
     path: str
@@ -198,6 +196,7 @@ class Attempt:
         default_factory=list
     )  # caller's files that were not what the key says when they were staged
     boxed: bool = False  # it runs in a container, which can be shown a path under another name
+    overlays: Overlays | None = None  # its command may change what it is given
     _origins: dict[str, str] = field(
         default_factory=dict
     )  # name -> the path of the caller's that was given as a whole
@@ -233,6 +232,7 @@ class Attempt:
     ) -> None:
         """A file or folder of the caller's, which the cache knows as `at`; `content` is what stands for it in the key, None for anything.
 
+        `copy`: it is code, a copy of any size that may be written to, though a step that does so fails.
         Without `inputs` a folder or a large file is a link, for a host to make of it what it is.  Large files of one `group`
         are there after `give_files`.
         """
@@ -246,9 +246,8 @@ class Attempt:
                 data = file.read(found.st_size + 1)
                 if len(data) != found.st_size:
                     data += file.readall()
-            self.staged[name] = self.folder.put(
-                target, data, executable=bool(found.st_mode & 0o100)
-            )
+            executable = bool(found.st_mode & stat.S_IXUSR)
+            self._put_small(name, target, data, executable, writable=copy)
             if content is not None:
                 self.sources[at] = content
             return
@@ -260,6 +259,15 @@ class Attempt:
             self._waiting.setdefault(group or name, []).append((at, content, source, name))
         else:
             self._give(cache, inputs, (at, content, source, name))
+
+    def _put_small(
+        self, name: str, target: str, data: bytes, executable: bool, *, writable: bool = False
+    ) -> None:
+        """Put a small file there, read-only unless it may be written to."""
+        mode = MODE["x" if executable else "f"]
+        if writable or self.overlays is not None:
+            mode |= stat.S_IWUSR
+        self.staged[name] = self.folder.put(target, data, mode)
 
     def give_files(self, cache: DigestCache, inputs: StoredInputs) -> None:
         """Put the large files of the caller's there that `add_path` was told of."""
@@ -282,9 +290,16 @@ class Attempt:
         known = Content(content or cache.content_of(at) or "")
         why = inputs.keep(Source(at, path, known), together) if known else "it is gone"
         if why:
-            self._lead_to(cache, at, path, name)
+            overlays = self.overlays
+            is_overlaid = overlays is not None and not overlays.refusal(path)
+            if self.boxed or is_overlaid:
+                self._mount(path, name)
+                if self.boxed:
+                    self.notices[name] = MOUNTED.format(why)
+            else:
+                self.notices[name] = LINKS.format(why) + (OVERLAY if overlays is None else "")
+                self._link(inputs, Source(at, path, known), name)
             self._note_link(cache, at, content, name)
-            self.notices[name] = MOUNTED.format(why) if self.boxed else LINKS.format(why)
             return
         self._add_files(inputs.objects, known, name)
 
@@ -295,19 +310,29 @@ class Attempt:
             self.notices[name] = MANY.format(f"{count:,}", count * SECONDS_PER_FILE)
         self.objects[name] = content
 
-    def _lead_to(self, cache: DigestCache, at: str, path: str, name: str) -> None:
-        """Show the caller's own file, or the files of its folder."""
-        target, is_folder = f"{self.path}/{name}", os.path.isdir(path)
-        if self.boxed:
-            self.mounted[name] = path
-            if is_folder:
-                os.mkdir(target)
-            else:
-                self.add_bytes(b"", name)
-        elif is_folder:
-            link_tree(cache.entries(at), path, target)
+    def _link(self, inputs: StoredInputs, source: Source, name: str) -> None:
+        """Have a link to the caller's own file under a name, or a folder of such links."""
+        target = f"{self.path}/{name}"
+        if not os.path.isdir(source.path):
+            os.symlink(source.path, target)
+            return
+        count = inputs.link_to(source, target)
+        if count > MANY_FILES:
+            words = MANY.format(f"{count:,}", count * SECONDS_PER_FILE)
+            self.notices[name] += f". I{words[1:]}"
+
+    def _mount(self, path: str, name: str) -> None:
+        """Have the caller's own file or folder shown under a name when the command begins."""
+        self.mounted[name] = path
+        if os.path.isdir(path):
+            os.mkdir(f"{self.path}/{name}")
         else:
-            os.symlink(path, target)
+            self.add_bytes(b"", name)
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """Folders and files that it was given as a whole, and the path of what each shows, its own or the caller's."""
+        return {name: f"{self.path}/{name}" for name in self.objects} | self.mounted
 
     def _note_link(self, cache: DigestCache, at: str, content: str | None, name: str) -> None:
         now = cache.content_of(at)
@@ -330,7 +355,7 @@ class Attempt:
         target, known = self.target_of(name), Content(content)
         small = objects.small(known)
         if small is not None:
-            self.staged[name] = self.folder.put(target, small, executable=content[0] == "x")
+            self._put_small(name, target, small, content[0] == "x")
             return
         objects.demand(known)
         if by_link:
@@ -347,7 +372,7 @@ class Attempt:
         if stat.S_ISREG(found.st_mode) and found.st_size <= SMALL:
             data = Path(source).read_bytes()
             executable = bool(found.st_mode & stat.S_IXUSR)
-            self.staged[name] = self.folder.put(target, data, executable=executable)
+            self._put_small(name, target, data, executable)
         else:
             self._add_files(objects, Content(content), name, below)
 
@@ -364,7 +389,9 @@ class Attempt:
                 json.dump(given, file)
 
     def forget_given(self) -> None:
-        """Delete that."""
+        """Delete that, and what the command changed of its inputs."""
+        if self.overlays is not None:
+            delete(Path(self.path + CHANGES))
         if self.objects or self.links:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{self.path}.given")
@@ -418,8 +445,9 @@ class Attempt:
     def add_bytes(self, data: bytes, name: str) -> None:
         """A file of the recipe's, also in place of an input: that one is never written to."""
         target = self.target_of(name)
-        if name in self.objects or name in self.links:
+        if name in self.objects or name in self.links or name in self.staged:
             os.unlink(target)
+            self.staged.pop(name, None)
         with open(target, "wb") as file:
             file.write(data)
 
@@ -435,7 +463,9 @@ class Attempt:
         It alone can have changed a copy or an object, and it or its caller what it read in place.
         """
         changed = [
-            name for name, mark in self.staged.items() if _look(f"{self.path}/{name}") != mark
+            name
+            for name, mark in self.staged.items()
+            if self.overlays is None and _look(f"{self.path}/{name}") != mark
         ]
         changed += [
             name
@@ -592,7 +622,9 @@ class Attempt:
         return None
 
 
-def undeclared(log_tail: str, workspace: Path, attempt: str, declared: Iterable[str]) -> str | None:
+def undeclared_file(
+    log_tail: str, workspace: Path, attempt: str, declared: Iterable[str]
+) -> str | None:
     """A workspace file whose name a failed command printed, also as a path in its attempt directory, and that its step did not declare."""
     import re
 

@@ -48,8 +48,8 @@ from ...storage.crash import crashpoint
 from ...storage.records.ledger import LeaseRow, Ledger
 from ..link.contact import LONG, SOON, patient
 from .budget import Budget
-from .money import ENDING, committed
-from .resting import RESTS, account_digest, denied
+from .money import ENDING, committed_cost
+from .resting import RESTS, account_digest, is_denied
 
 _T = TypeVar("_T")
 RENEW: Final = 3600.0
@@ -217,15 +217,18 @@ class Leases:
     async def until(self, need: Need, offer: Offer, shares: int = 1) -> datetime:
         """When a machine is to end that is rented now.  Raises CannotRun when the money does not pay for it.
 
-        A lease that is being given back may cost its price up to its own end.  Where that would
-        shorten the time of the new machine, the proof that it is gone is waited for, as long as
-        a machine is waited for.
+        A lease that is being given back may cost its price up to its own end.  Where that takes
+        the new machine, or much of its time, the proof that it is gone is waited for, as long
+        as a machine is waited for.
         """
         price = 0.0 if offer.queued else offer.price
         gives_up = time.monotonic() + self.driver.traits.comes_up.total_seconds()
         said = False
-        while (ending := self.budget.ending()) and self.budget.curtails(price, shares):
-            if short := self.budget.pays(need, offer, shares):
+        while ending := self.budget.ending():
+            lacks = self.budget.pays(need, offer, shares, self.budget.certain())
+            if not lacks and not self.budget.curtails(price, shares):
+                break
+            if short := self.budget.pays(need, offer, shares, self.budget.at_best()):
                 raise CannotRun(short, fix=RAISE)
             if time.monotonic() >= gives_up:
                 break
@@ -244,7 +247,7 @@ class Leases:
         """Why nothing is rented although the money may be there."""
         minutes = self.driver.traits.comes_up.total_seconds() / 60
         now = time.time()
-        most = sum(committed(row.price, now, row.until) for row in ending)
+        most = sum(committed_cost(row.price, now, row.until) for row in ending)
         return (
             f"{self.name} has not ended {_names(ending)} in {minutes:g} minutes, and by its own "
             f"end it may cost ${most:.4g} more: {short}"
@@ -411,7 +414,7 @@ class Leases:
             if row.lease
             else await self._find(row, LONG if self.driver.traits.priced else SOON)
         )
-        return lease is None or await ended(self, partial(self.driver.release, lease))
+        return lease is None or await is_ended(self, partial(self.driver.release, lease))
 
     async def adopt(self) -> list[LeaseRow]:
         """Take over what earlier workers of this run had: the leases that are COMING or UP.  What they were giving back goes, or is asked for again.
@@ -463,7 +466,7 @@ class Leases:
         """Keep a lease for another term, where the driver can."""
         price = 0.0 if offer_of(row).queued else row.price
         until = self.budget.until(
-            price, self.budget.certain(row.key) - committed(row.price, row.asked, time.time())
+            price, self.budget.certain(row.key) - committed_cost(row.price, row.asked, time.time())
         )
         if until.timestamp() <= max(
             row.until, time.time() + ENDING
@@ -500,7 +503,7 @@ class Leases:
     async def denied(self) -> None:
         """Raises Denied while the provider rests that refused the last order to this account with these settings."""
         row = self.ledger.last(self.name)
-        if row is None or not denied(row, time.time()):
+        if row is None or not is_denied(row, time.time()):
             return
         if row.account == account_digest(self.settings, await _account(self)):
             minutes = RESTS[LeaseFailure.DENIED] / 60
@@ -622,7 +625,7 @@ def _names(rows: Sequence[LeaseRow]) -> str:
     return ", ".join(f"{row.driver} {row.key}" for row in rows)
 
 
-async def ended(leases: Leases, ask: Callable[[], Awaitable[bool]]) -> bool:
+async def is_ended(leases: Leases, ask: Callable[[], Awaitable[bool]]) -> bool:
     """Whether the provider ends a machine, or stops it, asked a few times.  Raises DriverError."""
     for tried in range(SOON):
         if tried:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
 
-from drivers import DRIVERS, FREE
+from drivers import ACCOUNT_VARIABLES, DRIVERS, FREE
 from drivers.base import Driver, DriverError, Need, Offer, Rejected, Wish
 
 from ...errors import CannotRun, Infrastructure, Invalid, Problem, RecipeError
@@ -66,6 +66,18 @@ class Shelf(NamedTuple):
         return left_out(self.excluded)
 
 
+def rank_offers(shelves: Sequence[Shelf]) -> list[tuple[Shelf, Offer]]:
+    """The offers of all drivers for one step, the cheapest run first; those of an unknown total come last, by their hourly price."""
+    if len(shelves) == 1:
+        return [(shelves[0], offer) for offer in shelves[0].offers]
+
+    def key(each: tuple[Shelf, Offer]) -> tuple[bool, float]:
+        usd = each[0].total_of(each[1]).usd
+        return (True, each[1].hourly) if usd is None else (False, usd)
+
+    return sorted(((shelf, offer) for shelf in shelves for offer in shelf.offers), key=key)
+
+
 def left_out(excluded: Mapping[str, int]) -> str:
     """Why offers were left out, by count; empty when none was."""
     count = sum(excluded.values())
@@ -76,7 +88,7 @@ def left_out(excluded: Mapping[str, int]) -> str:
     )
 
 
-def renting(ws: Workspace, name: str, hosts: Sequence[str] = ()) -> Driver | None:
+def driver_that_rents(ws: Workspace, name: str, hosts: Sequence[str] = ()) -> Driver | None:
     """The driver of that name, if what it has costs money; `hosts` instead of those in its settings.  Raises RecipeError."""
     driver = (
         driver_of(name, ws.config.driver(name), hosts, str(ws.home)) if name not in FREE else None
@@ -93,19 +105,19 @@ def renters(ws: Workspace) -> dict[str, Driver]:
     found = {}
     for name in sorted({*DRIVERS, *ws.config.drivers} - {*FREE}):
         with suppress(RecipeError):
-            if (driver := renting(ws, name)) is not None:
+            if (driver := driver_that_rents(ws, name)) is not None:
                 found[name] = driver
     return found
 
 
 class PricedDrivers(NamedTuple):
-    """Drivers whose machines cost money, and the names of those that cannot be loaded here."""
+    """Drivers whose machines cost money, and the names of those that somebody means to use and that cannot be loaded here."""
 
     drivers: dict[str, Driver]
     not_installed: list[str]
 
 
-def priced(ws: Workspace, asked: str) -> PricedDrivers:
+def priced_drivers(ws: Workspace, asked: str) -> PricedDrivers:
     """Return the drivers that were asked for, as `all` or by their names; a cluster without prices only by its name.
 
     Raises CannotRun for one that rents nothing, and for one asked for by its name that is not installed.
@@ -131,11 +143,18 @@ def priced(ws: Workspace, asked: str) -> PricedDrivers:
     not_installed: list[str] = []
     for name in sorted({*DRIVERS, *ws.config.drivers} - {*FREE}):
         try:
-            if (driver := renting(ws, name)) is not None:
+            if (driver := driver_that_rents(ws, name)) is not None:
                 able[name] = driver
         except CannotRun:
-            not_installed.append(name)
+            if _is_set_up(ws, name):
+                not_installed.append(name)
     return PricedDrivers(able, not_installed)
+
+
+def _is_set_up(ws: Workspace, name: str) -> bool:
+    """Whether the settings or the environment say something of a driver, which need not be installed."""
+    variables = ACCOUNT_VARIABLES.get(name, ())
+    return name in ws.config.drivers or any(ws.environ.get(each) for each in variables)
 
 
 async def update(drivers: Mapping[str, Driver]) -> dict[str, str]:

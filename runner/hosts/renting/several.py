@@ -25,12 +25,11 @@ from drivers.base import (
 )
 
 from ...errors import CannotRun, NotFound, did_you_mean
-from ...settings import Config
+from ...settings import ANY, Config
 from ...storage.records.ledger import LeaseRow
 from .kept import KeptLeases
 from .needs import market_of
 
-ANY: Final = "any"
 NO_IMAGES: Final = "boots no image of a container"
 
 
@@ -39,14 +38,9 @@ def alternatives(config: Config, name: str) -> tuple[str, ...]:
 
     Raises CannotRun where the settings name none for `any`, or one rents nothing, NotFound for an unknown one.
     """
-    kind, _, listed = name.partition(":")
-    if kind != ANY:
+    if name.partition(":")[0] != ANY:
         return ()
-    names = (
-        tuple(dict.fromkeys(filter(None, listed.split(","))))
-        if listed
-        else config.lists.get("drivers.any", ())
-    )
+    names = config.among(name)
     fix = f'name them: --driver {ANY}:vastai,runpod, or `any = ["vastai", "runpod"]` below [drivers] of recipe.toml'
     if not names:
         raise CannotRun(
@@ -69,6 +63,17 @@ def alternatives(config: Config, name: str) -> tuple[str, ...]:
 def names_of(config: Config, name: str) -> tuple[str, ...]:
     """The drivers that may be used under the name of one, or of `any`."""
     return alternatives(config, name) or (name,)
+
+
+def data_goes_to(config: Config, name: str) -> str:
+    """Words for where data and secrets of a run may go that chooses among several drivers; empty for the name of one."""
+    names = alternatives(config, name)
+    if not names:
+        return ""
+    *most, last = names
+    kept = [each for each in names if config.driver(each).get("secrets", "send") == "deny"]
+    what = "the run's data" if kept else "the run's data and secrets"
+    return f"{what} may be sent to machines of {', '.join(most)}{' or ' if most else ''}{last}"
 
 
 class Together(Driver):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -19,7 +20,7 @@ from ...storage.content.files import Content, Entry
 from ..link.wire import CorruptReply, Gone, Wire, nothing, words_of
 from . import neighbours
 from .download import Fetch, Taken
-from .manifests import name_of, path_of, stamp_of, untrusted
+from .manifests import find_fault, name_of, path_of, stamp_of
 from .upload import Sender
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ PULLS = 2
 class Parcel:
     """What an attempt directory begins with."""
 
-    files: dict[str, tuple[bytes, bool]] = field(default_factory=dict)
-    """Name -> its bytes, and whether it can be executed."""
+    files: dict[str, tuple[bytes, int]] = field(default_factory=dict)
+    """Name -> its bytes and its mode."""
     links: dict[str, str] = field(default_factory=dict)
     """Name -> the content that it leads to, which must be there."""
     folders: list[str] = field(default_factory=list)
@@ -137,9 +138,12 @@ class HostStore(Sender):
         """
         at = f"at/{name}"
         plain = [
-            (Entry(f"{at}/{path}", "x" if executable else "f", len(data), ""), data)
-            for path, (data, executable) in parcel.files.items()
+            (Entry(f"{at}/{path}", _kind_of(mode), len(data), ""), data)
+            for path, (data, mode) in parcel.files.items()
         ]
+        read_only = {
+            f"{at}/{path}" for path, (_, mode) in parcel.files.items() if not mode & stat.S_IWUSR
+        }
         plain += [
             (Entry(f"{at}{ending}", "f", len(data), ""), data)
             for ending, data in parcel.beside.items()
@@ -159,7 +163,7 @@ class HostStore(Sender):
             (Entry(f"{at}.in", "f", len(note), ""), note)
         )  # last: nothing that is given may look as if it had changed since
         pieces = [
-            tar.member(entry, data)
+            tar.member(entry, data, read_only=entry.path in read_only)
             for entry, data in (
                 (Entry(at, "d", 0, ""), b""),
                 *((entry, b"") for entry in below),
@@ -180,7 +184,7 @@ class HostStore(Sender):
             awaited = [name_of(content) for content in coming]
             states = list(parcel.states.values())
             linked = await self.wire.once(
-                "stage", name, stamp, states, awaited, real, read=_linked, data=data
+                "stage", name, stamp, states, awaited, real, read=_link_answer, data=data
             )
             if linked is None:
                 raise CorruptReply
@@ -195,7 +199,7 @@ class HostStore(Sender):
                 "take",
                 path,
                 [name for name, _ in outputs],
-                read=lambda answer: _taken(answer, outputs),
+                read=lambda answer: _read_taken(answer, outputs),
             )
         except Gone:
             raise Vanished(
@@ -222,7 +226,7 @@ class HostStore(Sender):
             for name, size in sent:
                 found[str(name)] = data[at : at + int(size)]
                 at += int(size)
-            trouble = untrusted(
+            trouble = find_fault(
                 [Entry(name, "f", len(held), "0" * 64) for name, held in found.items()]
             )
         except (TypeError, ValueError):
@@ -259,7 +263,7 @@ class HostStore(Sender):
     async def matching(self, path: str, pattern: str) -> list[str]:
         """Files of the attempt at `path` whose names a pattern fits."""
         found = await self.wire.ask("matching", path, pattern, read=words_of)
-        if trouble := untrusted([Entry(name, "f", 0, "0" * 64) for name in found]):
+        if trouble := find_fault([Entry(name, "f", 0, "0" * 64) for name in found]):
             raise Corrupt(
                 f"what {self.wire.name} says of {path} cannot be: {trouble}",
                 fix="look at who that host is",
@@ -313,7 +317,12 @@ class HostStore(Sender):
         return await self.wire.ask("free", read=int)
 
 
-def _linked(answer: Any) -> list[str] | None:
+def _kind_of(mode: int) -> str:
+    """Of a plain file of this mode, in a manifest."""
+    return "x" if mode & stat.S_IXUSR else "f"
+
+
+def _link_answer(answer: Any) -> list[str] | None:
     return None if answer is None else words_of(answer)
 
 
@@ -323,12 +332,14 @@ def _content(path: str) -> str:
     return f"{name[65:] or 'f'}:{name[:64]}"
 
 
-def _taken(answer: Any, outputs: Sequence[tuple[str, bool]]) -> tuple[dict[str, Taken], list[str]]:
+def _read_taken(
+    answer: Any, outputs: Sequence[tuple[str, bool]]
+) -> tuple[dict[str, Taken], list[str]]:
     found, changed = answer
     if len(found) != len(outputs):
         raise ValueError
     return {
-        name: _judged(name, folder, kind, rows)
+        name: _judge_output(name, folder, kind, rows)
         for (name, folder), (kind, rows) in zip(outputs, found, strict=True)
     }, words_of(changed)
 
@@ -345,7 +356,7 @@ def _look(answer: Any) -> tuple[list[tuple[str, int, int, bool]], int, int]:
     )
 
 
-def _judged(name: str, folder: bool, kind: str, rows: Sequence[Sequence[Any]]) -> Taken:
+def _judge_output(name: str, folder: bool, kind: str, rows: Sequence[Sequence[Any]]) -> Taken:
     """One output, as content or in words.  A host says that it is f, x, d (a folder), - (nothing) or o (something else), and what is in it."""
     entries = tuple(
         Entry(str(path), str(each), int(size), str(value)) for path, each, size, value in rows
@@ -362,10 +373,10 @@ def _judged(name: str, folder: bool, kind: str, rows: Sequence[Sequence[Any]]) -
         (only,) = entries
         if folder:
             return Taken(problem=f"declared output {name}/ is not a directory")
-        if trouble := untrusted([only._replace(path="it")]):
+        if trouble := find_fault([only._replace(path="it")]):
             return Taken(problem=f"{name}: {trouble}")
         return Taken(f"{only.kind}:{only.value}", (only._replace(path=""),), only.size)
-    if trouble := untrusted(entries):
+    if trouble := find_fault(entries):
         return Taken(problem=f"{name}: {trouble}")
     return Taken(
         files.tree_id(entries), entries, sum(entry.size for entry in entries if entry.kind in "fx")

@@ -67,6 +67,7 @@ def _away(args: argparse.Namespace) -> list[Finding]:
 
     from ...hosts.probe import examine
     from ...hosts.renting.leases import driver_of
+    from ...hosts.renting.several import names_of
     from ...settings import load
     from ...storage.records.store import home
     from .flags import check_driver
@@ -76,8 +77,15 @@ def _away(args: argparse.Namespace) -> list[Finding]:
     )  # only one has hosts that are named like this
     check_driver(name)
     root = Path(os.path.abspath(args.workspace))
-    settings = load(root, os.environ).driver(name)
-    return asyncio.run(examine(driver_of(name, settings, args.host, str(home(root, os.environ)))))
+    config, at = load(root, os.environ), str(home(root, os.environ))
+    names = names_of(config, name)
+    found: list[Finding] = []
+    for each in names:
+        seen = asyncio.run(examine(driver_of(each, config.driver(each), args.host, at)))
+        if len(names) > 1:
+            seen = [finding._replace(host=finding.host or each) for finding in seen]
+        found += seen
+    return found
 
 
 def _software() -> Iterator[Finding]:
@@ -109,8 +117,16 @@ def _software() -> Iterator[Finding]:
     yield (
         Finding("ok", "bash", bash)
         if bash
-        else Finding("note", "bash", "not found", "install it for steps that say `shell: bash`")
+        else Finding("note", "bash", "not found", "install it for steps with `shell: bash`")
     )
+
+
+def _sandbox() -> Finding:
+    from ...hosts.sandbox import refusal_here
+
+    if why := refusal_here():
+        return Finding("note", "sandbox", why, "allow user namespaces for steps with `sandbox`")
+    return Finding("ok", "sandbox", "user, mount, process and network namespaces")
 
 
 def _machine() -> Iterator[Finding]:
@@ -118,7 +134,7 @@ def _machine() -> Iterator[Finding]:
     yield Finding(
         "ok",
         "cores",
-        f"{cores:g} (this group's limit; the machine has {os.cpu_count()})"
+        f"{cores:g} (limit of this cgroup; the machine has {os.cpu_count()})"
         if group
         else f"{cores:g}",
     )
@@ -127,8 +143,9 @@ def _machine() -> Iterator[Finding]:
     yield Finding(
         "ok",
         "memory",
-        f"{memory / 1e9:.1f} GB (this group's limit; the machine has {text})" if group else text,
+        f"{memory / 1e9:.1f} GB (limit of this cgroup; the machine has {text})" if group else text,
     )
+    yield _sandbox()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     setting = "" if visible is None else f"; CUDA_VISIBLE_DEVICES={visible}"
     try:
@@ -141,7 +158,7 @@ def _machine() -> Iterator[Finding]:
             "note",
             "gpus",
             f"none{setting}",
-            "recipes that need one run elsewhere, or with a preset that does not (`--preset smoke`)",
+            "for recipes that need a GPU, use another machine or a preset for CPUs (`--preset smoke`)",
         )
         return
     try:
@@ -167,21 +184,42 @@ def _extensions() -> Iterator[Finding]:
         yield Finding("note", "packages", problem.message, problem.fix)
 
 
+def _overlay(folder: Path) -> Finding:
+    """Whether steps here may change their inputs."""
+    from ...hosts.place.overlays import BREAKS, refusal
+
+    what = 'inputs = "overlay"'
+    try:
+        with tempfile.TemporaryDirectory(dir=folder) as trial:
+            why = refusal(trial, trial)
+    except OSError as error:
+        why = f"{error.strerror}"
+    if why:
+        return Finding("note", what, f"cannot be had: {why}", "inputs are staged as without it")
+    return Finding("ok", what, f"can be had; {BREAKS}")
+
+
 def _workspace(root: Path) -> Iterator[Finding]:
     from ...storage.content.disk import file_system
     from ...storage.records.store import home
 
     if not root.is_dir():
-        yield Finding("missing", "workspace", str(root), "it is not a folder; give one with -C")
+        yield Finding(
+            "missing", "workspace", str(root), "not a directory; select the workspace with `-C`"
+        )
         return
     folder = home(Path(os.path.abspath(root)), os.environ)
     if "RECIPE_HOME" in os.environ:
         yield Finding("ok", "RECIPE_HOME", os.environ["RECIPE_HOME"])
     else:
-        yield Finding("ok", "RECIPE_HOME", f"not set; what is remembered is kept in {folder}")
+        yield Finding("ok", "RECIPE_HOME", f"not set; results are cached in {folder}")
     for what, place, advice in (
-        ("workspace", root, "results of recipes given by path cannot be published here"),
-        ("store", _existing(folder), "make it writable, or set RECIPE_HOME to a folder that is"),
+        ("workspace", root, "make it writable to publish results of recipe files here"),
+        (
+            "store",
+            _nearest_folder(folder),
+            "make it writable, or set RECIPE_HOME to a writable directory",
+        ),
     ):
         trouble = _write_trouble(place)
         yield (
@@ -189,33 +227,32 @@ def _workspace(root: Path) -> Iterator[Finding]:
             if not trouble
             else Finding("missing", what, f"{place}: {trouble}", advice)
         )
-    place = _existing(folder)
+    place = _nearest_folder(folder)
     kind, remote = file_system(place)
     if remote:
         yield Finding(
             "missing",
             "file system",
-            f"{kind}, of a network",
-            "set RECIPE_HOME to a folder on a local disk: locks and the store need one",
+            f"{kind}, a network file system",
+            "set RECIPE_HOME to a directory on a local disk: locks and the store require one",
         )
     else:
         yield Finding(
             "ok",
             "file system",
-            f"{kind}, {'shares bytes between copies' if _reflinks(place) else 'copies are copies (no reflinks)'}",
+            f"{kind}, {'copies share disk blocks (reflinks)' if _reflinks(place) else 'no reflinks: each copy takes disk space'}",
         )
+    yield _overlay(place)
     free = shutil.disk_usage(place).free
     text = f"{free / 1e9:.1f} GB free"
     yield (
         Finding("ok", "disk", text)
         if free >= 1e9
-        else Finding(
-            "note", "disk", text, "`recipe gc` removes what is stored and no longer needed"
-        )
+        else Finding("note", "disk", text, "delete unused cached data with `recipe gc`")
     )
 
 
-def _existing(folder: Path) -> Path:
+def _nearest_folder(folder: Path) -> Path:
     """The folder, or the nearest one above it that is there."""
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent

@@ -8,16 +8,19 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from ...errors import did_you_mean
 from ...paths import VERSION, Location, location
 from . import flags
 from .flags import RUN
+
+if TYPE_CHECKING:
+    from ...language.recipe import Recipe
 
 GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "Write recipes": {
@@ -111,6 +114,8 @@ KEPT_ELSEWHERE: Final = frozenset(
 )
 """Verbs that take `--to`: they work on the runs of this workspace, of a database, or of a server."""
 
+_ALIKE: Final = 0.8
+"""From 0 to 1: how like a flag a word is that is taken for a misspelling of it, and not for an input."""
 EPILOG: Final = """Examples:
   recipe run sft@1 dataset=data.jsonl --preset smoke
   recipe plan ./pipeline.yaml --print-commands
@@ -141,7 +146,11 @@ class Parser(argparse.ArgumentParser):
         if message.startswith("unrecognized arguments: "):
             word = message.split(": ", 1)[1].split()[0]
             inputs = any("INPUT=VALUE" in str(action.metavar) for action in self._actions)
-            if inputs and word in self.words and (said := _input_of(self.words, word)):
+            if (
+                inputs
+                and word in self.words
+                and (said := _input_of(self.words, word, self._option_string_actions))
+            ):
                 print(f"{self.prog}: {said}", file=sys.stderr)
                 raise SystemExit(3)
             if word.startswith("-"):
@@ -149,7 +158,7 @@ class Parser(argparse.ArgumentParser):
                 message = f'unknown flag "{word}"' + (f"; {hint}" if hint else "")
             else:
                 hint = f"; `recipe show {word}` shows a run" if re.fullmatch(RUN, word) else ""
-                message = f'there is no place for "{word}"{hint}'
+                message = f'unexpected argument "{word}"{hint}'
         self.print_usage(sys.stderr)
         print(f"{self.prog}: {message}", file=sys.stderr)
         raise SystemExit(3)
@@ -182,9 +191,9 @@ def run(words: Sequence[str]) -> int:
     if verb not in VERBS:
         hint = did_you_mean(verb, VERBS)
         if not hint and ("@" in verb or verb.endswith((".yaml", ".yml"))):
-            hint = f"to run a recipe: recipe run {verb}"
+            hint = f"to run a recipe, use `recipe run {verb}`"
         print(
-            f'recipe: there is no verb "{verb}"' + (f"; {hint}" if hint else "; see recipe --help"),
+            f'recipe: unknown verb "{verb}"' + (f"; {hint}" if hint else "; see recipe --help"),
             file=sys.stderr,
         )
         return 3
@@ -206,32 +215,40 @@ def run(words: Sequence[str]) -> int:
     return int(module.run(args))
 
 
-def _input_of(words: Sequence[str], flag: str) -> str:
-    """That what was typed as a flag is an input of the recipe that was named, or of recipe.yaml; empty when it is none."""
+def _input_of(words: Sequence[str], flag: str, options: Iterable[str]) -> str:
+    """That what was typed as a flag is an input of the recipe that was named, or of recipe.yaml, or like none; empty where that is not known."""
+    from difflib import get_close_matches
+
+    written, equals, value = flag.partition("=")
+    name = written.lstrip("-").replace("-", "_")
+    after = list(words[words.index(flag) + 1 :][:1])
+    root = Path(next((words[n + 1] for n, word in enumerate(words[:-1]) if word == "-C"), "."))
+    for recipe in _recipes_named(words, root):
+        if name in recipe.inputs:
+            shown = (
+                value if equals else after[0] if after and not after[0].startswith("-") else "true"
+            )
+            return f"{name} is an input of {recipe.id}: write {name}={shlex.quote(shown)}"
+        if (
+            equals
+            and recipe.inputs
+            and not get_close_matches(written, list(options), cutoff=_ALIKE)
+        ):
+            hint = did_you_mean(name, recipe.inputs) or f"it has: {', '.join(recipe.inputs)}"
+            return f'{recipe.id} has no input "{name}" ({hint}); inputs are given as NAME=VALUE'
+    return ""
+
+
+def _recipes_named(words: Sequence[str], root: Path) -> Iterator[Recipe]:
+    """The recipes that words may mean, and recipe.yaml; what is none is passed over."""
     from ...errors import RecipeError
     from ...language import parse
     from ...language.library import find
 
-    given, equals, value = flag.lstrip("-").partition("=")
-    name = given.replace("-", "_")
-    after = list(words[words.index(flag) + 1 :][:1])
-    root = Path(next((words[n + 1] for n, word in enumerate(words[:-1]) if word == "-C"), "."))
-    for named in [
-        *(word for word in words if not word.startswith("-") and "=" not in word),
-        "./recipe.yaml",
-    ]:
-        with suppress(RecipeError, OSError):
-            recipe = parse.load(find(named, root))
-            if name in recipe.inputs:
-                shown = (
-                    value
-                    if equals
-                    else after[0]
-                    if after and not after[0].startswith("-")
-                    else "true"
-                )
-                return f"{name} is an input of {recipe.id}: write {name}={shlex.quote(shown)}"
-    return ""
+    for word in [*(w for w in words if not w.startswith("-") and "=" not in w), "./recipe.yaml"]:
+        for named in (word, *([] if "@" in word or "." in word else [f"./{word}.yaml"])):
+            with suppress(RecipeError, OSError):
+                yield parse.load(find(named, root))
 
 
 def parser_of(verb: str) -> tuple[Parser, Any]:

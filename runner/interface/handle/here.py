@@ -32,6 +32,8 @@ from ...api.values import (
     WorkerStatus,
 )
 from ...errors import CannotRun, Infrastructure, Invalid, Problem
+from ...hosts.renting.offering import Shelf
+from ...hosts.renting.several import names_of
 from ...language import parse
 from ...language.library import find
 from ...planning.ids import names
@@ -92,7 +94,11 @@ class Here:
             self.ws.share(settings.store or None)
             request = fetch_packed_inputs(self.ws, new.request)
             found = plan_run(self.ws, request, new.choice)
-            shelves = of_driver(self.ws, found, settings.driver) if found.todo else {}
+            names = names_of(self.ws.config, settings.driver) if found.todo else ()
+            shelves: dict[str, list[Shelf]] = {}
+            for name in names:
+                for step, shelf in of_driver(self.ws, found, name).items():
+                    shelves.setdefault(step, []).append(shelf)
             recipe = parse.load(find(new.request.recipe, self.ws.root))
             asked = Asked(recipe, Start(new.request), settings.driver, settings.limits)
             facts = forecast_run(self.ws, found, asked, shelves)
@@ -126,7 +132,7 @@ class Here:
 
     def events(self, run: str, after: int) -> Sequence[Event]:
         with self._lock:
-            return _shown(read_events(self.ws, run, after))
+            return _without_private(read_events(self.ws, run, after))
 
     def follow(self, run: str, after: int) -> Events:
         while True:
@@ -136,7 +142,7 @@ class Here:
                 some = read_events(self.ws, run, after)
             if some:
                 after = some[-1].seq
-                yield _shown(some)
+                yield _without_private(some)
             elif over:
                 return
             else:
@@ -187,7 +193,7 @@ class Here:
                 return None
             absent = ", ".join(unset)
             raise CannotRun(
-                f"the log of {part.step} is shown when it is over; {absent} is not set here, so it could not be masked",
+                f"the log of {part.step} is hidden until the step finishes: {absent} is not set here, so the secret cannot be masked",
                 fix=f"set {absent} here",
             )
         return tail_of(self.ws, run, part)
@@ -278,7 +284,7 @@ class _Heard:
         return None
 
 
-def _shown(events: Sequence[Event]) -> list[Event]:
+def _without_private(events: Sequence[Event]) -> list[Event]:
     """Events without what they hold for workers alone."""
     return [event_of(event_facts(each)) for each in events]
 

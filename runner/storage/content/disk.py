@@ -233,7 +233,11 @@ def delete_whole(path: Path) -> None:
 
 def overwrite(path: str, data: bytes, mode: int = 0o644) -> os.stat_result:
     """Make an existing file hold `data`.  Never truncated to nothing first: file systems take that for a replacement and write it out at once."""
-    handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except PermissionError:  # it was an input, which is read-only
+        os.chmod(path, 0o600)
+        handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(handle, data)
         found = os.fstat(handle)
@@ -365,7 +369,7 @@ def total(path: str | Path) -> int:
 def mark(name: str, *, moves: bool = False) -> tuple[int, str]:
     """Bytes, and what the file system says in one string; empty when there is nothing.
 
-    A read-only file is known by its mode, any other by the time of its last change: hard links to it, which
+    A link is known by its inode, a read-only file also by its mode, any other by the time of its last change: hard links to it, which
     attempts are given, move that time.  `moves`: only what a chmod and a rename leave as it is.
     """
     size, marks = 0, []
@@ -390,6 +394,8 @@ def mark(name: str, *, moves: bool = False) -> tuple[int, str]:
 
 def _last(found: os.stat_result) -> str:
     """What shows that a file was written to, beside its size and the time of its last writing."""
+    if stat.S_ISLNK(found.st_mode):
+        return "l"  # none can be written to
     if found.st_mode & WRITABLE or not stat.S_ISREG(found.st_mode):
         return str(found.st_ctime_ns)
     return f"{stat.S_IMODE(found.st_mode):o}"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple, NewType, TypeAlias
 
 from ... import digest
-from ...errors import CannotRun, Infrastructure
+from ...errors import CannotRun, DiskFull, Infrastructure
 
 Content = NewType("Content", str)
 """`f:`, `x:` or `t:` and 64 lowercase hex digits."""
@@ -421,6 +421,6 @@ def no_space(error: OSError, path: str) -> Infrastructure:
         folder = os.path.dirname(folder)
     free = os.statvfs(folder or "/")
     message = f"the disk is full: {path}: {error.strerror}, {free.f_bavail * free.f_frsize} bytes are free and {free.f_favail} inodes"
-    return Infrastructure(
+    return DiskFull(
         message, fix="free some space (`recipe gc` helps), and run again: finished steps are kept"
     )

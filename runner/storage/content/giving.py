@@ -39,26 +39,28 @@ def give_tree(disk: Disk, manifest: Sequence[Entry], source: str, target: str) -
         try:
             for entry in entries:
                 last = entry.path.rpartition("/")[2]
-                if entry.kind == "l":
-                    os.symlink(entry.value, last, dir_fd=made)
-                    continue
                 try:
-                    os.link(last, last, src_dir_fd=origin, dst_dir_fd=made)
+                    os.link(last, last, src_dir_fd=origin, dst_dir_fd=made, follow_symlinks=False)
                 except OSError as error:
-                    why = _give_otherwise(disk, f"{there}/{last}", f"{here}/{last}", error)
+                    if entry.kind == "l":
+                        os.symlink(entry.value, last, dir_fd=made)
+                    else:
+                        why = _give_otherwise(disk, f"{there}/{last}", f"{here}/{last}", error)
         finally:
             os.close(origin)
             os.close(made)
     return why
 
 
-def link_tree(manifest: Sequence[Entry], source: str, target: str) -> None:
-    """Make the folders of the tree at `source` at `target` too, and links to its files."""
-    for name, entries in _by_folder(manifest, target):
-        here = f"{target}/{name}" if name else target
-        for entry in entries:
-            to = entry.value if entry.kind == "l" else f"{source}/{entry.path}"
-            os.symlink(to, f"{here}/{entry.path.rpartition('/')[2]}")
+def links_to(manifest: Sequence[Entry], source: str) -> list[Entry]:
+    """The manifest of a tree whose links lead to the files of the tree at `source`."""
+    found = []
+    for entry in manifest:
+        if entry.kind in "fx":
+            target = f"{source}/{entry.path}"
+            entry = Entry(entry.path, "l", len(os.fsencode(target)), target)
+        found.append(entry)
+    return found
 
 
 def _by_folder(manifest: Sequence[Entry], target: str) -> Iterator[tuple[str, Iterator[Entry]]]:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from . import disk, files
 from .digest_cache import DigestCache
 from .files import Content, Entry
+from .giving import links_to
 from .manifests import SUFFIX
 from .objects import Objects
 
@@ -40,6 +41,8 @@ class StoredInputs:
     def __init__(self, objects: Objects, cache: DigestCache) -> None:
         self.objects, self._cache = objects, cache
         self._clones: dict[int, bool] = {}  # by the device that inputs are on
+        self._refused: tuple[Source, Sequence[Entry]] | None = None
+        """The folder that `keep` looked at last and that is no object, with its manifest."""
 
     def keep(self, source: Source, together: int = 0) -> str:
         """Have an input as an object.  Answers why it is none, empty when it is one.
@@ -47,9 +50,8 @@ class StoredInputs:
         `together` is what it and the others that the step is given with it count for.
         """
         try:
-            if not self.objects.intact(source.content) and (
-                why := self._store(source, together or size_of(self._cache, source))
-            ):
+            self._refused = None
+            if not self.objects.intact(source.content) and (why := self._store(source, together)):
                 return why
             self._note(source.content)
             return ""
@@ -60,10 +62,31 @@ class StoredInputs:
                 return "the disk of the workspace is full"
             return f"it cannot be copied: {error.strerror}"
 
-    def _store(self, source: Source, size: int) -> str:
+    def link_to(self, source: Source, target: str) -> int:
+        """Make `target` a folder of links to the files of a folder of the caller's; answers how many.
+
+        The links are an object, whose files get other names: a file system makes a name far faster than a link. Raises OSError.
+        """
+        known, self._refused = self._refused, None
+        if known is not None and known[0] == source:
+            manifest = known[1]
+        else:
+            manifest = self._cache.entries(source.at)
+        links = links_to(manifest, source.path)
+        content = files.tree_id(links)
+        if not self.objects.intact(content):
+            self.objects.keep_copy(source.path, content, links, _no_file, lambda _copy: True)
+        self._note(content)
+        self.objects.give(content, target)
+        return len(links)
+
+    def _store(self, source: Source, together: int) -> str:
         manifest = self._cache.entries(source.at) if source.content[0] == "t" else None
-        if manifest is not None and files.tree_id(manifest) != source.content:
-            raise files.Changed(source.path)
+        if manifest is not None:
+            self._refused = source, manifest
+            if files.tree_id(manifest) != source.content:
+                raise files.Changed(source.path)
+        size = together or _size_of(source, manifest)
         make_file = self.objects.disk.copy_file
         if size > COPIED:
             if why := self._not_cloned(source.path, manifest):
@@ -102,11 +125,20 @@ class StoredInputs:
             path.touch()
 
 
+def _no_file(source: str, _target: str, _kind: str) -> None:
+    raise ValueError(f"{source} is no link")
+
+
 def size_of(cache: DigestCache, source: Source) -> int:
     """What an input counts for: its bytes and its files."""
-    if source.content[0] != "t":
+    manifest = cache.entries(source.at) if source.content[0] == "t" else None
+    return _size_of(source, manifest)
+
+
+def _size_of(source: Source, manifest: Sequence[Entry] | None) -> int:
+    if manifest is None:
         return os.stat(source.path).st_size + EACH_FILE
-    return sum(entry.size + EACH_FILE for entry in cache.entries(source.at) if entry.kind in "fx")
+    return sum(entry.size + EACH_FILE for entry in manifest if entry.kind in "fx")
 
 
 def list_inputs(root: Path) -> Iterator[tuple[Content, float]]:

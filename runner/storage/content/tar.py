@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from .files import Changed, Entry
@@ -38,9 +38,9 @@ def member_size(entry: Entry) -> int:
     return heads + (entry.size + -entry.size % BLOCK if entry.kind in "fx" else 0)
 
 
-def member(entry: Entry, data: bytes) -> bytes:
+def member(entry: Entry, data: bytes, *, read_only: bool = False) -> bytes:
     """One small file of a tar, from memory; `END` ends the tar."""
-    return member_header(entry) + data + _PADDING[len(data) % BLOCK]
+    return member_header(entry, read_only=read_only) + data + _PADDING[len(data) % BLOCK]
 
 
 def tar_stream(
@@ -100,12 +100,14 @@ def tar_stream(
 
 _TYPES = {"f": b"0", "x": b"0", "l": b"2", "d": b"5", "L": b"L", "K": b"K"}
 _MODES = {"x": b"0000755\0", "d": b"0000755\0", "l": b"0000777\0"}
-_HEADS = {kind: _MODES.get(kind, b"0000644\0") + b"0000000\0" * 2 for kind in _TYPES}
+_OWNERS = b"0000000\0" * 2
+_HEADS = {kind: _MODES.get(kind, b"0000644\0") + _OWNERS for kind in _TYPES}
+_READ_ONLY_HEADS = _HEADS | {"f": b"0000444\0" + _OWNERS, "x": b"0000555\0" + _OWNERS}
 _TIME = b"%011o\0" % _MTIME
 _MAGIC = b"ustar\x0000" + bytes(64) + b"0000000\0" * 2
 
 
-def member_header(entry: Entry) -> bytes:
+def member_header(entry: Entry, *, read_only: bool = False) -> bytes:
     """The blocks in front of an entry's bytes."""
     path, kind, size, value = entry
     name = path.encode("utf-8", "surrogateescape")
@@ -126,7 +128,8 @@ def member_header(entry: Entry) -> bytes:
         if not fits:
             before += _long("L", name)
             name = name[:100]
-    return before + _block(name, kind, size, link, prefix)
+    heads = _READ_ONLY_HEADS if read_only else _HEADS
+    return before + _block(name, kind, size, link, prefix, heads=heads)
 
 
 def _split(name: bytes) -> tuple[bytes, bytes, bool]:
@@ -142,8 +145,16 @@ def _long(kind: str, text: bytes) -> bytes:
     return _block(b"././@LongLink", kind, len(text)) + text + _PADDING[len(text) % BLOCK]
 
 
-def _block(name: bytes, kind: str, size: int, link: bytes = b"", prefix: bytes = b"") -> bytes:
+def _block(
+    name: bytes,
+    kind: str,
+    size: int,
+    link: bytes = b"",
+    prefix: bytes = b"",
+    *,
+    heads: Mapping[str, bytes] = _HEADS,
+) -> bytes:
     length = b"%011o\0" % size if size <= _OCTAL_MAX else (size | 1 << 95).to_bytes(12, "big")
-    head = name.ljust(100, b"\0") + _HEADS[kind] + length + _TIME
+    head = name.ljust(100, b"\0") + heads[kind] + length + _TIME
     tail = _TYPES[kind] + link.ljust(100, b"\0") + _MAGIC + prefix.ljust(167, b"\0")
     return head + b"%06o\0 " % (sum(head) + 8 * ord(" ") + sum(tail)) + tail

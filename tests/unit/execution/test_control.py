@@ -26,7 +26,7 @@ class Requests:
     def news(self) -> int:
         return self.version
 
-    def requested(self, _run: str, _fence: int) -> str:
+    def take_request(self, _run: str, _fence: int) -> str:
         self.looks += 1
         if self.is_taken:
             raise Busy("another worker has it")

@@ -13,6 +13,7 @@ from drivers.base import Exit, HostLost, Unreachable
 from runner.errors import CannotRun
 from runner.execution.steps.diagnosis import Diagnosis, error_of
 from runner.execution.steps.failing import Cause
+from runner.language.step_options import StepOptions
 from runner.planning.schedule import EARLY
 from runner.planning.step import StepSpec
 from runner.secrets import Masker
@@ -61,7 +62,7 @@ class Situation:
         return found
 
 
-ON_NAN = StepSpec("", "s", {}, ends_on_nan=True)
+ON_NAN = StepSpec("", "s", {}, options=StepOptions(ends_on_nan=True))
 STOPPED = Exit(None, reason="stopped")
 
 

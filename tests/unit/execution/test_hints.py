@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from drivers.base import Exit
@@ -148,3 +150,26 @@ def test_a_variable_of_the_env_file_that_is_there_is_taken_from_it() -> None:
 def test_a_program_called_as_its_recipe_sees_it_is_named_as_the_step_does() -> None:
     log = "python: can't open file '/ws/.recipe/attempts/x-1-1/../src/train.py': [Errno 2] No such file or directory"
     assert fix(Exit(2), log, SPEC, HERE, {}).endswith("write src/train.py for ../src/train.py")
+
+
+def _outside(log: str, **ran: Any) -> str:
+    where = Ran("python", hidden=lambda path: path == "/data/x.csv", **ran)
+    return fix(Exit(1), log, SPEC, where, {})
+
+
+def test_a_path_that_a_sandbox_hides_is_named() -> None:
+    said = "FileNotFoundError: [Errno 2] No such file or directory: '/data/x.csv'"
+    for log in (
+        said,
+        "cat: /data/x.csv: No such file or directory",
+        "cat: '/data/x.csv': No such file or directory",
+    ):
+        assert _outside(log, sandbox="network").startswith("/data/x.csv is not declared")
+        assert not _outside(log)
+    assert not _outside(said.replace("x.csv", "none.csv"), sandbox="closed")
+
+
+def test_a_network_that_a_sandbox_lacks_is_named() -> None:
+    said = "urllib.error.URLError: <urlopen error [Errno -3] Temporary failure in name resolution>"
+    assert "has no network" in _outside(said, sandbox="closed")
+    assert not _outside(said, sandbox="network")

@@ -39,7 +39,9 @@ class World:
         self.inputs = BucketInputs(ws, survey, commits, "vastai")
         monkeypatch.setattr(self.inputs, "_listed", lambda *_words: Of(size=self.size))
         self.place: Any = Of(name="h1", folder=self)
-        self.source = Of(in_bucket=True, asked="asked", address="s3://b/x", only=(), name="data")
+        self.source = Of(
+            in_bucket=True, lookup_key="asked", address="s3://b/x", only=(), name="data"
+        )
 
     def _write(self, path: Path, data: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

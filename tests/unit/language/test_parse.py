@@ -136,15 +136,20 @@ def test_a_whole_recipe_is_read() -> None:
         Output("cache", "latents", directory=True),
         Output("log", "log.txt", False, True, True, True, 300),
     )
-    assert (latents.retries, latents.preemptions, latents.secrets, latents.code) == (
+    assert (
+        latents.options.retries,
+        latents.options.preemptions,
+        latents.secrets,
+        latents.code,
+    ) == (
         3,
         10,
         None,
         None,
     )
     assert (
-        train.retries,
-        train.preemptions,
+        train.options.retries,
+        train.options.preemptions,
         train.secrets,
         train.nodes,
         train.local,
@@ -156,7 +161,12 @@ def test_a_whole_recipe_is_read() -> None:
         State("bare", "state/bare"),
         State("own", "out/ckpt"),
     )
-    assert (train.timeout, train.idle_timeout, train.metrics, train.resources.key) == (
+    assert (
+        train.options.timeout,
+        train.options.idle_timeout,
+        train.metrics,
+        train.resources.key,
+    ) == (
         5400,
         600,
         Metrics(),
@@ -177,7 +187,7 @@ def test_a_file_and_its_recipe_have_one_name() -> None:
     text = "recipe: a@2\nsteps: {s: {run: [echo]}}"
     assert read(text, "pipeline.yaml").id == read(text, "lib/a@2.yaml").id == "a@2"
     assert problems(text, "lib/a@1.yaml") == [
-        'lib/a@1.yaml:1:9: error: the recipe calls itself "a@2", and its file is a@1.yaml (give both the same name and version)'
+        'lib/a@1.yaml:1:9: error: the recipe is named "a@2", but its file is a@1.yaml (use the same name and version in both)'
     ]
 
 
@@ -200,7 +210,7 @@ def test_a_secret_called_by_its_variable_is_named_by_its_input() -> None:
     [found] = problems(
         "recipe: r@1\ninputs: {key: {type: secret, env: WANDB_API_KEY}}\nsteps: {s: {run: x, secrets: [wandb_api_key]}}\n"
     )
-    assert found.endswith('($WANDB_API_KEY is the input "key": write that)')
+    assert found.endswith('(use the input "key", which reads $WANDB_API_KEY)')
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,511 @@
+"""Runs a command that sees no more of its machine than it is given: in namespaces of its own, with a root directory made for it.
+
+A program of its own, `python -I -S -c TEXT WORDS…`, since it is to run where nothing of ours is.  The words are
+
+    network   "network" for the network of the machine, "closed" for a loopback alone
+    box       a folder for its /tmp and HOME, made here and deleted afterwards
+    python    the interpreter of the command, whose packages it sees
+    count     of the triples that follow, each with a mode ("r", "w", or "f" for a file to write
+              that may be missing), a path, and the path under which the command sees it
+    command   …
+
+Three processes take part. This one waits and passes the exit on. The first one of the new process
+namespace makes the root directory and ends what the command leaves; it is killed with this one, and
+the kernel then kills all others. The third becomes the command, without rights over the machine.
+
+Where the namespaces cannot be made, a line that begins with `MARK` says why, and the exit is 125.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import pwd
+import select
+import struct
+import sys
+import time
+
+MARK = "recipe: no sandbox: "
+REFUSED = 125
+SYSTEM = (
+    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"),
+    *("/etc", "/opt", "/sys", "/nix/store", "/gnu/store", "/run/current-system"),
+    *("/run/opengl-driver", "/run/nvidia-persistenced"),
+)
+"""The system's programs, libraries and settings."""
+TMP = "/tmp"  # noqa: S108  (in the sandbox)
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+ACCELERATORS = ("nvidia", "dri", "kfd", "dxg", "accel", "infiniband", "habana", "davinci", "vfio")
+"""Beginnings of names in /dev: GPUs, and what joins them."""
+PROGRAMS = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
+PREFIXES = (
+    *("CONDA_PREFIX", "VIRTUAL_ENV", "CUDA_HOME", "CUDA_PATH", "ROCM_PATH"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
+)
+"""Variables that name folders of programs and libraries, and certificates."""
+STRAY_GRACE = 1.0
+"""Seconds between SIGTERM and the end for what a command leaves behind."""
+
+SIGKILL, SIGTERM, SIGCHLD = 9, 15, 17
+IGNORED = (1, 2, 3, 10, 12, 15)
+"""Signals to the group that only the command hears."""
+RESTORED = (*IGNORED, 13, 25)
+
+NEWNS, NEWUSER, NEWPID, NEWNET = 0x20000, 0x10000000, 0x20000000, 0x40000000
+RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, NOATIME = 1, 2, 4, 8, 32, 1024
+NODIRATIME, BIND, REC, PRIVATE, RELATIME = 2048, 4096, 16384, 1 << 18, 1 << 21
+DETACH = 2
+KEPT = (0, 1, 3, 4, 5, 6, 7)
+"""Capabilities that root keeps over its own files and processes."""
+SET_DUMPABLE, SET_PDEATHSIG, CAPBSET_DROP, NO_NEW_PRIVS = 4, 1, 24, 38
+CLONE, PIVOT_ROOT = {"x86_64": (56, 155), "aarch64": (220, 41)}.get(os.uname().machine, (0, 0))
+MOUNT_SETATTR, AT_FDCWD, RECURSIVE = 442, -100, 0x8000
+
+libc = ctypes.PyDLL(None, use_errno=True)  # it keeps the lock of the interpreter over a fork
+
+
+class Refused(Exception):
+    """The machine does not let us make a sandbox."""
+
+
+class Shown:
+    """A file or folder that the command sees."""
+
+    def __init__(self, real: str, at: str, writable: bool) -> None:
+        """`real` is its path outside, without links, and `at` its path inside."""
+        self.real, self.at, self.writable = real, at, writable
+
+
+class Wanted:
+    """A command and its sandbox."""
+
+    def __init__(
+        self, network: bool, box: str, folder: str, shown: list[Shown], command: list[str]
+    ) -> None:
+        """`folder` is the working directory; of `shown`, outer folders come first."""
+        self.network, self.box, self.folder = network, box, folder
+        self.shown, self.command = shown, command
+
+
+def main(words: list[str]) -> int:
+    network, box, python, count = words[0] == "network", words[1], words[2], int(words[3])
+    rest = words[4:]
+    triples = [(rest[n], rest[n + 1], rest[n + 2]) for n in range(0, 3 * count, 3)]
+    try:
+        command = rest[3 * count :]
+        wanted = Wanted(network, box, os.getcwd(), _shown(triples, python), command)
+        _make(box)
+        try:
+            return _carry(wanted)
+        finally:
+            _remove(box)
+    except (Refused, OSError) as error:
+        return _refuse(error)
+
+
+def _refuse(error: Exception) -> int:
+    """Say why there is no sandbox.  Returns the exit for it."""
+    why = str(error)
+    if isinstance(error, OSError):
+        why = f"{error.filename or 'the kernel'}: {os.strerror(error.errno or 0)}"
+    os.write(2, os.fsencode(f"{MARK}{why}\n"))
+    return REFUSED
+
+
+# -- outside
+
+
+def _carry(wanted: Wanted) -> int:
+    """Begin the first process, wait for it, and end as the command ended."""
+    go_read, go = os.pipe()
+    alive_read, alive = os.pipe()
+    status_read, status = os.pipe()
+    pid, has_users = _clone(NEWNS | NEWPID | (0 if wanted.network else NEWNET))
+    if pid == 0:
+        for fd in (go, alive, status_read):
+            os.close(fd)
+        os._exit(_begin(go_read, alive_read, status, wanted))
+    for number in IGNORED:
+        libc.signal(number, ctypes.c_void_p(1))
+    for fd in (go_read, alive_read, status):
+        os.close(fd)
+    if has_users:
+        try:
+            _map(pid)
+        except OSError as error:
+            os.kill(pid, SIGKILL)
+            why = f"no user for the namespace: {os.strerror(error.errno or 0)}"
+            raise Refused(why + _remedy(error.errno or 0)) from error
+    os.write(go, b"1")
+    said = os.read(status_read, 4)
+    ended = os.waitpid(pid, 0)[1]
+    if len(said) == 4:
+        ended = struct.unpack("i", said)[0]
+    if os.WIFSIGNALED(ended):
+        return _die(os.WTERMSIG(ended), wanted.box)
+    return os.WEXITSTATUS(ended)
+
+
+def _clone(flags: int) -> tuple[int, bool]:
+    """A child in namespaces of its own, and whether it has one of users, too.  Raises Refused."""
+    if not CLONE:
+        raise Refused(f"not known on {os.uname().machine}")
+    pid = libc.syscall(CLONE, ctypes.c_ulong(flags | NEWUSER | SIGCHLD), 0, 0, 0, 0)
+    if pid >= 0:
+        return pid, True
+    error = ctypes.get_errno()
+    if os.getuid() == 0:
+        pid = libc.syscall(CLONE, ctypes.c_ulong(flags | SIGCHLD), 0, 0, 0, 0)
+        if pid >= 0:
+            return pid, False
+    why = f"this machine makes no namespaces for us: {os.strerror(error)}"
+    raise Refused(why + _remedy(error))
+
+
+def _remedy(error: int) -> str:
+    """What keeps users from namespaces, as far as the kernel says."""
+    if _setting("user/max_user_namespaces") == "0":
+        return " (user.max_user_namespaces is 0)"
+    if _setting("kernel/unprivileged_userns_clone") == "0":
+        return " (kernel.unprivileged_userns_clone is 0)"
+    if _setting("kernel/apparmor_restrict_unprivileged_userns") == "1":
+        return " (kernel.apparmor_restrict_unprivileged_userns is 1)"
+    return " (a container may hide them)" if error == 1 else ""
+
+
+def _setting(name: str) -> str:
+    try:
+        with open(f"/proc/sys/{name}", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _map(pid: int) -> None:
+    """Users are the same inside: all for root, else the one that we are."""
+    uid, gid = os.getuid(), os.getgid()
+    if uid == 0:
+        try:
+            for name in ("uid_map", "gid_map"):
+                with open("/proc/self/" + name, encoding="ascii") as file:
+                    known = [line.split() for line in file]
+                text = "".join(f"{first} {first} {length}\n" for first, _, length in known)
+                _write(f"/proc/{pid}/{name}", text)
+            return
+        except PermissionError:
+            pass
+    _write(f"/proc/{pid}/setgroups", "deny")
+    _write(f"/proc/{pid}/gid_map", f"{gid} {gid} 1\n")
+    _write(f"/proc/{pid}/uid_map", f"{uid} {uid} 1\n")
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def _die(number: int, box: str) -> int:
+    """End by the signal that ended the command."""
+    _remove(box)
+    libc.prctl(SET_DUMPABLE, 0, 0, 0, 0)
+    libc.signal(number, ctypes.c_void_p(0))
+    os.kill(os.getpid(), number)
+    return 128 + number  # it is one that does not end a process
+
+
+def _make(box: str) -> None:
+    _remove(box)
+    for path in (box, f"{box}{TMP}", f"{box}{TMP}/home"):
+        os.mkdir(path, 0o700)
+
+
+def _remove(path: str) -> None:
+    try:
+        os.chmod(path, 0o700)
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    _remove(entry.path)
+                else:
+                    os.unlink(entry.path)
+        os.rmdir(path)
+    except OSError:
+        pass  # nothing is there, or the folder of attempts deletes it later
+
+
+# -- what is shown
+
+
+def _shown(triples: list[tuple[str, str, str]], python: str) -> list[Shown]:
+    """What the command sees beside the system, without what lies in a folder that it sees anyway."""
+    found: dict[str, Shown] = {}
+    for mode, path, at in triples:
+        if mode == "f" and not os.path.lexists(path):
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+        _add(found, path, at, mode != "r")
+    for path in _programs(python):
+        _add(found, path, path, False)
+    kept: list[Shown] = []
+    for each in sorted(found.values(), key=lambda each: (each.at.count("/"), each.at)):
+        above = [other for other in kept if each.at.startswith(other.at + "/")]
+        if not above or not _is_inside(each, above[-1]):
+            kept.append(each)
+    return kept
+
+
+def _add(found: dict[str, Shown], path: str, at: str, writable: bool) -> None:
+    """Add a path, and the one that its links lead to, since other links may lead there."""
+    real = os.path.realpath(path)
+    if not os.path.exists(real):
+        return
+    for name in (at, real) if at == path else (at,):
+        if writable or not any(name == each or name.startswith(each + "/") for each in SYSTEM):
+            found.setdefault(name, Shown(real, name, writable))
+
+
+def _is_inside(each: Shown, outer: Shown) -> bool:
+    same = outer.real + each.at[len(outer.at) :] == each.real
+    return same and outer.writable == each.writable
+
+
+def _programs(python: str) -> list[str]:
+    """The folders of programs and packages that the command's environment names."""
+    folders = [os.path.normpath(os.environ[name]) for name in PREFIXES if os.environ.get(name)]
+    for name in PROGRAMS:
+        for part in os.environ.get(name, "").split(":"):
+            if part.startswith("/"):
+                part = os.path.normpath(part)
+                folders += [part, *_prefix(part)]
+    if python.startswith("/"):
+        folders += _interpreter(python)
+    home = _login() + "/"
+    return [path for path in folders if not home.startswith(path.rstrip("/") + "/")]
+
+
+def _login() -> str:
+    """The home of the login, which holds more than programs, as the folders above it do."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir.rstrip("/")
+    except KeyError:
+        return ""
+
+
+def _prefix(folder: str) -> list[str]:
+    """The folder that belongs to one of programs: of an environment, or of versions that its shims choose from."""
+    above, name = os.path.split(folder)
+    if name == "shims" and os.path.isdir(above + "/versions"):
+        return [above]
+    if name == "bin" and (os.path.exists(above + "/pyvenv.cfg") or _is_python(above)):
+        return _interpreter(above + "/bin/python3")
+    return []
+
+
+def _is_python(folder: str) -> bool:
+    return os.path.isdir(folder + "/lib") and os.path.exists(folder + "/bin/python3")
+
+
+def _interpreter(python: str) -> list[str]:
+    """The prefix of an interpreter, and of the one that it was made from."""
+    found = []
+    for path in (python, os.path.realpath(python)):
+        prefix = os.path.dirname(os.path.dirname(path))
+        found.append(prefix)
+        try:
+            with open(prefix + "/pyvenv.cfg", encoding="utf-8") as file:
+                homes = [line.partition("=")[2].strip() for line in file if line[:4] == "home"]
+        except OSError:
+            continue
+        found += [os.path.dirname(home) for home in homes]
+        found += [os.path.dirname(os.path.realpath(home)) for home in homes]
+    return found
+
+
+# -- inside
+
+
+def _begin(go: int, alive: int, status: int, wanted: Wanted) -> int:
+    """Be the first process: wait for `go`, and write to `status` how the command ended.
+
+    `alive` can be read once the process outside is gone.
+    """
+    libc.prctl(SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+    for number in IGNORED:
+        libc.signal(number, ctypes.c_void_p(1))
+    if os.read(go, 1) != b"1" or select.select([alive], [], [], 0)[0]:
+        return REFUSED
+    try:
+        _root(wanted.box, wanted.shown)
+        if not wanted.network:
+            _loopback()
+    except (Refused, OSError) as error:
+        return _refuse(error)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(_command(wanted.folder, wanted.command))
+    ended = _wait(pid)
+    _end_rest()
+    os.write(status, struct.pack("i", ended))
+    return 0
+
+
+def _wait(pid: int) -> int:
+    """The status of the command; others that end meanwhile are forgotten."""
+    while True:
+        found, ended = os.waitpid(-1, 0)
+        if found == pid:
+            return ended
+
+
+def _end_rest() -> None:
+    """SIGTERM to what is left, and a second for it; the end of this process is SIGKILL to the rest."""
+    try:
+        os.kill(-1, SIGTERM)
+    except OSError:
+        return
+    until = time.monotonic() + STRAY_GRACE
+    while time.monotonic() < until:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.01)
+        except ChildProcessError:
+            return
+
+
+def _root(box: str, shown: list[Shown]) -> None:
+    """Make the root directory of the command, and leave the one of the machine."""
+    _mount("", "/", "", REC | PRIVATE)
+    _mount("tmpfs", box, "tmpfs", NOSUID | NODEV, "mode=755")
+    for name in ("old", "new"):
+        os.mkdir(f"{box}/{name}")
+    real = os.path.realpath(box)
+    _pivot(box, f"{box}/old")
+    os.chdir("/")
+    _mount("tmpfs", "/new", "tmpfs", NOSUID | NODEV, "mode=755")
+    for path in SYSTEM:
+        _show_system(path)
+    _devices()
+    _bind(f"/old{real}{TMP}", _folder(TMP), True)
+    for path in ("/var", "/run"):
+        _folder(path)
+    os.symlink(TMP, "/new/var/tmp")
+    for each in shown:
+        _show(each.real, each.at, each.writable)
+    _mount("proc", _folder("/proc"), "proc", NOSUID | NODEV | NOEXEC)
+    _mount("", "/new", "", REMOUNT | BIND | RDONLY | NOSUID | NODEV)
+    os.chdir("/new")
+    _pivot(".", ".")
+    if libc.umount2(b".", DETACH):
+        raise Refused(f"cannot leave the machine's root: {_errno()}")
+    os.chdir("/")
+
+
+def _show_system(path: str) -> None:
+    if os.path.islink("/old" + path):
+        _folder(os.path.dirname(path))
+        os.symlink(os.readlink("/old" + path), "/new" + path)
+    elif os.path.isdir("/old" + path):
+        _bind("/old" + path, _folder(path), False)
+
+
+def _show(real: str, at: str, writable: bool) -> None:
+    source = "/old" + real
+    _bind(source, _folder(at) if os.path.isdir(source) else _file(at), writable)
+
+
+def _devices() -> None:
+    """GPUs, and what every program may count on."""
+    _mount("tmpfs", _folder("/dev"), "tmpfs", NOSUID, "mode=755")
+    names = [name for name in os.listdir("/old/dev") if name.startswith(ACCELERATORS)]
+    for name in (*DEVICES, *names):
+        if os.path.exists(f"/old/dev/{name}"):
+            _show(f"/dev/{name}", f"/dev/{name}", True)
+    for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
+        os.symlink("/proc/self/fd" + target, f"/new/dev/{name}")
+    _mount("tmpfs", _folder("/dev/shm"), "tmpfs", NOSUID | NODEV, "mode=1777")  # noqa: S108
+    _mount("devpts", _folder("/dev/pts"), "devpts", NOSUID | NOEXEC, "newinstance,ptmxmode=666")
+    os.symlink("pts/ptmx", "/new/dev/ptmx")
+
+
+def _folder(path: str) -> str:
+    """A folder of the new root, made if it is not there."""
+    os.makedirs("/new" + path, mode=0o755, exist_ok=True)
+    return "/new" + path
+
+
+def _file(path: str) -> str:
+    _folder(os.path.dirname(path))
+    if not os.path.lexists("/new" + path):
+        os.close(os.open("/new" + path, os.O_WRONLY | os.O_CREAT, 0o600))
+    return "/new" + path
+
+
+def _bind(source: str, target: str, writable: bool) -> None:
+    _mount(source, target, "", BIND | REC)
+    wanted = struct.pack("4Q", NOSUID | (0 if writable else RDONLY), 0, 0, 0)
+    path = os.fsencode(target)
+    if not libc.syscall(
+        MOUNT_SETATTR, AT_FDCWD, path, RECURSIVE, ctypes.c_char_p(wanted), ctypes.c_size_t(32)
+    ):
+        return
+    if not writable:  # a kernel before 5.12: without the mounts below it
+        flags = os.statvfs(target).f_flag  # those that it has are to stay
+        kept = flags & (NOSUID | NODEV | NOEXEC | NOATIME | NODIRATIME)
+        kept |= RELATIME if flags & 4096 else 0
+        _mount("", target, "", REMOUNT | BIND | RDONLY | kept)
+
+
+def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
+    words = [os.fsencode(word) or None for word in (source, target, kind)]
+    if libc.mount(*words, ctypes.c_ulong(flags), data.encode() or None):
+        what = f"cannot mount {kind or source or target}"
+        raise Refused(f"{what}: {_errno()}{_remedy(ctypes.get_errno())}")
+
+
+def _pivot(new: str, old: str) -> None:
+    if libc.syscall(PIVOT_ROOT, os.fsencode(new), os.fsencode(old)):
+        raise Refused(f"cannot change the root: {_errno()}")
+
+
+def _errno() -> str:
+    return os.strerror(ctypes.get_errno())
+
+
+def _loopback() -> None:
+    """Bring up `lo`: programs of one step may speak to each other."""
+    fd = libc.socket(2, 2, 0)
+    fcntl.ioctl(fd, 0x8914, struct.pack("16sH14x", b"lo", 0x41))
+    os.close(fd)
+
+
+# -- the command
+
+
+def _command(folder: str, command: list[str]) -> int:
+    """Become the command; the exit that a shell would give where that is not possible."""
+    for number in RESTORED:
+        libc.signal(number, ctypes.c_void_p(0))
+    for capability in range(64):
+        if capability not in KEPT:
+            libc.prctl(CAPBSET_DROP, capability, 0, 0, 0)
+    libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0)
+    try:
+        os.chdir(folder)
+        os.execvp(command[0], command)  # noqa: S606
+    except FileNotFoundError:
+        absent = "/" not in command[0]
+        why = "no such program in PATH" if absent else "No such file or directory"
+    except OSError as error:
+        why = os.strerror(error.errno or 0)
+        os.write(2, os.fsencode(f"recipe: cannot run {command[0]}: {why}\n"))
+        return 126
+    os.write(2, os.fsencode(f"recipe: cannot run {command[0]}: {why}\n"))
+    return 127
+
+
+if __name__ == "__main__":
+    os._exit(main(sys.argv[1:]))

@@ -1,0 +1,84 @@
+"""Steps of this machine that may change their inputs: whether that can be had, and what their commands begin with."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from drivers.base import Command
+
+from ... import agent
+from ...storage.content.disk import Disk, unlink
+
+WORD: Final = "overlay"
+"""The value of `inputs` in recipe.toml that asks for it."""
+BREAKS: Final = (
+    "in such a step `sudo` and `chown` fail where you are not root, hard links out of an input fail, "
+    "and a single large file cannot be renamed or deleted"
+)
+CHANGES: Final = ".over"
+"""How the folder beside an attempt ends that holds what its command changed of its inputs."""
+_BEGIN: Final = (sys.executable, "-IS", str(Path(agent.__file__).with_name("overlay.py")))
+_PATIENCE: Final = 10.0
+"""Seconds that a trial may take."""
+
+
+class Overlays:
+    """Tries once for each file system whether inputs on it can be overlaid; trials are made below `root`, the workspace's."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._refusals: dict[int, str] = {}
+
+    def refusal(self, path: str) -> str:
+        """Why a folder or file cannot be an input that its step may change; empty when it can.  Raises OSError."""
+        device = os.stat(path).st_dev
+        if device not in self._refusals:
+            folder = path if os.path.isdir(path) else os.path.dirname(path)
+            self._refusals[device] = refusal(self._root, folder)
+        return self._refusals[device]
+
+
+def refusal(root: str, source: str) -> str:
+    """Overlay a folder for a moment, below `root`: why that cannot be done, empty when it can.  Raises OSError."""
+    if sys.platform != "linux":
+        return "it needs Linux"
+    trial = Disk(root).temporary()
+    target = f"{trial}/target"
+    os.makedirs(target)
+    try:
+        words = [*_BEGIN, f"{trial}/changes", "1", source, target]
+        tried = subprocess.run(
+            [*words, "sh", "-c", ': >"$1/.recipe-trial"', "-", target],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"mounting took more than {_PATIENCE:.0f} s"
+    finally:
+        with contextlib.suppress(OSError):
+            unlink(trial)
+    said = tried.stderr.strip().rpartition("\n")[2].removeprefix("recipe: ")
+    return "" if tried.returncode == 0 else said or f"mounting ended with {tried.returncode}"
+
+
+def overlaid(command: Command, attempt: str, inputs: Mapping[str, str]) -> Command:
+    """A command that may change the inputs of the attempt at that path; they are mounted before it begins.
+
+    `inputs` says of each name there which folder or file it shows.
+    """
+    if not inputs:
+        return command
+    begin = [*_BEGIN, f"{attempt}{CHANGES}", str(len(inputs))]
+    for name, source in sorted(inputs.items()):
+        begin += [source, f"{attempt}/{name}"]
+    return replace(command, argv=(*begin, *command.argv))

@@ -1,0 +1,112 @@
+"""Run a step's command in a sandbox: wrap the Command, and ask a host whether it makes one.
+
+What runs there is `agent/closed.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from drivers.base import Command
+
+from .. import agent
+from ..agent.closed import MARK
+from ..errors import CannotRun
+from .link.stream import program
+
+if TYPE_CHECKING:
+    from .engines import Mount
+    from .place.place import Place
+
+FIX: Final = (
+    "allow user namespaces there, run the step on another host, or set `sandbox: false` in it"
+)
+_HERE: Final = str(Path(agent.__file__).parents[1])
+_BEGIN: Final = (
+    "import os, pwd, sys; home = pwd.getpwuid(os.getuid()).pw_dir;"
+    " sys.path.append(os.path.join(home, sys.argv.pop(1)));"  # a root may begin there
+    " from agent import closed; os._exit(closed.main(sys.argv[1:]))"
+)
+_ASK: Final = (
+    'box=$(mktemp -d) && cd / && "$@" closed "$box/box" "" 0 echo MADE 2>&1; rm -rf "$box"'
+)
+
+
+class Sandboxes:
+    """Which hosts of one run make sandboxes: each is asked once."""
+
+    def __init__(self) -> None:
+        self._alone = asyncio.Lock()
+        self._refusals: dict[str, str] = {}
+
+    async def check(self, place: Place) -> None:
+        """Ask a host for a sandbox.  Raises CannotRun if it makes none, and DriverError."""
+        async with self._alone:
+            if place.name not in self._refusals:
+                self._refusals[place.name] = await _ask(place)
+        if why := self._refusals[place.name]:
+            raise CannotRun(f"{place.name} makes no sandbox: {why}", fix=FIX)
+
+
+async def _ask(place: Place) -> str:
+    """Return why a host makes no sandbox; empty if it does."""
+    if not place.elsewhere:
+        return await asyncio.to_thread(refusal_here)
+    said = bytearray()
+    async for chunk in place.host.call(["sh", "-c", _ASK, "sh", *_program(place)]):
+        said += chunk
+    return _refusal(said.decode(errors="replace"))
+
+
+@cache
+def refusal_here() -> str:
+    """Return why this machine makes no sandbox; empty if it does."""
+    with tempfile.TemporaryDirectory() as folder:
+        asked = [sys.executable, *_words(_HERE), "closed", f"{folder}/box", "", "0", "echo", "MADE"]
+        made = subprocess.run(asked, cwd="/", capture_output=True, text=True, check=False)
+    return _refusal(made.stdout + made.stderr)
+
+
+def _refusal(said: str) -> str:
+    """Read what the program said that was asked for an `echo MADE`."""
+    lines = said.splitlines()
+    if "MADE" in lines:
+        return ""
+    last = lines[-1] if lines else "it said nothing"
+    return next((line[len(MARK) :] for line in lines if line.startswith(MARK)), last)
+
+
+def wrap(
+    command: Command, place: Place, python: str, mounts: Sequence[Mount], *, network: bool
+) -> Command:
+    """Return `command`, to be run in a sandbox.  `python` is the interpreter of the step."""
+    shown = [word for mount in mounts for word in (_mode(mount), mount.path, mount.target)]
+    kind = "network" if network else "closed"
+    words = (kind, f"{command.cwd}.box", python, f"{len(mounts)}", *shown)
+    return replace(command, argv=(*_program(place), *words, *command.argv))
+
+
+def _program(place: Place) -> list[str]:
+    """The program and its folder, where the agent of a host is, too."""
+    if not place.elsewhere:
+        return [place.python, *_words(_HERE)]
+    root = place.folder.root if place.own_disk else place.host.root
+    return [place.python, *_words(f"{root}/agent/{program().digest}")]
+
+
+def _words(folder: str) -> tuple[str, ...]:
+    return ("-I", "-S", "-c", _BEGIN, folder)
+
+
+def _mode(mount: Mount) -> str:
+    if not mount.writable:
+        return "r"
+    return "f" if mount.path.endswith(".metrics") else "w"

@@ -1,0 +1,480 @@
+"""The options that a Python script takes by argparse, from syntax alone.
+
+What cannot be known for certain is left open: a parser of another library, options whose names are
+computed, a parser that other code may add to.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+_MANY: Final = 1 << 30
+_CHANGES_OF_WORDS: Final = frozenset({"append", "insert", "extend", "remove", "pop", "clear"})
+_GROUPS: Final = frozenset({"add_argument_group", "add_mutually_exclusive_group"})
+_OPEN_KEYWORDS: Final = frozenset({"parents", "prefix_chars", "fromfile_prefix_chars"})
+_VALUES: Final = {"store": (1, 1), "append": (1, 1), "extend": (1, _MANY)}
+_NARGS: Final = {"?": (0, 1), "+": (1, _MANY), "None": (1, 1)}
+_BARE: Final = frozenset(
+    {"store_true", "store_false", "store_const", "append_const", "count", "help", "version"}
+)
+
+
+class ScriptOption(NamedTuple):
+    """One option, or one operand where `flags` is empty, with the least and the most values that it takes."""
+
+    name: str
+    flags: tuple[str, ...]
+    least: int
+    most: int
+    required: bool = False
+    choices: tuple[str, ...] = ()
+    number: str = ""  # int or float, where its values must be numbers
+
+
+class ScriptOptions(NamedTuple):
+    """All that a script takes.  `strict`: it refuses what it does not know."""
+
+    options: tuple[ScriptOption, ...]
+    strict: bool = True
+    abbreviations: bool = True
+
+    @property
+    def operands(self) -> tuple[ScriptOption, ...]:
+        return tuple(option for option in self.options if not option.flags)
+
+    def find(self, flag: str) -> ScriptOption | None:
+        """The option of this name, or of which it is the beginning, as argparse takes both."""
+        for option in self.options:
+            if flag in option.flags:
+                return option
+        if not flag.startswith("--") or not self.abbreviations:
+            return None
+        long = [
+            option
+            for option in self.options
+            if any(each.startswith(flag) for each in option.flags if each.startswith("--"))
+        ]
+        return long[0] if long else None
+
+
+def options_of(entry: str, trees: Mapping[str, ast.Module]) -> ScriptOptions | None:
+    """What the script `entry` takes; None where that is not certain.
+
+    `trees`: it and all files that it imports, by their paths.
+    """
+    try:
+        return _Reader(entry, trees).read()
+    except _Open:
+        return None
+
+
+class _Open(Exception):
+    """What a script takes is not written out."""
+
+
+class _Scope(NamedTuple):
+    """Statements with the file that they stand in."""
+
+    file: str
+    body: Sequence[ast.stmt]
+    certain: bool  # whether they are executed in each run of the script
+
+
+class _Reader:
+    """Follows a script from function to function, as its calls may go, and collects its options."""
+
+    def __init__(self, entry: str, trees: Mapping[str, ast.Module]) -> None:
+        self._entry, self._trees = entry, trees
+        self._definitions = {file: _definitions(tree) for file, tree in trees.items()}
+        self._modules = {file: _modules(tree) for file, tree in trees.items()}
+        self._names = {file: _imported_names(tree) for file, tree in trees.items()}
+        self._seen: dict[int, bool] = {}  # function, and whether it is certain to be called
+        self._options: dict[tuple[int, tuple[str, ...]], ScriptOption] = {}  # by call and names
+        self._parsers: set[int] = set()
+        self._waiting: list[_Scope] = []
+        self._strict = self._abbreviations = True
+
+    def read(self) -> ScriptOptions:
+        """Raise _Open if it is not certain what the script takes."""
+        for file, tree in self._trees.items():
+            self._check_names(tree)
+            self._waiting.append(_Scope(file, tree.body, True))
+        for scope in self._waiting:  # grows
+            self._block(scope.body, scope, {}, scope.certain)
+        if len(self._parsers) != 1:
+            raise _Open
+        return ScriptOptions(tuple(self._options.values()), self._strict, self._abbreviations)
+
+    def _check_names(self, tree: ast.Module) -> None:
+        """Raise _Open if a file changes sys.argv, or reaches into a parser."""
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and node.attr in (
+                "_actions",
+                "_option_string_actions",
+            ):
+                raise _Open
+            if isinstance(node, (ast.Assign, ast.AugAssign, ast.Delete)):
+                targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets
+                if any(_is_argv(each) or _name(each) == "required" for each in targets):
+                    raise _Open
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in _CHANGES_OF_WORDS
+                and _is_argv(node.func.value)
+            ):
+                raise _Open
+
+    # -- statements --
+
+    def _block(
+        self, body: Sequence[ast.stmt], scope: _Scope, known: Mapping[str, str], certain: bool
+    ) -> None:
+        for statement in body:
+            self._statement(statement, scope, known, certain)
+
+    def _statement(
+        self, node: ast.stmt, scope: _Scope, known: Mapping[str, str], certain: bool
+    ) -> None:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return
+        if isinstance(node, ast.If):
+            self._condition(node, scope, known, certain)
+        elif isinstance(node, ast.For):
+            self._loop(node, scope, known, certain)
+        elif isinstance(node, (ast.With, ast.AsyncWith)):
+            for item in node.items:
+                self._expression(item.context_expr, scope, known, certain)
+            self._block(node.body, scope, known, certain)
+        else:
+            for child in ast.iter_child_nodes(node):
+                if isinstance(child, ast.expr):
+                    self._expression(child, scope, known, certain)
+                else:
+                    self._inner(child, scope, known)
+
+    def _inner(self, node: ast.AST, scope: _Scope, known: Mapping[str, str]) -> None:
+        """What is executed perhaps: the parts of `while`, `try`, `match`, of a class."""
+        for child in ast.iter_child_nodes(node) if not isinstance(node, ast.stmt) else [node]:
+            if isinstance(child, ast.stmt):
+                self._statement(child, scope, known, False)
+            elif isinstance(child, ast.expr):
+                self._expression(child, scope, known, False)
+
+    def _condition(
+        self, node: ast.If, scope: _Scope, known: Mapping[str, str], certain: bool
+    ) -> None:
+        if _is_main(node.test):
+            if scope.file == self._entry:
+                self._block(node.body, scope, known, certain)
+            return
+        if _name(node.test) == "TYPE_CHECKING":
+            return
+        self._expression(node.test, scope, known, certain)
+        self._block([*node.body, *node.orelse], scope, known, False)
+
+    def _loop(self, node: ast.For, scope: _Scope, known: Mapping[str, str], certain: bool) -> None:
+        self._expression(node.iter, scope, known, certain)
+        turns = list(_turns(node))
+        if not turns:
+            self._block(node.body, scope, known, False)
+        for turn in turns:
+            self._block(node.body, scope, {**known, **turn}, certain)
+
+    # -- expressions --
+
+    def _expression(
+        self, node: ast.expr, scope: _Scope, known: Mapping[str, str], certain: bool
+    ) -> None:
+        if isinstance(node, ast.Call):
+            self._call(node, scope, known, certain)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            self._visit(self._named(node.id, scope.file), False)
+        perhaps = (ast.IfExp, ast.BoolOp, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp)
+        certain = certain and not isinstance(node, (*perhaps, ast.GeneratorExp))
+        for child in ast.iter_child_nodes(node):
+            for each in _expressions(child):
+                if not (isinstance(node, ast.Call) and each is node.func):
+                    self._expression(each, scope, known, certain)
+                elif isinstance(each, ast.Attribute):
+                    self._expression(each.value, scope, known, certain)
+
+    def _call(self, node: ast.Call, scope: _Scope, known: Mapping[str, str], certain: bool) -> None:
+        word = _name(node.func)
+        if word.endswith(("ArgumentParser", "ArgParser")):
+            self._parser(node, scope.file)
+        elif word == "add_argument":
+            self._add(node, known, certain)
+        elif word in ("add_subparsers", "set_defaults", "CLI", "LightningCLI", "Fire"):
+            raise _Open
+        elif word.startswith("parse_known"):
+            self._strict = False
+        elif word.startswith("parse_") and word.endswith("args"):
+            if node.args and not _is_command_line(node.args[0]):
+                raise _Open
+        elif word not in _GROUPS:
+            found, sure = self._target(node.func, scope.file)
+            if not found and any(_is_parser(each, scope) for each in node.args):
+                raise _Open
+            self._visit(found, certain and sure)
+
+    def _parser(self, node: ast.Call, file: str) -> None:
+        named = ast.unparse(node.func)
+        origin = self._names[file].get(named, ("", ""))[0] or named.rpartition(".")[0]
+        if origin != "argparse" or any(each.arg in _OPEN_KEYWORDS for each in node.keywords):
+            raise _Open
+        self._parsers.add(id(node))
+        given = {each.arg: each.value for each in node.keywords}
+        if None in given:
+            raise _Open
+        short = given.get("allow_abbrev")
+        if isinstance(short, ast.Constant) and short.value is False:
+            self._abbreviations = False
+        extra = given.get("add_help")
+        if not (isinstance(extra, ast.Constant) and extra.value is False):
+            self._options[0, ()] = ScriptOption("--help", ("-h", "--help"), 0, 0)
+
+    def _add(self, node: ast.Call, known: Mapping[str, str], certain: bool) -> None:
+        flags = [_text(each, known) for each in node.args]
+        given = {each.arg: each.value for each in node.keywords}
+        if not flags or None in flags or None in given:
+            raise _Open
+        names = [each for each in flags if each]
+        self._options[id(node), tuple(names)] = _option(names, given, certain)
+
+    # -- functions --
+
+    def _target(self, function: ast.expr, file: str) -> tuple[list[ast.AST], bool]:
+        """The functions of the files that a call may mean, and whether it is one for certain."""
+        if isinstance(function, ast.Name):
+            found = self._named(function.id, file)
+            return found, len(found) == 1
+        if not isinstance(function, ast.Attribute):
+            return [], False
+        owner = _name(function.value)
+        if owner in self._modules[file]:
+            inside = _last(self._modules[file][owner])
+            found = [
+                definition
+                for other, definitions in self._definitions.items()
+                if _stem(other) == inside
+                for definition in definitions.get(function.attr, ())
+            ]
+            return found, len(found) == 1
+        everywhere = [
+            definition
+            for definitions in self._definitions.values()
+            for definition in definitions.get(function.attr, ())
+        ]
+        return everywhere, False
+
+    def _named(self, name: str, file: str) -> list[ast.AST]:
+        """The functions and classes that a bare name of a file may mean."""
+        if own := self._definitions[file].get(name):
+            return list(own)
+        if name not in self._names[file]:
+            return []
+        module, original = self._names[file][name]
+        inside = _last(module)
+        places = [other for other in self._definitions if _stem(other) == inside]
+        return [
+            definition
+            for other in places or self._definitions
+            for definition in self._definitions[other].get(original, ())
+        ]
+
+    def _visit(self, found: Sequence[ast.AST], certain: bool) -> None:
+        for definition in found:
+            known = self._seen.get(id(definition))
+            if known or known is certain:
+                continue
+            self._seen[id(definition)] = certain
+            file = next(
+                file
+                for file, definitions in self._definitions.items()
+                if any(definition in each for each in definitions.values())
+            )
+            if isinstance(definition, ast.ClassDef):
+                methods = [each for each in definition.body if isinstance(each, ast.FunctionDef)]
+                self._visit(methods, False)
+            elif isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                self._waiting.append(_Scope(file, definition.body, certain))
+
+
+# -- parts of a file --
+
+
+def _definitions(tree: ast.Module) -> dict[str, list[ast.AST]]:
+    found: dict[str, list[ast.AST]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.setdefault(node.name, []).append(node)
+    return found
+
+
+def _modules(tree: ast.Module) -> dict[str, str]:
+    """The names that stand for modules, or may do so."""
+    found: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            found |= {alias.asname or alias.name: alias.name for alias in node.names}
+    return found
+
+
+def _imported_names(tree: ast.Module) -> dict[str, tuple[str, str]]:
+    """The names that `from MODULE import NAME` brings, with both."""
+    return {
+        alias.asname or alias.name: (node.module or "", alias.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def _stem(file: str) -> str:
+    """The last part of the name by which a file is imported."""
+    return _last(file.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
+
+
+def _last(module: str) -> str:
+    return module.rpartition(".")[2]
+
+
+def _name(node: ast.AST) -> str:
+    """The last name of an expression: `b` of `a.b`; empty if it has none."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _expressions(node: ast.AST) -> Iterator[ast.expr]:
+    """An expression, or those inside of a keyword, a comprehension or a slice."""
+    if isinstance(node, ast.expr):
+        yield node
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _expressions(child)
+
+
+def _is_main(test: ast.expr) -> bool:
+    return isinstance(test, ast.Compare) and "__main__" in ast.unparse(test)
+
+
+def _is_argv(node: ast.AST) -> bool:
+    bare = node.value if isinstance(node, ast.Subscript) else node
+    return isinstance(bare, ast.Attribute) and bare.attr == "argv" and _name(bare.value) == "sys"
+
+
+def _is_command_line(node: ast.expr) -> bool:
+    """Whether an argument of `parse_args` is the command line: sys.argv, None, or a parameter."""
+    if isinstance(node, ast.Constant):
+        return node.value is None
+    return _is_argv(node) or isinstance(node, ast.Name)
+
+
+def _is_parser(node: ast.expr, scope: _Scope) -> bool:
+    """Whether a name is used as a parser in these statements."""
+    if not isinstance(node, ast.Name):
+        return False
+    return any(
+        isinstance(each, ast.Attribute)
+        and _name(each.value) == node.id
+        and (each.attr in ("add_argument", *_GROUPS) or each.attr.startswith("parse_"))
+        for statement in scope.body
+        for each in ast.walk(statement)
+    )
+
+
+def _turns(node: ast.For) -> Iterator[dict[str, str]]:
+    """The texts that the names of a loop have, turn by turn; nothing if they are not written out."""
+    items = node.iter.elts if isinstance(node.iter, (ast.Tuple, ast.List)) else []
+    for item in items:
+        turn: dict[str, str] = {}
+        pairs = [(node.target, item)]
+        if isinstance(node.target, ast.Tuple) and isinstance(item, (ast.Tuple, ast.List)):
+            pairs = list(zip(node.target.elts, item.elts, strict=False))
+        for target, value in pairs:
+            if isinstance(target, ast.Name) and (text := _text(value, {})) is not None:
+                turn[target.id] = text
+        yield turn
+
+
+def _text(node: ast.AST, known: Mapping[str, str]) -> str | None:
+    """A text that is written out; None if it is computed."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else None
+    if isinstance(node, ast.Name):
+        return known.get(node.id)
+    if not isinstance(node, ast.JoinedStr):
+        return None
+    parts: list[str] = []
+    for each in node.values:
+        inner = each.value if isinstance(each, ast.FormattedValue) else each
+        part = _text(inner, known)
+        if part is None or (isinstance(each, ast.FormattedValue) and each.format_spec):
+            return None
+        parts.append(part)
+    return "".join(parts)
+
+
+# -- one option --
+
+
+def _option(
+    flags: Sequence[str], given: Mapping[str | None, ast.expr], certain: bool
+) -> ScriptOption:
+    operand = not flags[0].startswith("-")
+    least, most = _counts(given, operand)
+    action = _action(given)
+    names = list(flags)
+    if action == "BooleanOptionalAction":
+        names += [f"--no-{flag[2:]}" for flag in flags if flag.startswith("--")]
+    needed = given.get("required")
+    written = isinstance(needed, ast.Constant) and needed.value is True
+    name = next((flag for flag in flags if flag.startswith("--")), flags[0])
+    number = _name(given["type"]) if "type" in given else ""
+    return ScriptOption(
+        name,
+        () if operand else tuple(names),
+        least,
+        most,
+        certain and (least > 0 if operand else written),
+        _choices(given.get("choices")),
+        number if number in ("int", "float") else "",
+    )
+
+
+def _action(given: Mapping[str | None, ast.expr]) -> str:
+    node = given.get("action")
+    if node is None:
+        return "store"
+    if isinstance(node, ast.Constant):
+        return str(node.value or "store")
+    return _name(node)
+
+
+def _counts(given: Mapping[str | None, ast.expr], operand: bool) -> tuple[int, int]:
+    """How many values an option takes, at least and at most.  Raises _Open where it takes the rest of the line."""
+    action = _action(given)
+    if action in _BARE or action == "BooleanOptionalAction":
+        return 0, 0
+    if action not in _VALUES:
+        return 0, _MANY  # an action of its own
+    nargs = given.get("nargs")
+    if nargs is None:
+        return _VALUES[action]
+    if not isinstance(nargs, ast.Constant):
+        return 0, _MANY
+    if isinstance(nargs.value, int):
+        return nargs.value, nargs.value
+    if nargs.value in ("...", "A..."):
+        raise _Open
+    return _NARGS.get(str(nargs.value), (0, _MANY))
+
+
+def _choices(node: ast.AST | None) -> tuple[str, ...]:
+    items = node.elts if isinstance(node, (ast.List, ast.Tuple, ast.Set)) else []
+    values = [str(each.value) for each in items if isinstance(each, ast.Constant)]
+    return tuple(values) if len(values) == len(items) else ()

@@ -1,0 +1,246 @@
+"""Compare the words that a command gives a script with the options that the script takes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ..errors import did_you_mean
+from .bad_values import join_or
+from .script_options import ScriptOption, ScriptOptions
+from .values import Tree, Where
+
+_CHOICE = re.compile(
+    r"\{\{\s*('[^']*'|none)\s+if\s(?:(?!\}\}).)+\selse\s+('[^']*'|none)\s*\}\}", re.DOTALL
+)
+_NEGATIVE = re.compile(r"-[\d.]")
+_SHELL_ENDS = frozenset(";|&<>()")
+_SHELL_SPECIAL = re.compile(r"[$`*?\[~{]")
+_SHOWN = 12  # options that a fix names
+_LEAVES = re.compile(r"(?:^|[\s;&|(])(?:cd|pushd)\s")  # the folder in which the files are
+_HOLE = "\0"  # stands for an expression in a script
+
+
+class GivenWord(NamedTuple):
+    """One word of a command, or as many as the value of a template has: then `text` is the template, and `free`."""
+
+    text: str
+    where: Where
+    free: bool = False
+
+
+class WordFault(NamedTuple):
+    """What a script will refuse, where it stands, and what may be meant."""
+
+    message: str
+    where: Where
+    fix: str = ""
+    word: str = ""  # as it is written
+
+
+def words_of_list(run: Sequence[Tree], script: str, where: Where) -> list[GivenWord] | None:
+    """The words behind the script in a list of arguments; None if the script is not among them."""
+    words = list(_leaves(run, where))
+    for n, word in enumerate(words):
+        if word.text == script and not word.free:
+            return words[n + 1 :]
+    return None
+
+
+def words_of_mapping(args: Mapping[str, Tree], where: Where) -> list[GivenWord]:
+    """The words of `args: {name: value}`."""
+    words: list[GivenWord] = []
+    for name, value in args.items():
+        place = (*where, name)
+        if value is None or value is False or value == []:
+            continue
+        words.append(GivenWord(f"--{name}", place))
+        if value is not True:
+            words += _leaves(value if isinstance(value, list) else [value], place)
+    return words
+
+
+def words_of_script(
+    run: str, script: str, where: Where, starters: re.Pattern[str]
+) -> list[GivenWord] | None:
+    """The words behind a file in a shell script; None if they are not certain.
+
+    The script names the file once, behind a program of `starters` or its `-m`, on one line.
+    """
+    text = re.sub(r"\{\{.*?\}\}", _HOLE, run, flags=re.DOTALL).replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if script in line]
+    if len(lines) != 1 or "<<" in text or _LEAVES.search(text):
+        return None
+    lexer = shlex.shlex(lines[0], posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    try:
+        parts = list(lexer)
+    except ValueError:
+        return None  # a text of several lines
+    if parts.count(script) != 1:
+        return None
+    at = parts.index(script)
+    program = parts[max(0, at - (2 if parts[at - 1 : at] == ["-m"] else 1))]
+    if not at or not starters.fullmatch(program):
+        return None
+    words: list[GivenWord] = []
+    for part in parts[at + 1 :]:
+        if _SHELL_ENDS.issuperset(part) and part:
+            break
+        words.append(GivenWord(part, where, bool(_HOLE in part or _SHELL_SPECIAL.search(part))))
+    return words
+
+
+def _leaves(items: Sequence[Tree], where: Where) -> Iterator[GivenWord]:
+    for n, item in enumerate(items):
+        place = (*where, n) if len(items) > 1 or isinstance(item, list) else where
+        if isinstance(item, list):
+            yield from _leaves(item, place)
+        elif item is not None:
+            yield GivenWord(str(item), place, _is_free(item))
+
+
+def _is_free(item: Tree) -> bool:
+    """Whether a template may become any number of words: nothing stands beside its expression."""
+    return isinstance(item, str) and item.lstrip().startswith("{{") and item.rstrip().endswith("}}")
+
+
+def faults(
+    script: str, takes: ScriptOptions, words: Sequence[GivenWord], where: Where
+) -> list[WordFault]:
+    """What the script will refuse of these words, whatever the values of templates are."""
+    reader = _Words(script, takes)
+    for word in words:
+        if not reader.take(word):
+            return reader.found
+    reader.finish()
+    reader.check_required(where)
+    return reader.found
+
+
+class _Words:
+    """Reads words one after the other, as argparse does."""
+
+    def __init__(self, script: str, takes: ScriptOptions) -> None:
+        self._script, self._takes = script, takes
+        self._option: ScriptOption | None = None  # whose values follow
+        self._begin: GivenWord | None = None  # the word of this option
+        self._values = 0  # of it so far
+        self._free = False  # whether a value of any length stood since
+        self._operands = 0
+        self._given: set[str] = set()
+        self.anything = False  # whether a template may give any option
+        self.found: list[WordFault] = []
+
+    def take(self, word: GivenWord) -> bool:
+        """Read the next word; False where what follows cannot be judged."""
+        text = word.text
+        if word.free:
+            self._take_free(text)
+            return True
+        flag, is_joined, value = text.partition("=")
+        if text == "--" or ("{{" in flag and text.startswith("-")):
+            self.anything = True
+            return False
+        if text.startswith("-") and text != "-" and not _NEGATIVE.match(text) and " " not in flag:
+            self._take_flag(flag, word, value if is_joined else None)
+        else:
+            self._take_value(word)
+        return True
+
+    def finish(self) -> None:
+        """Judge the option whose values are over."""
+        option, begin = self._option, self._begin
+        if option and begin and self._values < option.least and not self._free:
+            count = "a value" if option.least == 1 else f"{option.least} values"
+            self._say(f"{option.name} of {self._script} needs {count}", begin)
+        self._option, self._values, self._free = None, 0, False
+
+    def check_required(self, where: Where) -> None:
+        """Judge what is not given at all."""
+        if self.anything:
+            return
+        for option in self._takes.options:
+            if option.required and option.flags and option.name not in self._given:
+                message = f"{self._script} needs the option {option.name}, which is not given"
+                self.found.append(WordFault(message, where, f"add {option.name}"))
+
+    # -- one word --
+
+    def _take_flag(self, flag: str, word: GivenWord, value: str | None) -> None:
+        self.finish()
+        option = self._takes.find(flag)
+        if option is None and not flag.startswith("--"):
+            option = self._takes.find(flag[:2])  # -n5, -vq
+            if option is not None:
+                self._given.add(option.name)
+                self._free = True
+                return
+        if option is None:
+            if self._takes.strict:
+                self._say(f"{self._script} has no option {flag}", word, self._nearest(flag))
+            self._free = True  # what follows belongs to nothing
+            return
+        self._given.add(option.name)
+        self._option, self._begin = option, word
+        if value is None:
+            return
+        if option.most == 0:
+            self._say(f"{flag} of {self._script} takes no value", word)
+        elif "{{" not in value:
+            self._check_value(option, value, word)
+        self._option = None
+        self._free = False
+
+    def _nearest(self, flag: str) -> str:
+        """What may be meant by an option that there is not."""
+        known = [each for option in self._takes.options for each in option.flags]
+        known = [each for each in known if each.startswith("--") and each != "--help"]
+        return did_you_mean(flag, known) or (f"it has {', '.join(known[:_SHOWN])}" if known else "")
+
+    def _take_value(self, word: GivenWord) -> None:
+        option = self._option
+        if option is not None and self._values < option.most:
+            self._values += 1
+            if "{{" not in word.text:
+                self._check_value(option, word.text, word)
+            return
+        self._operands += 1
+        room = sum(each.most for each in self._takes.operands)
+        if self._operands > room and not self._free and self._takes.strict:
+            self._say(f'{self._script} has no place for "{word.text}"', word)
+
+    def _take_free(self, text: str) -> None:
+        option = self._option
+        self._free = True
+        if option is not None and self._values < option.most:
+            self._values += 1
+            return
+        chosen = _CHOICE.fullmatch(text.strip())
+        flags = [each.strip("'") for each in chosen.groups()] if chosen else []
+        if not chosen:
+            self.anything = True
+        for flag in flags:
+            if flag.startswith("-") and (found := self._takes.find(flag)):
+                self._given.add(found.name)
+
+    def _check_value(self, option: ScriptOption, value: str, word: GivenWord) -> None:
+        if option.choices and value not in option.choices:
+            what = join_or(option.choices)
+            self._say(f'{option.name} of {self._script} takes {what}, not "{value}"', word)
+        elif option.number and not _is_number(value, option.number):
+            kind = "a whole number" if option.number == "int" else "a number"
+            self._say(f'{option.name} of {self._script} takes {kind}, not "{value}"', word)
+
+    def _say(self, message: str, word: GivenWord, fix: str = "") -> None:
+        self.found.append(WordFault(message, word.where, fix, word.text))
+
+
+def _is_number(text: str, kind: str) -> bool:
+    try:
+        int(text) if kind == "int" else float(text)
+    except ValueError:
+        return False
+    return True
