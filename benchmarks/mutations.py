@@ -290,15 +290,15 @@ def alarms() -> list[str]:
 
 WHY = {
     "rename a key": "names that nothing else mentions: an output, a preset, a last step",
-    "rename a key that a program reads": "variables, arguments and files have any name; only the program knows",
+    "rename a key that a program reads": "variables and files have any name, as have options of programs that are not read",
     "rename in a template": "",
-    "drop a key": "keys that may be left out, such as `timeout`, `metrics`, a limit or an argument: the rest is a recipe, too",
-    "drop a list item": "an argument or a choice less is a recipe, too",
+    "drop a key": "keys that may be left out, such as `timeout`, `metrics`, a limit or an option that a script does not need",
+    "drop a list item": "an option that a script does not need, or a choice less, is a recipe, too",
     "retype a value": "arguments, variables and files take every type; a text may be any text",
     "unquote": "most texts mean the same without quotes",
     "nest a key too far out": "names inside of what a program reads",
     "nest a key too far in": "an output, argument or variable more, under a name that is free",
-    "swap a branch": "both branches are right for some value; which is meant only the author knows",
+    "swap a branch": "both branches are right for some value, and neither reads what its condition says is empty",
 }
 
 

@@ -218,26 +218,24 @@ def readers(args: argparse.Namespace) -> dict[str, object]:
 
 
 def pages(args: argparse.Namespace) -> dict[str, object]:
-    with serving() as rest:
-        # Elsewhere so many browsers have processors of their own; here they take what is left of two.
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        with chromium() as browser:
-            run = _submitted(rest)
-            found: dict[str, object] = {"no page, % of a core": _cost(rest, args)}
-            shared, known = browser.new_context(viewport=WINDOW), token(rest)
-            kinds: dict[str, Callable[[], tuple[Any, str]]] = {
-                "browsers": lambda: (browser.new_context(viewport=WINDOW), token(rest)),
-                "tabs of one browser": lambda: (shared, known),
-            }
-            for kind, place in kinds.items():
-                tabs = [_showing(rest, run, *place()) for _ in range(args.pages)]
-                before = [_points(tab) for tab in tabs]
-                found[f"{args.pages} {kind}, % of a core"] = _cost(rest, args)
-                grew = sum(_points(tab) > count for tab, count in zip(tabs, before, strict=True))
-                found[f"{kind} whose curves grew"] = grew
-                for tab in tabs:
-                    tab.close()
-            rest.ask("POST", f"/v1/runs/{run}/cancel", {})
+    with serving() as rest, chromium() as browser:
+        run = _submitted(rest)
+        found: dict[str, object] = {"no page, % of a core": _cost(rest, args)}
+        shared, known = browser.new_context(viewport=WINDOW), token(rest)
+        kinds: dict[str, Callable[[], tuple[Any, str]]] = {
+            "browsers": lambda: (browser.new_context(viewport=WINDOW), token(rest)),
+            "tabs of one browser": lambda: (shared, known),
+        }
+        for kind, place in kinds.items():
+            tabs = [_showing(rest, run, *place()) for _ in range(args.pages)]
+            before = [_points(tab) for tab in tabs]
+            found[f"{args.pages} {kind}, % of a core"] = _cost(rest, args)
+            grew = sum(_points(tab) > count for tab, count in zip(tabs, before, strict=True))
+            found[f"{kind} whose curves grew"] = grew
+            print(json.dumps(found), file=sys.stderr)
+            for tab in tabs:
+                tab.close()
+        rest.ask("POST", f"/v1/runs/{run}/cancel", {})
     return found
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
-from runner.interface.cli.show import data, locked
+from runner.interface.cli.show import data, describe_locks
 from runner.interface.datasheet import (
     BARE,
     Sheet,
@@ -99,7 +99,7 @@ def _briefly(spec: Input) -> str:
     among = spec.limits.get("choices")
     notes = [
         " | ".join(map(str, among)) if isinstance(among, list) else "",
-        "raising it continues" if spec.continues else "",
+        "raising it continues training" if spec.continues else "",
     ]
     return "; ".join([head, *(note for note in notes if note)])
 
@@ -107,7 +107,7 @@ def _briefly(spec: Input) -> str:
 def sheets() -> list[Sheet]:
     """The datasheet of every recipe that is ours, without what any run took."""
     recipes = [parse.load(entry.path) for entry in library.entries() if not entry.origin]
-    return [Sheet(recipe, {}, data(recipe), locked(recipe)) for recipe in recipes]
+    return [Sheet(recipe, {}, data(recipe), describe_locks(recipe)) for recipe in recipes]
 
 
 def refreshed(page: str, sheets: Sequence[Sheet]) -> str:

@@ -40,9 +40,9 @@ MARKS: Final = {
 }
 """Ways to avoid a name, as patterns of prose."""
 
-SLACK: Final = 0.05
+SLACK: Final = 0.1
 """How much worse a place may get, as a part of its rate, beside `SPARE` words or sentences."""
-SPARE: Final = 2
+SPARE: Final = 3
 
 
 DOCSTRING: Final = re.compile(r'^ *"""(\S.*?)(?:"""|$)', re.MULTILINE)

@@ -329,7 +329,7 @@ class Driver:
         """What is known of the account, as names and words.  Changes nothing.  Raises Denied when the key is not accepted."""
         return ()
 
-    def lacks(self) -> str:
+    def find_lack(self) -> str:
         """Return what is missing before the provider can be asked, such as a key, and what to do; empty: nothing.  Sends no request."""
         return ""
 

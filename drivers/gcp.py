@@ -36,7 +36,7 @@ from .base import (
 )
 from .cloud import Filters, Value, harmless, markets
 from .gcp_prices import PriceList
-from .gcp_wire import API, FULL, QUOTAS, Instance, Operation, Quota, Wire, lacks_credentials
+from .gcp_wire import API, FULL, QUOTAS, Instance, Operation, Quota, Wire, find_lack_of_credentials
 from .ssh import SshHost
 
 IMAGE: Final = "projects/deeplearning-platform-release/global/images/family/common-cu129-ubuntu-2204-nvidia-580"
@@ -437,8 +437,8 @@ class Gcp(cloud.Rented[Wire]):
             else []
         )
 
-    def lacks(self) -> str:
-        return lacks_credentials()
+    def find_lack(self) -> str:
+        return find_lack_of_credentials()
 
     async def account(self) -> Sequence[tuple[str, str]]:
         """What there is to know of the account, as words: nothing is changed."""

@@ -336,7 +336,7 @@ def _may_have() -> bool:
     )
 
 
-def lacks_credentials() -> str:
+def find_lack_of_credentials() -> str:
     """Why no credentials can be there, as far as that is known without asking Google; empty where there may be some."""
     if os.environ.get(TOKEN, "").strip() or _may_have():
         return ""

@@ -32,7 +32,7 @@ from .base import (
     Wish,
 )
 from .cloud import Value, harmless, markets
-from .prime_wire import FULL, Ask, Pod, Wire, config, key_source, lacks_key, pod, words
+from .prime_wire import FULL, Ask, Pod, Wire, config, find_lack_of_key, key_source, pod, words
 from .ssh import SshHost
 
 API: Final = "https://api.primeintellect.ai"
@@ -214,8 +214,8 @@ class Prime(cloud.Rented[Wire]):
         """What Prime has charged for a lease that is over."""
         return [charge for id, charge in await harmless(self._wire.history()) if id == lease.id]
 
-    def lacks(self) -> str:
-        return lacks_key()
+    def find_lack(self) -> str:
+        return find_lack_of_key()
 
     async def account(self) -> Sequence[tuple[str, str]]:
         """What there is to know of the account, as words: nothing is changed."""

@@ -33,7 +33,7 @@ from .base import (
     suggest,
 )
 from .cloud import Filters, Value, harmless, markets
-from .runpod_wire import HOME, Gpu, Pod, Wire, lacks_key, none, pod, words
+from .runpod_wire import HOME, Gpu, Pod, Wire, find_lack_of_key, none, pod, words
 from .ssh import SshHost
 
 API: Final = "https://api.runpod.io"
@@ -294,8 +294,8 @@ class Runpod(cloud.Deadman[Wire]):
             if charge.till >= since.timestamp()
         ]
 
-    def lacks(self) -> str:
-        return lacks_key()
+    def find_lack(self) -> str:
+        return find_lack_of_key()
 
     async def account(self) -> Sequence[tuple[str, str]]:
         """What there is to know of the account, as words: nothing is changed."""

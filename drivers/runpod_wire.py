@@ -160,7 +160,7 @@ def api_key() -> str:
     )
 
 
-def lacks_key() -> str:
+def find_lack_of_key() -> str:
     """Why there is no key of the account; empty where there is one."""
     try:
         api_key()

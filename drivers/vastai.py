@@ -31,7 +31,7 @@ from .base import (
 )
 from .cloud import Filters, Value, harmless, markets
 from .ssh import SshHost
-from .vastai_wire import Ask, Instance, Wire, key_source, lacks_key
+from .vastai_wire import Ask, Instance, Wire, find_lack_of_key, key_source
 from .web import number
 
 API: Final = "https://console.vast.ai"
@@ -229,8 +229,8 @@ class Vastai(cloud.Deadman[Wire]):
             if label == mark
         ]
 
-    def lacks(self) -> str:
-        return lacks_key()
+    def find_lack(self) -> str:
+        return find_lack_of_key()
 
     async def account(self) -> Sequence[tuple[str, str]]:
         """What there is to know of the account, as words: nothing is changed."""

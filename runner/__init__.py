@@ -186,9 +186,9 @@ def submit(recipe: str | Path, inputs: Mapping[str, Any] | None = None, **how: U
     choice settings store nodes priority not_before key labels user limits webhooks here`: docs/python.md.  Raises errors.RecipeError, Invalid with
     every problem.
     """
-    from .interface.handle.opening import submitted
+    from .interface.handle.opening import submit_run
 
-    return submitted(
+    return submit_run(
         _new(recipe, inputs, how), how.get("to"), _standing(how.get("workspace"), recipe).root
     )
 
@@ -234,11 +234,11 @@ def results(
     from importlib import import_module
     from importlib.util import find_spec
 
-    from .interface.cli.chosen import opened, recipe_of
+    from .interface.cli.chosen import open_to_look, recipe_of
     from .survey import comparison
 
     location = _standing(workspace, recipe or "")
-    with opened(location.root) as ws:
+    with open_to_look(location.root) as ws:
         named = recipe_of(ws, location, None if recipe is None else str(recipe))
         tables = comparison.compare(
             comparison.collect_results(ws, named), comparison.read_criteria(ws, named)
@@ -290,12 +290,12 @@ def _new(recipe: str | Path, inputs: Mapping[str, Any] | None, how: How) -> New:
 
     from .api.submitting import Ticket
     from .execution.terms import Choice, Settings
-    from .interface.handle.opening import checked
+    from .interface.handle.opening import check_options
     from .interface.handle.there import is_server
     from .interface.handle.transport import New
     from .storage.workspace import results_place
 
-    checked(how)
+    check_options(how)
     out, python, due = how.get("out"), how.get("python"), how.get("not_before")
     request = _request(
         _standing(how.get("workspace"), recipe),

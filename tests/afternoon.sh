@@ -30,7 +30,7 @@ try 'recipe run ../configs/sweep.yaml' 0 'everything is fresh'
 try 'recipe report' 0 'train\[lr=0.3\] *0.4545'
 try 'recipe run ../configs/sweep.yaml --size 9' 3 'write size=9'
 echo mine > ../runs/0.1.txt
-try 'recipe run ../configs/sweep.yaml' 2 'runs/0.1.txt, which was edited after sweep@1 made it'
+try 'recipe run ../configs/sweep.yaml' 2 'runs/0.1.txt, which was edited after sweep@1 created it'
 try 'recipe run ../configs/sweep.yaml --overwrite -B' 0 '3 ran'
 try 'recipe diff' 0 'sweep@1'
 try "recipe why 'train[lr=0.1]'" 0 'python '

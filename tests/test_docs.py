@@ -340,7 +340,7 @@ def test_a_page_may_get_better_but_not_worse() -> None:
     now = voice.measure("It is what they say that it is. " * 20)
     assert voice.worse(now, {rate.name: now.rate(rate) for rate in voice.RATES}) == []
     wrong = voice.worse(now, {"pronouns": 80.0, "marks": 1000.0})
-    assert [text.split()[0] for text in wrong] == ["pronouns", "what"]
+    assert [text.split()[0] for text in wrong] == ["pronouns", "what"], wrong
     assert "accepted 80.0 (aim 60)" in wrong[0]
 
 
@@ -376,7 +376,7 @@ def test_the_site_opens_from_disk_and_its_search_finds_the_answers(site: Path) -
         page.wait_for_url("**/tutorial.html")
         for question, name in [
             *((question, "faq") for question in QUESTIONS),
-            ("does not let us in", "errors"),
+            ("timed out while logging in", "errors"),
         ]:
             page.click(".md-search__button")
             page.fill("dialog[open] input", question)

@@ -345,7 +345,7 @@ def test_a_file_that_is_not_wanted_changes_nothing(example: Example) -> None:
     assert "of 6 right" in space.read("report.md")
     (space.root / "questions/reviews.jsonl").unlink()
     shutil.rmtree(space.root / "questions/more")
-    with pytest.raises(CannotRun, match="holds no"):
+    with pytest.raises(CannotRun, match="contains no"):
         space.attempt()
 
 

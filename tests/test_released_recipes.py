@@ -128,3 +128,16 @@ if __name__ == "__main__":
     before = LOCK.read_text("utf-8") if LOCK.exists() else ""
     LOCK.write_text(release(HOME, before), "utf-8")
     sys.exit("\n".join(complaints(HOME, LOCK.read_text("utf-8"))) or None)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((HOME / "recipes").glob("*@*.yaml")), ids=lambda each: each.stem
+)
+def test_steps_that_compute_nothing_on_a_gpu_ask_for_none(path: Path) -> None:
+    """What is decided before a machine is rented, and what follows its work, must not rent one."""
+    recipe = parse.load(path)
+    for id in {"data", "guard", "sheet", "plot", "export", "publish", "compare", "merge"} & {
+        *recipe.steps
+    }:
+        asked = recipe.steps[id].resources.over(recipe.resources)
+        assert asked.gpus == 0, id

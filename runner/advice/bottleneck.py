@@ -14,16 +14,16 @@ from ..language.values import is_number
 Word = Literal["LATENCY-BOUND", "DATA-BOUND", "THROUGHPUT-BOUND", "BALANCED"]
 
 PARTS: Final = {
-    "data": "getting and preparing batches",
-    "generation": "sampling answers",
-    "tool": "tools, rewards, environments",
-    "rollouts": "waiting for answers with their tools and rewards",
+    "data": "loading and preparing batches",
+    "generation": "generating answers",
+    "tool": "tool calls, rewards and environments",
+    "rollouts": "waiting for rollouts",
     "model": "forward and backward",
-    "optimizer": "the update",
-    "communication": "adding up over processes",
-    "checkpoint": "saving state",
-    "evaluation": "looking at held-out data",
-    "other": "what the trainer did not name",
+    "optimizer": "optimizer update",
+    "communication": "gradient synchronization between processes",
+    "checkpoint": "saving checkpoints",
+    "evaluation": "evaluation",
+    "other": "time that the trainer did not report",
 }
 OF_PRIME: Final = {
     "step": "time/step",
@@ -101,32 +101,32 @@ def judge(found: Breakdown, inputs: Mapping[str, Any], *, gpu: bool) -> Judgemen
         why = f"tools, rewards and environments take {found.share('tool'):.0%} of a step (more than {TOOL:.0%})"
         advice = (
             'switch to a local executor if tools run on other machines (`executor_backend = "local"`, runtime `subprocess`)',
-            "call tools for all answers of a step at once, not one after the other",
-            "draw the answers of the next step while tools work on those of this one (asynchronous rollouts)",
-            *_raise(inputs, "num_generations", "more answers share the wait"),
-            "a faster GPU would change nothing",
+            "run the tool calls of a step in parallel",
+            "generate the next step's answers while this step's tools run (asynchronous rollouts)",
+            *_raise(inputs, "num_generations", "more answers per prompt share the waiting time"),
+            "a faster GPU would not help",
         )
         return Judgement("LATENCY-BOUND", why, advice)
     if found.share("tool", "rollouts") > TOOL:
         waits = found.share("tool", "rollouts")
-        why = f"the trainer waits {waits:.0%} of a step (more than {TOOL:.0%}) for answers with their tools and rewards"
+        why = f"the trainer waits {waits:.0%} of a step (more than {TOOL:.0%}) for rollouts"
         advice = (
             'switch to a local executor if tools run on other machines (`executor_backend = "local"`, runtime `subprocess`)',
-            "raise the number of rollouts at once, so that tools of some run while others are written",
+            "run more rollouts in parallel, so that tool calls and generation overlap",
             *_raise(
                 inputs,
                 "infer_gpus",
-                "if the GPUs that generate are busy, writing is what takes long",
+                "if the inference GPUs are busy, generation is the bottleneck",
             ),
-            "a faster GPU for the trainer would change nothing",
+            "a faster GPU for the trainer would not help",
         )
         return Judgement("LATENCY-BOUND", why, advice)
     if found.share("data") > DATA:
         why = f"the model waits for data {found.share('data'):.0%} of a step (more than {DATA:.0%})"
         advice = (
-            *_raise(inputs, "workers", "more threads prepare it"),
-            "prepare the data once, in a step of its own: tokens, latents and text embeddings that are cached cost nothing here",
-            "keep it on a disk of the machine that trains, and in few large files",
+            *_raise(inputs, "workers", "more data-loading workers"),
+            "cache tokens, latents and text embeddings in a separate step that runs once",
+            "keep the data on a local disk of the training machine, in few large files",
         )
         return Judgement("DATA-BOUND", why, advice)
     work = found.share("generation", *TRAINING)
@@ -140,31 +140,31 @@ def judge(found: Breakdown, inputs: Mapping[str, Any], *, gpu: bool) -> Judgemen
     advice = (f"the largest part is {PARTS[largest]}, {found.share(largest):.0%}",)
     for part, limit, name, remedy in (
         ("checkpoint", 0.1, "save_every", "save less often"),
-        ("evaluation", 0.2, "eval_every", "look at held-out data less often"),
+        ("evaluation", 0.2, "eval_every", "evaluate less often"),
     ):
         if found.share(part) > limit:
             advice += (
                 f"{PARTS[part]} takes {found.share(part):.0%}: {remedy}{_now(inputs, name)}",
             )
     if found.share("other") > 0.2:
-        advice += (f"the trainer does not say where {found.share('other'):.0%} went",)
-    return Judgement("BALANCED", "no part stands out", advice)
+        advice += (f"the trainer did not report the phase of {found.share('other'):.0%} went",)
+    return Judgement("BALANCED", "no phase stands out", advice)
 
 
 def _throughput(found: Breakdown, inputs: Mapping[str, Any], gpu: bool) -> tuple[str, ...]:
     """What makes arithmetic faster, for the greatest of generation, communication and the rest."""
     if not gpu:
-        return ("it ran without a GPU: one does this arithmetic many times faster",)
+        return ("use a GPU: the step ran on the CPU, which is many times slower",)
     if found.share("generation") > found.share(*TRAINING):
         return (
-            "write answers with an engine made for it (vLLM), on GPUs of its own or the same",
+            "generate answers with vLLM, on separate GPUs or the same ones",
             *_lower(inputs, "max_completion_length", "shorter answers"),
-            "a GPU with more memory bandwidth: writing reads every weight for each token",
+            "a GPU with more memory bandwidth: generation reads every weight for each token",
         )
     if found.share("communication") > 0.25:
         return (
-            f"adding up over processes takes {found.share('communication'):.0%}: fewer, larger GPUs, or a faster link between them",
-            *_raise(inputs, "global_batch", "fewer updates for the same data"),
+            f"gradient synchronization takes {found.share('communication'):.0%}: fewer, larger GPUs, or a faster link between them",
+            *_raise(inputs, "global_batch", "fewer optimizer updates for the same data"),
         )
     whole = inputs.get("micro_batch") is not None and inputs.get("micro_batch") == inputs.get(
         "global_batch"
@@ -174,7 +174,7 @@ def _throughput(found: Breakdown, inputs: Mapping[str, Any], gpu: bool) -> tuple
             ()
             if whole
             else _raise(
-                inputs, "micro_batch", "larger batches fill a GPU better, while memory lasts"
+                inputs, "micro_batch", "larger batches use the GPU better, if memory allows"
             )
         ),
         *(
@@ -182,7 +182,7 @@ def _throughput(found: Breakdown, inputs: Mapping[str, Any], gpu: bool) -> tuple
             if inputs.get("checkpoint_activations") is True
             else ()
         ),
-        "a faster GPU, or more of them: this is arithmetic, and the rest costs little",
+        "a faster GPU, or more GPUs: the step is limited by computation",
     )
 
 

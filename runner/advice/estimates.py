@@ -199,7 +199,7 @@ def _figures(own: tuple[Path, int, int] | None) -> Hardware:
                 wrong.append(
                     read.problem(
                         "bad-hardware",
-                        f"{name} is no GPU that is known: say its {key}, too",
+                        f"unknown GPU {name}: add its {key}",
                         ("gpus", name),
                         fix=GPU_KEYS,
                     )
@@ -320,9 +320,9 @@ def _estimated(
     config = config_of(ws, kind, address)
     if config is None:
         where = (
-            f"the config.json of {address} is not here yet"
+            f"the config.json of {address} is not in the local cache yet"
             if address
-            else "no input `base` names a model"
+            else "the recipe has no input `base` with a model"
         )
         return StepEstimate(step, None, where, shown, usable)
     try:
@@ -337,7 +337,7 @@ def _estimated(
         )
         if training is None:
             return StepEstimate(
-                step, None, "the inputs do not say how long a sequence is", shown, usable
+                step, None, "the inputs do not set the sequence length", shown, usable
             )
         found = estimate(model, training)
     except Unknown as error:
@@ -392,7 +392,7 @@ def _of_images(
         "as published" if row.source else COUNTED: round(row.gb * 1e9),
         "a larger adapter": hardware.adapter_more(row, seen),
     }
-    terms["blocks in main memory"] = -hardware.left_away(seen)
+    terms["blocks offloaded to CPU memory"] = -hardware.left_away(seen)
     size = sum(terms.values())
     # A peak that was published is of settings made to be small: less is not to be expected, and more where a case asks for less than its row.
     found = Estimate(
@@ -433,7 +433,7 @@ def _measured(
 
 
 def _guess(what: str, gpu: Gpu) -> str:
-    doubt = f"; unchecked: the speed of {gpu.name}" if "tflops" in gpu.unchecked else ""
+    doubt = f"; not measured: the speed of {gpu.name}" if "tflops" in gpu.unchecked else ""
     return f"{GUESS} {what}{doubt}"
 
 

@@ -39,7 +39,7 @@ def problems(findings: Iterable[Finding], found: Survey) -> list[Problem]:
     shown = []
     for finding in findings:
         remedy = finding.remedy + (
-            f" (to run all the same: --allow {finding.rule.id})"
+            f" (to skip this check, pass `--allow {finding.rule.id}`)"
             if finding.rule.severity == "error"
             else ""
         )

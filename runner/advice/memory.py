@@ -160,14 +160,14 @@ def read(config: Mapping[str, Any]) -> Model:
     family = str(config.get("model_type", ""))
     if family not in FAMILIES:
         raise Unknown(
-            f'weights of the family "{family}" are not known how to count; known: {", ".join(FAMILIES)}'
+            f'cannot count the weights of the model family "{family}"; known families: {", ".join(FAMILIES)}'
         )
     hidden = _whole(config, "hidden_size", "n_embd", "d_model")
     layers = _whole(config, "num_hidden_layers", "n_layer")
     heads = _whole(config, "num_attention_heads", "n_head")
     vocabulary = _whole(config, "vocab_size")
     if not heads:
-        raise Unknown("config.json says no number of heads")
+        raise Unknown("config.json has no number of attention heads")
     old = family in ("gpt2", "gpt_neox", "bloom")
     kv_heads = heads if old else _whole(config, "num_key_value_heads", default=heads)
     head = _whole(
@@ -286,7 +286,7 @@ def _whole(config: Mapping[str, Any], *names: str, default: int | None = None) -
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
             return value
     if default is None:
-        raise Unknown(f"config.json does not say {names[0]}")
+        raise Unknown(f"config.json has no {names[0]}")
     return default
 
 
@@ -296,7 +296,7 @@ def _whole(config: Mapping[str, Any], *names: str, default: int | None = None) -
 def _terms(model: Model, training: Training) -> dict[str, float]:
     if training.optimizer not in _OPTIMIZERS:
         raise Unknown(
-            f'no figures for the optimizer "{training.optimizer}"; known: {", ".join(_OPTIMIZERS)}'
+            f'unknown optimizer "{training.optimizer}"; known optimizers: {", ".join(_OPTIMIZERS)}'
         )
     n = training.devices
     state = _OPTIMIZERS[training.optimizer]

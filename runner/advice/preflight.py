@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ..hosts.interpreters import CURRENT, chosen
+from ..hosts.interpreters import CURRENT, choose_python
 from ..planning.judge import RESTORE
 from ..planning.patterns import decode_pattern
 from ..planning.step import StepSpec
@@ -59,7 +59,7 @@ def check(
 
         raise NotFound(
             f'there is no rule "{strange[0]}"',
-            fix=did_you_mean(strange[0], known) or "docs/preflight.md lists them",
+            fix=did_you_mean(strange[0], known) or "see the rules in docs/preflight.md",
         )
     applied = [rule for rule in library.rules if rule.id not in allowed]
     looks = _Looks(ws, found, library, driver, host, python)
@@ -306,7 +306,7 @@ class _Looks:
         found = settings.setting("base")
         address = found.value if found is not None else None
         if not isinstance(address, str):
-            return Facts({}, "the name of the model" if address is None else rules.NEEDS["model"])
+            return Facts({}, "the model's name" if address is None else rules.NEEDS["model"])
         template = settings.setting("chat_template")
         file = (
             self._ws.absolute(template.value)
@@ -368,7 +368,7 @@ class _Looks:
         if self._found.plan.specs()[n].image:
             return Facts({}, unknown)
         if self._driver in _HERE:
-            where = packages.folders(chosen(self._python, self._ws.root, self._ws.environ))
+            where = packages.folders(choose_python(self._python, self._ws.root, self._ws.environ))
             return Facts({}, unknown) if where is None else packages.Installed(where)
         return Facts({}, unknown)
 
@@ -465,11 +465,11 @@ def _memory(ws: Workspace, found: Survey, n: int, facts: Mapping[str, Any]) -> d
     if estimated is None:
         return {"verdict": None}
     if estimated.found is None:
-        raise Unknown(f"the memory that it takes: {estimated.unknown}")
+        raise Unknown(f"the memory estimate: {estimated.unknown}")
     # What a card there says of itself counts before what cards of its name have: some are cut in parts, and of some we have no figures.
     usable = round(there * GB) - RESERVED if there is not None else estimated.usable
     if usable is None:
-        raise Unknown("the memory of the GPU: say gpu_memory or gpu in its resources")
+        raise Unknown("the GPU memory: set `gpu_memory` or `gpu` in `resources`")
     return {
         "verdict": estimated.found.verdict(usable),
         "low": round(estimated.found.low / GB, 1),

@@ -84,17 +84,17 @@ def mistyped(config: Mapping[str, Any]) -> list[str]:
     """The values that are not of the kind that prime-rl takes, in words."""
     found = dict(_values(config))
     wrong = [
-        f"{path} is a section, not {found[path]!r}"
+        f"{path} must be a section, not {found[path]!r}"
         for path in _TABLES
         if path in found and not isinstance(found[path], Mapping)
     ]
     wrong += [
-        f"{path} is a whole number from 1 on, not {found[path]!r}"
+        f"{path} must be a whole number, 1 or greater, not {found[path]!r}"
         for path in _WHOLE
         if path in found and not _is_count(found[path])
     ]
     if not isinstance(found.get(_SOURCE, []), list):
-        wrong.append(f"{_SOURCE} is a list of environments: [[{_SOURCE}]]")
+        wrong.append(f"{_SOURCE} must be a list of environments: [[{_SOURCE}]]")
     return wrong
 
 
@@ -106,7 +106,7 @@ def near_misses(config: Mapping[str, Any]) -> list[str]:
         beside = [each.rpartition(".")[2] for each in known if each.rpartition(".")[0] == above]
         close = difflib.get_close_matches(name, beside, 1, _ALIKE)
         if above and close and path not in known:
-            told.append(f"{path}: is it {close[0]}?")
+            told.append(f"{path}: did you mean {close[0]}?")
     return told
 
 

@@ -76,9 +76,9 @@ def faults(read: Document) -> list[Problem]:
             wrong.append(
                 read.problem(
                     "bad-rule",
-                    f'there are two rules "{rule["id"]}"',
+                    f'two rules have the id "{rule["id"]}"',
                     ("rules", n, "id"),
-                    fix="call one of them otherwise",
+                    fix="rename one of the two rules",
                 )
             )
         seen.add(rule["id"])

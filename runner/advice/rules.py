@@ -22,14 +22,14 @@ Severity = Literal["error", "warning", "note"]
 ALWAYS: Final = ("recipe", "inputs", "settings", "step", "item")
 """Namespaces that every check knows: a name that is not in them is null."""
 NEEDS: Final[Mapping[str, str]] = {
-    "model": "the model's own files, or the Hub",
-    "data": "the data, where it can be read from here",
-    "gpu": "the kind of GPU: a host that has one, or `gpu` in the step's resources",
-    "host": "the host: name it with --driver or --host",
-    "environment": "the packages that the step will have",
-    "offer": "what a provider says of the machine that it rents out",
-    "kept": "what earlier runs left",
-    "memory": "the model's config.json and the memory of the GPU",
+    "model": "the model's files, locally or on the Hub",
+    "data": "data that this machine can read",
+    "gpu": "the GPU model: choose a host, or set `gpu` in the step's resources",
+    "host": "the host: pass `--driver` or `--host`",
+    "environment": "the step's installed packages",
+    "offer": "a provider's offer",
+    "kept": "results of earlier runs",
+    "memory": "the model's config.json and the GPU memory",
 }
 """Namespaces that may be unknown, and what they are known from."""
 
@@ -282,7 +282,7 @@ def judge(all: Iterable[Rule], facts: Mapping[str, object], step: str = "") -> V
         except Unknown as unknown:
             unchecked.append(Unchecked(rule, f"needs {unknown}", step))
         except TemplateError as error:
-            unchecked.append(Unchecked(rule, f"cannot be asked here: {error}", step))
+            unchecked.append(Unchecked(rule, f"cannot evaluate the rule: {error}", step))
     return Verdict(tuple(findings), tuple(unchecked))
 
 
@@ -329,7 +329,7 @@ def faults(rule: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Tem
                                 f"there is no `{reference.path[0]}`",
                                 reference.offset,
                                 reference.length,
-                                f"there is: {names}",
+                                f"available: {names}",
                             )
                         fields = FIELDS.get(reference.path[0])
                         if (
@@ -339,7 +339,7 @@ def faults(rule: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Tem
                         ):
                             known = (
                                 did_you_mean(str(reference.path[1]), fields)
-                                or f"there is: {', '.join(fields)}"
+                                or f"available: {', '.join(fields)}"
                             )
                             raise TemplateError(
                                 f"`{reference.path[0]}` has no `{reference.path[1]}`",
@@ -351,7 +351,7 @@ def faults(rule: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Tem
                     len(found) != 1 or found[0].length != len(text)
                 ):
                     raise TemplateError(
-                        "this must be one expression",
+                        "the value must be one expression",
                         0,
                         len(text),
                         'write "{{ … }}" and nothing else',

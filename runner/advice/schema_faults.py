@@ -37,7 +37,7 @@ def _worded(error: Any) -> str:
             return f'{name} has no key "{strange[0]}"'
         case "required":
             lacking = [key for key in error.validator_value if key not in error.instance]
-            return f"{name} says no {lacking[0]}"
+            return f"{name} has no {lacking[0]}"
         case "type":
             kinds = {
                 "object": "a mapping",
@@ -49,4 +49,4 @@ def _worded(error: Any) -> str:
         case "enum":
             return f"{name} must be one of {', '.join(error.validator_value)}"
         case _:
-            return f"{name} cannot be {json.dumps(error.instance)[:60]}"
+            return f"{name} has an invalid value: {json.dumps(error.instance)[:60]}"

@@ -180,7 +180,7 @@ def of_words(line: Sequence[Word]) -> Iterator[Setting]:
         elif any(word.text is None for word in values):
             yield Setting(
                 _key(name),
-                Unknown(f"the value of {name}, which only the running step knows"),
+                Unknown(f"the value of {name}, known only to the running step"),
                 origin,
             )
         else:
@@ -224,7 +224,7 @@ def _leaf_value(leaf: object, scope: Mapping[str, Any], what: str) -> object:
     try:
         return evaluate(leaf, scope)
     except (TemplateError, RecursionError):
-        return Unknown(f"the value of {what}, which only the running step knows")
+        return Unknown(f"the value of {what}, known only to the running step")
 
 
 def of_inputs(inputs: Mapping[str, object]) -> Iterator[Setting]:

@@ -64,7 +64,7 @@ class Picture:
     def __str__(self) -> str:
         less = "" if self.checkpointing else ", activations kept"
         base = "" if self.stored == "same" else f", base in {self.stored}"
-        away = f", {self.away} blocks in main memory" if self.away else ""
+        away = f", {self.away} blocks offloaded to CPU memory" if self.away else ""
         return f"{self.family} {self.method} at {self.resolution} pixels, batch {self.batch}, rank {self.rank}{base}{away}{less}"
 
 
@@ -175,55 +175,51 @@ def smaller(recipe: str, inputs: Mapping[str, Any]) -> list[Smaller]:
     while batch is not None and batch > 1:
         batch //= 2
         found.append(
-            Smaller({"micro_batch": batch}, "fewer samples at once: the same training, slower")
+            Smaller({"micro_batch": batch}, "a smaller batch per device: the same result, slower")
         )
     if inputs.get("checkpoint_activations") is False:
         found.append(
             Smaller(
                 {"checkpoint_activations": True},
-                "activations are computed again: the same training, a third slower",
+                "gradient checkpointing: the same result, a third slower",
             )
         )
     if inputs.get("optimizer") == "adamw" and "max_length" in inputs:
         found.append(
-            Smaller(
-                {"optimizer": "adamw_8bit"}, "the optimizer's state has 8 bits: a little coarser"
-            )
+            Smaller({"optimizer": "adamw_8bit"}, "an 8-bit optimizer: slightly less precise")
         )
     if inputs.get("base_storage") == "same":
         if family != "sdxl":  # whose convolutions cannot be cast and computed again
             found.append(
                 Smaller(
                     {"base_storage": "fp8"},
-                    "the base is in memory in 8 bits: its weights are a little coarser",
+                    "an 8-bit base model: slightly less precise weights",
                 )
             )
-        found.append(
-            Smaller(
-                {"base_storage": "nf4"}, "the base is in memory in 4 bits: its weights are coarser"
-            )
-        )
+        found.append(Smaller({"base_storage": "nf4"}, "a 4-bit base model: less precise weights"))
         if inputs.get("offload_blocks") == 0 and family in BLOCKS:
             away: dict[str, Tree] = {"base_storage": "same", "offload_blocks": len(BLOCKS[family])}
             found.append(
                 Smaller(
                     away,
-                    "weights come from main memory when they are computed with: the same training, much slower",
+                    "weights offloaded to CPU memory: the same result, much slower",
                 )
             )
     for name in ("max_length", "max_completion_length"):
         length = _whole(inputs, name)
         while length is not None and length > 512:
             length //= 2
-            found.append(Smaller({name: length}, "longer text is cut"))
+            found.append(Smaller({name: length}, "longer texts are truncated"))
     resolution = _whole(inputs, "resolution")
     if resolution is not None and resolution > 512:
         fewer: dict[str, Tree] = {"more_resolutions": []} if inputs.get("more_resolutions") else {}
-        found.append(Smaller({"resolution": 512, **fewer}, "less detail"))
+        found.append(Smaller({"resolution": 512, **fewer}, "images with less detail"))
     if inputs.get("train_embeddings") is True:
-        found.append(Smaller({"train_embeddings": False}, "embeddings stay as they are"))
+        found.append(Smaller({"train_embeddings": False}, "the embeddings are not trained"))
     if inputs.get("method") == "full":
-        found.append(Smaller({"method": "lora"}, "an adapter learns instead of every weight"))
+        found.append(
+            Smaller({"method": "lora"}, "a LoRA adapter is trained instead of all weights")
+        )
     if (
         "optimizer" in inputs
         and "max_length" in inputs
@@ -232,7 +228,7 @@ def smaller(recipe: str, inputs: Mapping[str, Any]) -> list[Smaller]:
         found.append(
             Smaller(
                 {"method": "qlora"},
-                "the frozen base is in memory in 4 bits: its weights are coarser, and a step is slower",
+                "a 4-bit base model (QLoRA): less precise weights, slower steps",
             )
         )
     rank = _whole(inputs, "rank")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypedDict
 
-from ..hosts.renting.money import committed
+from ..hosts.renting.money import committed_cost
 from ..storage.records.ledger import LeaseRow, Ledger, of_user
 
 
@@ -74,7 +74,7 @@ def _costs(ledger: Ledger, rows: list[LeaseRow], since: float = 0.0) -> Costs:
 
     def usd(row: LeaseRow) -> float:
         if row.kept and row.gone is None:  # nothing notes what its disk costs while it stands still
-            return committed(row.price, max(row.asked, since), now)
+            return committed_cost(row.price, max(row.asked, since), now)
         begun, end = began(row), row.gone or now
         return noted[row.key].usd * ((end - since) / (end - begun) if begun < since < end else 1.0)
 

@@ -28,7 +28,7 @@ def list_drivers(ws: Workspace) -> list[Facts]:
 def _described(ws: Workspace, name: str) -> Facts:
     try:
         driver = driver_of(name, ws.config.driver(name), (), str(ws.home))
-        priced, lacks = driver.traits.priced or driver.traits.billed, driver.lacks()
+        priced, lacks = driver.traits.priced or driver.traits.billed, driver.find_lack()
     except RecipeError as error:
         priced, lacks = False, str(error)
     return {

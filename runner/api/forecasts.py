@@ -5,7 +5,6 @@ Texts are as they are stored: who shows them to strangers takes the folders of t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -51,7 +50,7 @@ def forecast_run(
     goes_to = dict.fromkeys(shelf.driver for each in shelves.values() for shelf in each)
     return {
         "recipe": found.plan.recipe,
-        "instances": _count_instances(asked.start),
+        "instances": asked.start.instances,
         "command": asked.command,
         "driver": asked.driver,
         "machines": machines,
@@ -63,13 +62,6 @@ def forecast_run(
         "usd": _sum([step["usd"] for step in steps]),
         "bytes": restored_bytes(ws, found),
     }
-
-
-def _count_instances(start: Start) -> int:
-    """How many runs are asked for: the trials of a search, the combinations of a sweep, else one."""
-    if start.search:
-        return start.search.trials
-    return math.prod(map(len, start.axes.values()))
 
 
 def _machine(step: str, shelves: Sequence[Shelf]) -> Facts:

@@ -35,7 +35,7 @@ def known_leases(root: Path, environ: Mapping[str, str], driver: str | None = No
     for path in (of_user(environ), of_workspace(home(root, environ))):
         with Ledger.open(path, read_only=True) as ledger:
             rows = ledger.living(driver)
-        found += [Known(row, fate, path) for row, fate in reaper.judged(rows, environ)]
+        found += [Known(row, fate, path) for row, fate in reaper.judge_leases(rows, environ)]
     return found
 
 
@@ -46,7 +46,7 @@ def list_leases(root: Path, environ: Mapping[str, str]) -> list[Facts]:
         with Ledger.open(path, read_only=True) as ledger:
             rows = ledger.living()
             noted = ledger.costs([row.key for row in rows])
-        for row, fate in reaper.judged(rows, environ):
+        for row, fate in reaper.judge_leases(rows, environ):
             spent = noted[row.key].usd if row.key in noted else 0.0
             found.append(_shown(row, fate, max(spent, _accrued(row)), root))
     return found

@@ -5,6 +5,7 @@ Texts are as they are stored: who shows them to strangers takes the folders of t
 
 from __future__ import annotations
 
+from calendar import timegm
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
@@ -60,13 +61,21 @@ def _place(ws: Workspace, after: str) -> RunPlace:
     """Where a page ends.  The time is in it, so that the run itself may be deleted meanwhile."""
     created, tilde, run = after.partition("~")
     try:
-        if tilde:
-            return RunPlace(float(created), run)
-        return RunPlace(ws.store.runs.get(after).created, after)
-    except (ValueError, NotFound):
+        return RunPlace(float(created), run) if tilde else RunPlace(_created(ws, after), after)
+    except ValueError:
         fix = "give the `next` of the page before, or the id of a run"
         problem = Problem("bad-value", f'"{after}" is not the end of a page', None, fix)
         raise Invalid([problem]) from None
+
+
+def _created(ws: Workspace, run: str) -> float:
+    """When a run was created; one that is deleted by the second that begins its id.  Raises ValueError."""
+    try:
+        return ws.store.runs.get(run).created
+    except NotFound:
+        day, time = run[:8], run[9:15]
+        parts = (day[:4], day[4:6], day[6:], time[:2], time[2:4], time[4:])
+        return float(timegm(tuple(map(int, parts))))
 
 
 def list_facts(ws: Workspace, rows: Sequence[RunRow], *, numbers: bool = True) -> list[Facts]:

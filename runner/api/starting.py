@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,6 +44,11 @@ class Start(NamedTuple):
     request: Request
     axes: Mapping[str, Sequence[object]] = {}
     search: Search | None = None
+
+    @property
+    def instances(self) -> int:
+        """How many runs of the recipe it is: combinations, or trials."""
+        return self.search.trials if self.search else math.prod(map(len, self.axes.values()))
 
 
 def read_start(root: Path, row: RunRow) -> Start:

@@ -253,7 +253,7 @@ def _note_environment(ours: Assignment, begins: Claimed) -> threading.Thread:
     ws, settings = ours.ws, ours.settings
     asked = CURRENT if ours.found.request.current_python else settings.python
     named = asked if settings.driver == LOCAL or asked == CURRENT else ""
-    python = partial(interpreters.chosen, named, ws.root, ws.environ)
+    python = partial(interpreters.choose_python, named, ws.root, ws.environ)
     return run_environment.begin(ws, begins.id, python, ours.masker.text)
 
 

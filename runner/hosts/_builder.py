@@ -179,7 +179,7 @@ class Pip:
                 "look at the network and at `pip config list`, and run again",
             )
         if missing:
-            return _missing(missing[1], self.meant)
+            return missing_package(missing[1], self.meant)
         errors = [
             line.partition("ERROR:")[2].strip() or line for line in self.faults if "ERROR" in line
         ]
@@ -266,7 +266,7 @@ class Uv:
                 "make a lock of it: `recipe lock`",
             )
         if got := re.search(r"you\s+require\s+([\w.\[\],-]+==[^\s,;]+)", said):
-            return _missing(got[1], self.meant)
+            return missing_package(got[1], self.meant)
         words = [re.sub(r"^(error|cause): ", "", line).rstrip(".") for line in self.faults if line]
         return BuildError("; ".join(words) or "uv failed and did not say why", ANOTHER_LOCK)
 
@@ -284,13 +284,13 @@ class Uv:
 def build(home: str, requirements: str, uv: str) -> None:
     """Make the environment, unless it is there.  Raises BuildError, OSError."""
     os.makedirs(home, exist_ok=True)
-    with _held(f"{home}/lock") as lock:
+    with hold_lock(f"{home}/lock") as lock:
         if os.path.exists(f"{home}/complete") and os.path.exists(f"{home}/bin/python"):
             return
         _clear(home)
         began = time.monotonic()
         try:
-            wanted = _made(home, requirements, uv, lock)
+            wanted = make_environment(home, requirements, uv, lock)
         except (BuildError, OSError):
             with contextlib.suppress(OSError):
                 _clear(home)  # half of one is of no use, and may be why the disk is full
@@ -307,7 +307,7 @@ def build(home: str, requirements: str, uv: str) -> None:
         )
 
 
-def _made(home: str, requirements: str, uv: str, lock: int) -> int:
+def make_environment(home: str, requirements: str, uv: str, lock: int) -> int:
     import venv  # not for who only waited
 
     if not requirements:
@@ -323,13 +323,13 @@ def _made(home: str, requirements: str, uv: str, lock: int) -> int:
     wanted = sum(1 for line in lines if re.match(r"[A-Za-z0-9]", line))
     if not _runs(uv):
         pip = _pip(home)
-        return _insisting(lambda: Pip(pip, home, wanted, meant), home, requirements, lock)
+        return install_insistently(lambda: Pip(pip, home, wanted, meant), home, requirements, lock)
     with open(f"{home}/fetched/exact.txt", "w", encoding="utf-8") as file:
         file.writelines(f"{_exact(line)}\n" for line in lines)
     try:
-        return _insisting(lambda: Uv(uv, home, wanted, meant), home, file.name, lock)
+        return install_insistently(lambda: Uv(uv, home, wanted, meant), home, file.name, lock)
     except Missing:
-        return _insisting(lambda: Uv(uv, home, wanted, meant), home, requirements, lock)
+        return install_insistently(lambda: Uv(uv, home, wanted, meant), home, requirements, lock)
 
 
 def _exact(line: str) -> str:
@@ -339,11 +339,13 @@ def _exact(line: str) -> str:
     )
 
 
-def _insisting(installer: Callable[[], Pip | Uv], home: str, requirements: str, lock: int) -> int:
+def install_insistently(
+    installer: Callable[[], Pip | Uv], home: str, requirements: str, lock: int
+) -> int:
     """How many packages were installed, in as many tries as broken connections get."""
     for left in range(TRIES - 1, -1, -1):
         try:
-            return _installed(installer(), home, requirements, lock)
+            return install(installer(), home, requirements, lock)
         except Broken as error:
             if not left:
                 raise
@@ -386,7 +388,7 @@ def _pip(home: str) -> list[str]:
     return [python, "-m", "pip"]
 
 
-def _installed(installer: Pip | Uv, home: str, requirements: str, lock: int) -> int:
+def install(installer: Pip | Uv, home: str, requirements: str, lock: int) -> int:
     over = threading.Event()
     # It holds the lock too: no other builder begins while an installer is at work whose builder was killed.
     with subprocess.Popen(
@@ -513,7 +515,7 @@ def _mismatch(package: str, expected: str, got: str, said: str) -> BuildError:
     )
 
 
-def _missing(package: str, meant: str) -> Missing:
+def missing_package(package: str, meant: str) -> Missing:
     python = f"Python {sys.version_info[0]}.{sys.version_info[1]} on {os.uname().machine}"
     why = f"the package index has no {package} for {python}{f'; the lock is for {meant}' if meant else ''}"
     return Missing(
@@ -523,7 +525,7 @@ def _missing(package: str, meant: str) -> Missing:
 
 
 @contextlib.contextmanager
-def _held(path: str) -> Iterator[int]:
+def hold_lock(path: str) -> Iterator[int]:
     with open(path, "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -83,7 +83,7 @@ def wrap(
             given["NVIDIA_DRIVER_CAPABILITIES"] = "compute,utility"
         words = ["start", "--conf", f"{box}/conf"]
         words += [word for mount in ours for word in ("--mount", _fields(mount))]
-        env, secrets = _renamed(env, _HIDDEN), _renamed(command.secrets, _HIDDEN)
+        env, secrets = _rename_paths(env, _HIDDEN), _rename_paths(command.secrets, _HIDDEN)
     else:
         if gpus:
             env |= device_variables(gpus, env)
@@ -102,7 +102,7 @@ def wrap(
     )
 
 
-def _renamed(values: Mapping[str, str], before: str) -> dict[str, str]:
+def _rename_paths(values: Mapping[str, str], before: str) -> dict[str, str]:
     return {before + name: value for name, value in values.items()}
 
 

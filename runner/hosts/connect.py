@@ -28,7 +28,7 @@ from ..storage.content.files import Content
 from ..storage.workspace import Workspace
 from . import interpreters
 from .link.client import Client, there
-from .link.contact import said
+from .link.contact import ask_program
 from .place.place import Place, Shell
 from .place.remote import RemotePlace
 from .renting.resting import NotAsSold
@@ -129,7 +129,7 @@ class Connector:
     def _python(self) -> str:
         """The interpreter of this machine; one that was named for hosts need not be here.  Raises CannotRun."""
         named = "" if self._name != "local" and self._named != interpreters.CURRENT else self._named
-        python = interpreters.chosen(named, self._ws.root, self._ws.environ)
+        python = interpreters.choose_python(named, self._ws.root, self._ws.environ)
         interpreters.ask(python)
         return python
 
@@ -159,7 +159,7 @@ class Connector:
             wire, self._recall, f"{self._ws.home}/partial" if traits.shared_disk else ""
         )
         words = ("/bin/sh", "-c", PROGRAM + _ASK, "sh", python, root, OWN, hung)
-        asked = said(host.call, words)
+        asked = ask_program(host.call, words)
         return Reached(python, jobs, host_store, asyncio.gather(asked, self._open(host_store)))
 
     @contextlib.asynccontextmanager
@@ -260,7 +260,7 @@ async def measure(offer: Offer, need: Need, host: Host, image: str, cuda: str) -
 
     `image`: its name where none is ordered.  `cuda`: the version where the name says none.
     """
-    facts = machine.facts(await said(host.call, machine.question(".", machine.GPUS)))
+    facts = machine.facts(await ask_program(host.call, machine.question(".", machine.GPUS)))
     if short := machine.less(offer.resources, need, facts, need.image or image, cuda):
         raise NotAsSold(f"it is less than was sold: {short}", LeaseFailure.LACKS)
 
@@ -271,7 +271,7 @@ async def same_packages(places: Iterable[Place]) -> None:
         if not isinstance(place, RemotePlace):
             continue
         try:
-            found = json.loads(await said(place.host.call, (place.python, "-c", _PACKAGES)))
+            found = json.loads(await ask_program(place.host.call, (place.python, "-c", _PACKAGES)))
         except (Rejected, ValueError) as error:
             raise CannotRun(
                 f"the Python of {place.name} ({place.python}) does not run: {error}",

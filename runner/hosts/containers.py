@@ -411,7 +411,7 @@ def leads(folder: str, objects: str, ours: Sequence[str] = ()) -> Sequence[str]:
     seen: set[str] = set()
     for target in _leads(folder, os.path.realpath(objects), ours, seen):
         seen.add(target)
-    return covering(seen)
+    return cover_paths(seen)
 
 
 def _leads(folder: str, store: str, ours: Sequence[str], seen: set[str]) -> Iterable[str]:
@@ -442,7 +442,7 @@ def _within(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def covering(paths: Iterable[str], most: int = MOST) -> list[str]:
+def cover_paths(paths: Iterable[str], most: int = MOST) -> list[str]:
     """At most `most` paths, none below another, so that each of `paths` is one of them or below one; never the root alone unless it has to be."""
     found = _tops(paths)
     while len(found) > most:
@@ -533,9 +533,9 @@ def wrap(
     if not given:
         words += ["--network", "host" if network else "none"]
     if engine.gpus and (gpus is None or gpus):
-        words += _given(gpus, engine)
+        words += _gpu_flags(gpus, engine)
     for mount in mounts:
-        words += _mounted(mount, engine)
+        words += _mount_flags(mount, engine)
     env, named = _environment(command, engine)
     words += [word for name in named for word in ("--env", name)]
     words += [
@@ -559,7 +559,7 @@ def wrap(
     return replace(command, argv=("sh", "-c", _RUN, "recipe-container", _GUARD, *plan), env=env)
 
 
-def _given(gpus: Sequence[Device] | None, engine: Engine) -> list[str]:
+def _gpu_flags(gpus: Sequence[Device] | None, engine: Engine) -> list[str]:
     """By UUID where the engine takes one; CDI always knows the number that nvidia-smi shows."""
     if engine.gpus == "gpus":
         names = ",".join(gpu.uuid or gpu.name for gpu in gpus or ())
@@ -596,7 +596,7 @@ def _environment(command: Command, engine: Engine) -> tuple[dict[str, str], list
     return env, named
 
 
-def _mounted(mount: Mount, engine: Engine) -> list[str]:
+def _mount_flags(mount: Mount, engine: Engine) -> list[str]:
     path, target = mount.path, mount.target
     if not ({",", '"', "\n"} & set(path + target)):
         return [

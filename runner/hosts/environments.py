@@ -22,7 +22,7 @@ from ..paths import cache_folder
 from ..reading import whole
 from ..storage.locks import Lock
 from . import uv
-from .link.contact import said
+from .link.contact import ask_program
 from .place.hooks import INSTALL, Hooks
 from .place.place import Place
 
@@ -76,14 +76,14 @@ async def python_there(place: Place, version: str) -> str:
         place.path,
         home,
     )
-    found = (await said(place.host.call, find)).decode(errors="replace").strip()
+    found = (await ask_program(place.host.call, find)).decode(errors="replace").strip()
     if not found:
         fix = f"install it there, as with `uv python install {version}`, or ask for another version"
         raise CannotRun(f"Python {version} is not on {place.elsewhere or 'this machine'}", fix=fix)
     return found
 
 
-async def built(place: Place, wanted: Wanted) -> bool:
+async def is_built(place: Place, wanted: Wanted) -> bool:
     """Whether it is there already.  Without its interpreter, of a Python that was removed since, it is none."""
     home = _home(place, wanted)
     return await place.folder.noted(f"{home}/complete") and await place.folder.noted(
@@ -97,7 +97,7 @@ async def python_of(hooks: Hooks, wanted: Wanted, say: Callable[[str], None]) ->
     home = _home(place, wanted)
     if wanted.lock is None and await python_there(place, wanted.version) == place.python:
         return place.python
-    if not await built(place, wanted):
+    if not await is_built(place, wanted):
         # On another machine the builder's own lock is enough: `gc` does not go there.
         with (
             await _turn(hooks, os.path.basename(home), say)
@@ -178,7 +178,7 @@ async def _uv(place: Place) -> str:
     if not place.elsewhere:
         return uv.here()
     machine = (
-        (await said(place.host.call, (place.installer, "-c", _MACHINE)))
+        (await ask_program(place.host.call, (place.installer, "-c", _MACHINE)))
         .decode(errors="replace")
         .strip()
     )
@@ -199,11 +199,11 @@ def _whole(lock: Path) -> bytes:
 def _text(lock: Path) -> bytes:
     """A lock as a hash-pinned requirements file.  Raises CannotRun."""
     if lock.name == "uv.lock":
-        return _exported(lock)
+        return _export_requirements(lock)
     return _requirements(lock).encode() if lock.suffix == ".toml" else _whole(lock)
 
 
-def _exported(lock: Path) -> bytes:
+def _export_requirements(lock: Path) -> bytes:
     """What a project of uv needs, without itself and what it is developed with: a step's own code comes by `code`.  Raises CannotRun."""
     words = (
         "--frozen",

@@ -31,7 +31,7 @@ _HOLDS: Final = 60.0
 """Seconds for which such an answer is believed: what a shim leads to may be set to another."""
 
 
-def chosen(asked: str, root: Path, environ: Mapping[str, str]) -> str:
+def choose_python(asked: str, root: Path, environ: Mapping[str, str]) -> str:
     """The path of the interpreter: the one `asked` for, else that of `.venv` in the root, of `$VIRTUAL_ENV`, or `python3` of PATH.
 
     `asked` is a path, a virtual environment's folder, the name of a program, or `current`.  Where there is none, it is "python3".  Raises CannotRun.
@@ -72,7 +72,7 @@ def command_path(python: str, home: Path, environ: Mapping[str, str]) -> str:
     return f"{folder}:{path}"
 
 
-def described(python: str) -> str:
+def describe_python(python: str) -> str:
     """An interpreter of this machine as people read it: its path, and its version."""
     path, number = version(python)
     return f"{path} ({number})" if number else path
@@ -80,7 +80,7 @@ def described(python: str) -> str:
 
 def ask(python: str) -> None:
     """Have an interpreter that must be run for that say which it is, while other things are done: a shim of pyenv takes 0.2 s."""
-    if python not in _asked and not _known(python) and _remembered(python) is None:
+    if python not in _asked and not _known_version(python) and _recall_answer(python) is None:
         with contextlib.suppress(OSError):
             _asked[python] = subprocess.Popen(
                 [python, "-c", _ASK],
@@ -93,9 +93,9 @@ def ask(python: str) -> None:
 
 def version(python: str) -> tuple[str, str]:
     """The interpreter behind a path, and its version as far as that is known without running it; one that only leads to another is asked."""
-    if number := _known(python):
+    if number := _known_version(python):
         return python, number
-    if (known := _remembered(python)) is not None:
+    if (known := _recall_answer(python)) is not None:
         return known
     ask(python)
     asked = _asked.pop(python, None)
@@ -114,13 +114,13 @@ def version(python: str) -> tuple[str, str]:
         return python, ""
 
 
-def _remembered(python: str) -> tuple[str, str] | None:
+def _recall_answer(python: str) -> tuple[str, str] | None:
     """What an interpreter answered a moment ago."""
     at, said = _said.get(python, (-_HOLDS, ("", "")))
     return said if time.monotonic() - at < _HOLDS else None
 
 
-def _known(python: str) -> str:
+def _known_version(python: str) -> str:
     """The version of an interpreter as far as it is known without running it."""
     found = re.search(
         r"^version(?:_info)?\s*=\s*(\d+\.\d+(?:\.\d+)?)", _settings(python), re.MULTILINE

@@ -44,14 +44,14 @@ from .link import client
 from .link.client import Client
 from .place.place import Place
 from .renting.budget import TERM
-from .renting.inventory import IDLE, Inventory, named
+from .renting.inventory import IDLE, Inventory, places_named
 from .renting.kept import KeptLeases
 from .renting.lease_upkeep import LeaseUpkeep
 from .renting.leases import driver_of, lease_of, need_of, offer_of
 from .renting.money import SAVING
 from .renting.needs import Spot, Takes, least_of, market_of, need_for, wish_for
 from .renting.offering import left_out
-from .renting.resting import RESTS, NotAsSold, resting
+from .renting.resting import RESTS, NotAsSold, find_resting
 from .renting.several import SeveralLeases, alternatives, data_goes_to
 from .renting.totals import History, Pricing
 from .renting.zones import Zones, zone_of
@@ -78,7 +78,7 @@ class HostPool:
     """Addresses that were named for this run, instead of those of the settings."""
     say: Callable[[str], None] = lambda _text: None
     python: str = ""
-    """The Python that was named for steps without a lock: see `interpreters.chosen`.  Empty for none."""
+    """The Python that was named for steps without a lock: see `interpreters.choose_python`.  Empty for none."""
     everything_there: bool = False
     """Have steps that need no GPU run on rented machines, too."""
     limit: float | None = None
@@ -422,7 +422,7 @@ class HostPool:
             recent = self._of().ledger.since(now - max(RESTS.values()))
             offer = min(
                 offers,
-                key=lambda offer: resting(recent, self._driver(offer), now).has(offer),
+                key=lambda offer: find_resting(recent, self._driver(offer), now).has(offer),
                 default=None,
             )
             if offer is None and together and self._leave_zone(need):
@@ -511,7 +511,7 @@ class HostPool:
         """The place with these hosts, by rank; None when this run has not all of them."""
         from .place.group import group_of
 
-        found = named([*self.head.places, *self.places], names)
+        found = places_named([*self.head.places, *self.places], names)
         return group_of(found) if found else None
 
     def here_of(self, root: Path) -> Place:

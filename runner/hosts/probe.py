@@ -119,7 +119,7 @@ async def examine(driver: Driver) -> list[Finding]:
         found += [Finding("ok", what, words) for what, words in await driver.about()]
         async for name, host in visit(driver):
             if isinstance(host, DriverError):
-                found.append(_refused(host)._replace(host=name))
+                found.append(_refusal(host)._replace(host=name))
                 continue
             try:
                 said = b"".join(
@@ -127,11 +127,11 @@ async def examine(driver: Driver) -> list[Finding]:
                 )
                 found += [finding._replace(host=name) for finding in findings(said)]
             except DriverError as error:
-                found.append(_refused(error)._replace(host=name))
+                found.append(_refusal(error)._replace(host=name))
             finally:
                 await host.aclose()
     except DriverError as error:
-        found.append(_refused(error))
+        found.append(_refusal(error))
     return found
 
 
@@ -163,7 +163,7 @@ async def _account(driver: Driver) -> list[Finding]:
         )
         return found
     except DriverError as error:
-        return [_refused(error)]
+        return [_refusal(error)]
     finally:
         await driver.aclose()
 
@@ -178,7 +178,7 @@ async def visit(driver: Driver) -> AsyncGenerator[tuple[str, Host | DriverError]
         yield offer.id, NoCapacity("it is offered; what it has is seen once it is rented")
 
 
-def _refused(error: DriverError) -> Finding:
+def _refusal(error: DriverError) -> Finding:
     if isinstance(error, NoCapacity):
         return Finding("note", "offer", str(error))
     advice = "is it switched on, and does the address lead there? `ssh` with the same user, name and port shows more"
@@ -254,7 +254,7 @@ def _programs(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Findin
         if name not in tools:
             yield Finding("note", name, "not found", advice)
         elif name != "python3":
-            yield Finding("ok", name, _shown(tools[name]))
+            yield Finding("ok", name, _printable(tools[name]))
         else:
             yield from _python(facts, tools)
 
@@ -265,7 +265,7 @@ def _sandbox(facts: machine.Facts) -> Iterator[Finding]:
         yield Finding("ok", "sandbox", "user, mount, process and network namespaces")
     elif said:
         advice = "allow user namespaces for steps with `sandbox`"
-        yield Finding("note", "sandbox", _shown(said), advice)
+        yield Finding("note", "sandbox", _printable(said), advice)
 
 
 def _python(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]:
@@ -275,7 +275,7 @@ def _python(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]
         yield Finding(
             "note",
             "python3",
-            f"{_shown(tools['python3'])} does not work: {version}",
+            f"{_printable(tools['python3'])} does not work: {version}",
             "mend it, or name another by `python` in the settings",
         )
     elif (int(numbers[1]), int(numbers[2])) < _OLDEST:
@@ -286,7 +286,7 @@ def _python(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]
             "recipes that declare packages need 3.11 or newer: name one by `python` in the settings",
         )
     else:
-        yield Finding("ok", "python3", f"{version}, {_shown(tools['python3'])}")
+        yield Finding("ok", "python3", f"{version}, {_printable(tools['python3'])}")
     if "venv" not in facts:
         yield Finding(
             "note",
@@ -295,7 +295,7 @@ def _python(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]
             "install python3-venv for recipes that declare packages",
         )
     if "uv" in tools:
-        yield Finding("ok", "uv", _shown(tools["uv"]))
+        yield Finding("ok", "uv", _printable(tools["uv"]))
 
 
 def _sizes(facts: machine.Facts) -> Iterator[Finding]:
@@ -342,10 +342,10 @@ def _gpus(facts: machine.Facts) -> Iterator[Finding]:
         yield Finding(
             "ok",
             "gpus",
-            f"{have.gpus} x {_shown(have.gpu or '')}{memory} (driver {driver}, CUDA {cuda})",
+            f"{have.gpus} x {_printable(have.gpu or '')}{memory} (driver {driver}, CUDA {cuda})",
         )
     elif cards or any("NVIDIA" in row or "nvidia" in row for row in facts.get("gpu", ())):
-        words = _shown(next(iter(facts.get("gpu", ())), "nvidia-smi is not there"))
+        words = _printable(next(iter(facts.get("gpu", ())), "nvidia-smi is not there"))
         yield Finding(
             "note",
             "gpus",
@@ -367,12 +367,12 @@ def _containers(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Find
         state, _, words = _one(facts, name).partition(" ")
         if state == "ok":
             usable.append(name)
-            yield Finding("ok", name, _shown(words) or _shown(tools.get(name, "")))
+            yield Finding("ok", name, _printable(words) or _printable(tools.get(name, "")))
         elif state == "no":
             yield Finding(
                 "note",
                 name,
-                f"cannot be used: {_shown(words)}",
+                f"cannot be used: {_printable(words)}",
                 f"start its service, or let this login use it (`{name} info` must work)",
             )
     if not usable and not any(_one(facts, name) for name in ENGINES):
@@ -396,10 +396,10 @@ def _containers(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Find
 
 
 def _one(facts: machine.Facts, name: str) -> str:
-    return _shown(next(iter(facts.get(name, ())), ""))
+    return _printable(next(iter(facts.get(name, ())), ""))
 
 
-def _shown(text: str) -> str:
+def _printable(text: str) -> str:
     """A stranger's words, printable and short."""
     return "".join(character if character.isprintable() else "?" for character in text)[
         :_SHOWN

@@ -54,7 +54,7 @@ def alone(
 
 
 @contextmanager
-def held(stack: Stack, environ: Mapping[str, str]) -> Iterator[None]:
+def hold_stack(stack: Stack, environ: Mapping[str, str]) -> Iterator[None]:
     """The stack, for as long as the block lasts.  Raises Busy while a run has it."""
     lock = alone(replace(stack, queue=False), environ, lambda _words: None)
     try:
@@ -73,7 +73,7 @@ class StackState(NamedTuple):
 
 
 @asynccontextmanager
-async def kept(ws: Workspace, stack: Stack) -> AsyncIterator[KeptLeases]:
+async def open_kept_leases(ws: Workspace, stack: Stack) -> AsyncIterator[KeptLeases]:
     """The leases of a stack whose machine is kept, for no run.  Raises CannotRun for a stack that keeps none."""
 
     from .renting.kept import KeptLeases

@@ -35,12 +35,12 @@ _OWN_FOLDERS: Final = ("HOME", "TMPDIR", "HF_HOME", "TORCH_HOME")
 _IN_CONTAINERS: Final = ("HF_HUB_", "HF_ENDPOINT", "NCCL_")
 
 
-def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+def inherit_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """What a step on this machine gets of a login's variables."""
     return {
         name: value
         for name, value in environ.items()
-        if _listed(name) and not tokenlike(name, value)
+        if _is_listed(name) and not tokenlike(name, value)
     }
 
 
@@ -63,7 +63,7 @@ def in_sandbox(env: Mapping[str, str]) -> dict[str, str]:
     return {**kept, "HOME": SANDBOX_HOME}
 
 
-def settled(given: Collection[str]) -> dict[str, str]:
+def settled_variables(given: Collection[str]) -> dict[str, str]:
     """What is always the same, but for the names that a step sets or has passed on: a locale of its own is not overruled by our LC_ALL."""
     own = any(name == "LANG" or name.startswith("LC_") for name in given)
     return {
@@ -73,5 +73,5 @@ def settled(given: Collection[str]) -> dict[str, str]:
     }
 
 
-def _listed(name: str) -> bool:
+def _is_listed(name: str) -> bool:
     return name in NAMES or name.startswith(BEGINNINGS) or name.endswith(ENDS)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, TextIO, TypeAlias
 from ..planning.run_view import WEIGHED, Progress, Standing, Training, progress_of
 from ..planning.schedule import FINAL, State
 from ..secrets import Masker
-from .tail import LogTail, MetricsTail, canvas, fit, lines, named, shown, span, width
+from .tail import LogTail, MetricsTail, canvas, fit, lines, safe_ids, safe_line, span, width
 
 if TYPE_CHECKING:
     from runner.execution.terms import Listener, Overview, Summary
@@ -103,7 +103,7 @@ class Plain(_Hears):
             self._write(lines)
 
     def say(self, text: str) -> None:
-        self._write([(named(text), "")])
+        self._write([(safe_ids(text), "")])
 
     def end(self, summary: Summary) -> None:
         lines = self._story.failures(summary)
@@ -236,10 +236,10 @@ class Live(_Hears):
 
     def _take_logs(self) -> None:
         while self._logged:
-            self._above += [(named(line), "dim") for line in self._logged.popleft().splitlines()]
+            self._above += [(safe_ids(line), "dim") for line in self._logged.popleft().splitlines()]
 
     def say(self, text: str) -> None:
-        self._above.append((named(text), "bold"))
+        self._above.append((safe_ids(text), "bold"))
         self._draw(self._clock())
 
     def end(self, summary: Summary) -> None:
@@ -347,7 +347,7 @@ class _Row:
     __slots__ = ("_host", "_log", "_metrics", "_started", "expected", "name")
 
     def __init__(self, event: Event, story: _Story, expected: float | None, now: float) -> None:
-        self.name = named(event.id)
+        self.name = safe_ids(event.id)
         self._started = now
         self.expected = expected
         # A relative path is one of the workspace's.
@@ -366,7 +366,7 @@ class _Row:
         changed = self._log.poll() | self._host.poll(now)
         return (self._metrics is not None and self._metrics.poll(now)) or changed
 
-    def elapsed(self, now: float) -> float:
+    def seconds_since(self, now: float) -> float:
         """Seconds since it began."""
         return now - self._started
 
@@ -457,7 +457,7 @@ class _Heard:
                 (),
                 self.total,
                 self.expected,
-                {id: row.elapsed(now) for id, row in rows.items()},
+                {id: row.seconds_since(now) for id, row in rows.items()},
                 {id: row.training(now) for id, row in rows.items()},
                 {"FRESH": self._fresh} if self._fresh > 0 else {},
                 self._trains,
@@ -470,7 +470,7 @@ def _warnings(event: Event) -> list[Line]:
     """The lines of what a step says that people have to know, under its own."""
     said = event.data.get("warnings")
     texts = said if isinstance(said, list) else []
-    return [(f"{named(event.id)}: warning: {shown(str(text))}", "odd") for text in texts]
+    return [(f"{safe_ids(event.id)}: warning: {safe_line(str(text))}", "odd") for text in texts]
 
 
 class _Story:
@@ -524,24 +524,25 @@ class _Story:
             if after in FINAL:
                 if after != "FAILED" and self._many and self._allowed < 1:
                     continue
-                if line := self._ended(event):
+                if line := self._on_end(event):
                     self._allowed -= 1
                     lines.append(line)
                 lines += _warnings(event)
             elif after == "QUEUED" or after == "RUNNING":
-                lines += self._moved(event)
+                lines += self._on_move(event)
         return lines
 
-    def _ended(self, event: Event) -> Line | None:
+    def _on_end(self, event: Event) -> Line | None:
         after, data = event.after, event.data
-        head = f"[{self.run.ended}/{self.run.total}] {named(event.id)}  "
+        head = f"[{self.run.ended}/{self.run.total}] {safe_ids(event.id)}  "
         if after == "DONE":
             seconds = data.get("seconds")
             line = head + (span(seconds) if isinstance(seconds, (int, float)) else "done")
             metrics = data.get("metrics")
             if self._verbose and isinstance(metrics, Mapping):
                 line += "".join(
-                    f"  {shown(str(name))} {shown(str(value))}" for name, value in metrics.items()
+                    f"  {safe_line(str(name))} {safe_line(str(value))}"
+                    for name, value in metrics.items()
                 )
             return line, ""
         if after == "FAILED":
@@ -561,28 +562,28 @@ class _Story:
             return head + after.lower() + (f" ({why})" if why else ""), "odd"
         return None
 
-    def _moved(self, event: Event) -> list[Line]:
+    def _on_move(self, event: Event) -> list[Line]:
         """Lines for a step that is to run, runs, or is to run again."""
-        name, data, before = named(event.id), event.data, event.before
+        name, data, before = safe_ids(event.id), event.data, event.before
         why = _why(event)
         if event.after == "RUNNING":
             lines: list[Line] = []
             if note := data.get("note"):
-                lines.append((f"{name}: {named(str(note))}", "odd"))
+                lines.append((f"{name}: {safe_ids(str(note))}", "odd"))
             if data.get("adopted"):
-                lines.append((f"{name}: was left running, continues", "odd"))
+                lines.append((f"{name}: still running from an earlier run, continues", "odd"))
             if self._verbose:
-                where = f" on {shown(str(place))}" if (place := data.get("site")) else ""
+                where = f" on {safe_line(str(place))}" if (place := data.get("site")) else ""
                 lines.append((f"{name}: started{where}", "dim"))
             if self._commands:
                 lines += [
-                    (f"{name}: $ {shown(line)}", "dim")
+                    (f"{name}: $ {safe_line(line)}", "dim")
                     for line in self._command(event.id).splitlines()
                 ]
             return lines
         if before == "RUNNING":
             if event.reason == "stopped":
-                return [(f"{name}: stopped, continues later", "odd")]
+                return [(f"{name}: stopped, resumes later", "odd")]
             if event.reason in ("busy", "orphaned"):  # it never began, or is looked for
                 return []
             number = self._tries[event.id] = self._tries.get(event.id, 0) + 1
@@ -608,7 +609,7 @@ class _Story:
         lines: list[Line] = []
         for failure in islice(summary.failed, _REPORTS):
             lines += self._failure(failure)
-        if more := [named(failure.id) for failure in islice(summary.failed, _REPORTS, None)]:
+        if more := [safe_ids(failure.id) for failure in islice(summary.failed, _REPORTS, None)]:
             lines.append(
                 (
                     f"{len(more)} more failed: {', '.join(more[:_REPORTS])}{' …' if len(more) > _REPORTS else ''}",
@@ -618,8 +619,8 @@ class _Story:
         return lines
 
     def _failure(self, failure: Failure) -> list[Line]:
-        name = named(failure.id)
-        report: list[Line] = [(f"{name}: failed: {named(failure.reason)}", "bad")]
+        name = safe_ids(failure.id)
+        report: list[Line] = [(f"{name}: failed: {safe_ids(failure.reason)}", "bad")]
         said = lines(failure.tail)
         if any(said):
             report += [
@@ -627,11 +628,11 @@ class _Story:
                 for line in said[-_LOG_LINES:]
             ]
         if failure.log:
-            report.append((f"  log: {shown(failure.log)}", "dim"))
+            report.append((f"  log: {safe_line(failure.log)}", "dim"))
         if failure.left:
-            report.append((f"  kept for debugging: {shown(failure.left)}", "dim"))
+            report.append((f"  kept for debugging: {safe_line(failure.left)}", "dim"))
         if failure.hint:
-            report.append((f"  fix: {named(failure.hint)}", "good"))
+            report.append((f"  fix: {safe_ids(failure.hint)}", "good"))
         return report
 
     def sum(self, summary: Summary) -> list[Line]:
@@ -639,12 +640,12 @@ class _Story:
         counts = summary.counts
         total = sum(counts.values()) or self.run.total
         steps = f"{total} step{'' if total == 1 else 's'}"
-        lines: list[Line] = [(f"warning: {named(each)}", "odd") for each in summary.warnings]
+        lines: list[Line] = [(f"warning: {safe_ids(each)}", "odd") for each in summary.warnings]
         if summary.left_running:
-            left = ", ".join(map(named, islice(summary.left_running, _REPORTS)))
-            lines.append((f"left running: {left} (the next run takes over what they make)", "odd"))
+            left = ", ".join(map(safe_ids, islice(summary.left_running, _REPORTS)))
+            lines.append((f"still running: {left} (the next run collects their results)", "odd"))
         fresh, skipped = counts.get("FRESH", 0), counts.get("SKIPPED", 0)
-        left_out = self._skipped(summary)
+        left_out = self._list_skipped(summary)
         if (
             summary.state == "COMPLETED"
             and fresh
@@ -687,10 +688,10 @@ class _Story:
             *([(f"compare them: recipe results {self._recipe}", "dim")] if self._compares else []),
         ]
 
-    def _skipped(self, summary: Summary) -> list[Line]:
+    def _list_skipped(self, summary: Summary) -> list[Line]:
         """Which steps were skipped, and why: in a run of nothing else it would not show."""
         lines: list[Line] = [
-            (f"  skipped {named(each)}", "dim") for each in islice(summary.skipped, _REPORTS)
+            (f"  skipped {safe_ids(each)}", "dim") for each in islice(summary.skipped, _REPORTS)
         ]
         if more := len(summary.skipped) - len(lines):
             lines.append((f"  and {more} more steps; `recipe plan` shows them", "dim"))
@@ -729,7 +730,7 @@ def _write_results(out: _Stream, summary: Summary) -> None:
     wide = max((len(name) for name, _ in summary.results), default=0)
     out.write(
         "".join(
-            f"{name:{wide}}  {shown(path) if out.terminal else path}\n"
+            f"{name:{wide}}  {safe_line(path) if out.terminal else path}\n"
             for name, path in summary.results
         )
     )
@@ -737,7 +738,7 @@ def _write_results(out: _Stream, summary: Summary) -> None:
 
 def _why(event: Event) -> str:
     detail = event.data.get("detail")
-    return named(str(detail) if detail else event.reason)
+    return safe_ids(str(detail) if detail else event.reason)
 
 
 def _finite(value: object) -> object:

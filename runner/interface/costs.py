@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 from ..api.costs import Costs
-from .tables import aligned
+from .tables import align
 
 
 def as_text(costs: Costs) -> list[str]:
     """A table of them, with their sum."""
     if not costs.leases:
-        return ["nothing was rented"]
+        return ["no machines were rented"]
     rows = [
         (
             cost["driver"],
@@ -25,7 +25,7 @@ def as_text(costs: Costs) -> list[str]:
         )
         for cost in costs.leases
     ]
-    table = aligned(
+    table = align(
         [("DRIVER", "LEASE", "RUN", "OFFER", "STATE", "HOURS", "USD", "BY"), *rows], right={5, 6}
     )
     return [*table, f"${costs.usd:.2f}"]

@@ -15,7 +15,7 @@ from ..language.units import duration_text, money_text, size_text
 from ..language.values import Tree
 from .tail import span
 
-UNKNOWN: Final = "not known yet: no whole run of it here"
+UNKNOWN: Final = "unknown until a first complete run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ def _greater(a: Resources, b: Resources) -> Resources:
 # -- as JSON ----------------------------------------------------------------------------------------------------------------------------------------
 
 
-def described(sheet: Sheet) -> Mapping[str, object]:
+def describe_sheet(sheet: Sheet) -> Mapping[str, object]:
     """All of it for programs."""
     recipe = sheet.recipe
     return {
@@ -242,16 +242,14 @@ def _input_facts(spec: Input) -> Mapping[str, object]:
 def text(sheet: Sheet, width: int) -> list[str]:
     """Lines of at most `width` columns, but for words that are longer."""
     recipe = sheet.recipe
-    lines = _wrapped(
-        f"{recipe.id}: {recipe.summary}" if recipe.summary else recipe.id, width, "", ""
-    )
+    lines = _wrap(f"{recipe.id}: {recipe.summary}" if recipe.summary else recipe.id, width, "", "")
     if recipe.doc:
         lines += [
             "",
             *(
                 line
                 for each in recipe.doc.rstrip().splitlines()
-                for line in (_wrapped(each, width, "", "") or [""])
+                for line in (_wrap(each, width, "", "") or [""])
             ),
         ]
     for title, rows in _sections(sheet):
@@ -265,14 +263,14 @@ def text(sheet: Sheet, width: int) -> list[str]:
 def _row(name: str, head: str, more: Sequence[str], name_width: int, width: int) -> list[str]:
     """A name, what it is, and more about it below, each wrapped beside the name."""
     indent = " " * (name_width + 4)
-    lines = _wrapped(head, width, indent, indent) or [""]
+    lines = _wrap(head, width, indent, indent) or [""]
     if len(name) > name_width:
         lines.insert(0, "")
     lines[0] = f"  {name:{name_width}}  {lines[0].lstrip()}".rstrip()
-    return lines + [line for text in more for line in _wrapped(text, width, indent, indent)]
+    return lines + [line for text in more for line in _wrap(text, width, indent, indent)]
 
 
-def _wrapped(words: str, width: int, first: str, others: str) -> list[str]:
+def _wrap(words: str, width: int, first: str, others: str) -> list[str]:
     return textwrap.wrap(
         words,
         width,
@@ -285,19 +283,19 @@ def _wrapped(words: str, width: int, first: str, others: str) -> list[str]:
 
 # -- sections: a title, and rows of a name, what it is, and more about it ----------------------------------------------------------------------------
 
-_LONG: Final = "how long, how much"
+_LONG: Final = "time and cost"
 BARE: Final = "no preset"
 
 
 def _sections(sheet: Sheet) -> Iterator[tuple[str, Sequence[tuple[str, ...]]]]:
     recipe = sheet.recipe
     yield (
-        "what you get",
+        "outputs",
         [_result(recipe, name, step, output) for name, step, output in results(recipe)]
         or [("nothing", "no step has outputs")],
     )
     yield (
-        "on what machine",
+        "hardware",
         [(name or BARE, machine_text(recipe, preset)) for name, preset in choices(recipe)],
     )
     yield (
@@ -307,7 +305,7 @@ def _sections(sheet: Sheet) -> Iterator[tuple[str, Sequence[tuple[str, ...]]]]:
                 (name or BARE, _took(sheet.took.get(name)), *sheet.estimated.get(name, ()))
                 for name, _ in choices(recipe)
             ),
-            *_limited(recipe),
+            *_list_limits(recipe),
         ],
     )
     if recipe.inputs:
@@ -318,16 +316,16 @@ def _sections(sheet: Sheet) -> Iterator[tuple[str, Sequence[tuple[str, ...]]]]:
     if environment := list(_environment(sheet)):
         yield "environment", environment
     if sheet.data:
-        yield "data it brings", [(data.folder, data.licence) for data in sheet.data]
+        yield "included data", [(data.folder, data.licence) for data in sheet.data]
 
 
 def _result(recipe: Recipe, name: str, step: str, output: Output | None) -> tuple[str, ...]:
     when = recipe.steps[step].when if step in recipe.steps else None
     only = f"when {' '.join(str(when).strip('{} ').split())}" if when is not None else ""
     notes = [
-        f"made by {step}" if step else "",
+        f"from step {step}" if step else "",
         only,
-        "may be missing" if output is not None and output.optional else "",
+        "optional" if output is not None and output.optional else "",
     ]
     made = ", ".join(note for note in notes if note)
     if output is None:
@@ -359,7 +357,7 @@ def machine_text(recipe: Recipe, preset: Preset | None) -> str:
         f"on {' or '.join(sorted(nodes))} nodes" if nodes else "",
     ]
     inner = [step.uses.recipe for step in recipe.steps.values() if step.uses]
-    parts.append(f"what {', '.join(dict.fromkeys(inner))} want" if inner else "")
+    parts.append(f"plus the resources of {', '.join(dict.fromkeys(inner))}" if inner else "")
     return ", ".join(part for part in parts if part) or "any"
 
 
@@ -369,16 +367,16 @@ def _took(took: Took | None) -> str:
     least, most = span(min(took.seconds)), span(max(took.seconds))
     times = least if least == most else f"{least} to {most}"
     runs = f"{len(took.seconds)} runs" if len(took.seconds) > 1 else "a run"
-    return f"{times} in {runs} here" + (
-        f", {took.memory / 1e9:.1f} GB of memory at most" if took.memory >= 5e7 else ""
+    return f"{times} in {runs} on this machine" + (
+        f", {took.memory / 1e9:.1f} GB peak memory" if took.memory >= 5e7 else ""
     )
 
 
-def _limited(recipe: Recipe) -> Iterator[tuple[str, ...]]:
+def _list_limits(recipe: Recipe) -> Iterator[tuple[str, ...]]:
     """What a run may take, and where a preset says otherwise."""
     bare = _limits(recipe, None)
     if bare.time is not None:
-        yield "at most", f"{duration_text(bare.time)}; a run is then ended, and can be resumed"
+        yield "at most", f"{duration_text(bare.time)}; then the run stops and can be resumed"
     if bare.cost is not None:
         yield "at most", money_text(bare.cost)
     for name, preset in recipe.presets.items():
@@ -405,8 +403,8 @@ def input_text(spec: Input) -> str:
         head += ", required" if spec.required else ", optional"
     notes = [
         *_bounds(spec.limits),
-        "raising it continues" if spec.continues else "",
-        "" if spec.key else "never a reason to run again",
+        "raising it continues training" if spec.continues else "",
+        "" if spec.key else "not part of the cache key",
     ]
     notes += [
         "each FILE.py:NAME" if spec.member and spec.items else "FILE.py:NAME" if spec.member else ""
@@ -439,7 +437,7 @@ def _bounds(limits: Mapping[str, Tree]) -> Iterator[str]:
         if word in words
     )
     if limits.get("uniqueItems"):
-        yield "no item twice"
+        yield "no duplicates"
 
 
 def preset_text(preset: Preset) -> str:
@@ -448,7 +446,7 @@ def preset_text(preset: Preset) -> str:
         f"{name}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
         for name, value in preset.inputs.items()
     ]
-    return " ".join(words).replace("{{ fixtures }}/", "fixtures/") or "only the machine differs"
+    return " ".join(words).replace("{{ fixtures }}/", "fixtures/") or "same inputs, other hardware"
 
 
 def _step(recipe: Recipe, step: Step) -> tuple[str, ...]:
@@ -506,7 +504,7 @@ def _environment(sheet: Sheet) -> Iterator[tuple[str, str]]:
     passed = dict.fromkeys(name for part in own for name in part.pass_env)
     files = dict.fromkeys(path for part in own for path in part.env_files)
     if passed:
-        yield "passed on", f"{', '.join(passed)}: of your environment"
+        yield "passed on", f"{', '.join(passed)}: from your environment"
     if files:
         yield "env_file", ", ".join(files)
     if recipe.setup:

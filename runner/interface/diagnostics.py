@@ -87,7 +87,7 @@ def _excerpt(where: Location) -> tuple[str, int, int]:
     # Of a line too long to show, what surrounds the place.
     begin = 0 if first + where.length <= _WIDEST else max(0, first - _WIDEST // 4)
     end = min(len(text), begin + _WIDEST)
-    cells = [_shown(char) for char in text[begin:end]]
+    cells = [_show_char(char) for char in text[begin:end]]
     first, last = first - begin, min(max(first + max(where.length, 1), first), end) - begin
     head, tail = "…" if begin else "", "…" if end < len(text) else ""
     before = head + "".join(cells[:first])
@@ -99,10 +99,10 @@ def _line(text: str) -> str:
     text = _ENDLESS.sub(lambda word: f"{word[0][:40]}… ({len(word[0]):,} characters)", text)
     if len(text) > _LONGEST:
         text = f"{text[:_LONGEST]}… ({len(text):,} characters)"
-    return "".join(_shown(char) for char in text)
+    return "".join(_show_char(char) for char in text)
 
 
-def _shown(char: str) -> str:
+def _show_char(char: str) -> str:
     """A character as a terminal may safely have it."""
     if char.isprintable() and unicodedata.category(char) != "Cf":
         return char
@@ -164,7 +164,7 @@ def _data(text: str) -> str:
     # The runner of GitHub undoes these three, and cuts a command at a raw line break: unescaped, a recipe could write commands of its own.
     escaped = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return "".join(
-        char if char == "\t" or (char >= " " and char != "\x7f") else _shown(char)
+        char if char == "\t" or (char >= " " and char != "\x7f") else _show_char(char)
         for char in escaped
     )
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..api.differences import Difference, is_tree, plain, values
-from .tail import named, shown, span
+from .tail import safe_ids, safe_line, span
 
 _LISTED = 10  # files of a tree, lines of a script
 _WIDEST = 200
@@ -18,19 +18,19 @@ def lines(change: Difference) -> list[str]:
     part, before, after = change.part, change.before, change.after
     if is_tree(before) and is_tree(after):
         return [
-            f"{named(part)}: {brief(before)} -> {brief(after)}",
+            f"{safe_ids(part)}: {brief(before)} -> {brief(after)}",
             *(f"  {line}" for line in _file_lines(change.files)),
         ]
     if before is not None and after is not None:
         inner = _inside(before, after)
         if inner:
-            return [f"{named(part)} changed:", *(f"  {line}" for line in inner)]
+            return [f"{safe_ids(part)} changed:", *(f"  {line}" for line in inner)]
         return [
-            f"{named(part)}: {text(part, before)} -> {text(part, after)}{_ratio(part, before, after)}"
+            f"{safe_ids(part)}: {text(part, before)} -> {text(part, after)}{_ratio(part, before, after)}"
         ]
     if before is None:
-        return [f"{named(part)} is new: {text(part, after)}"]
-    return [f"{named(part)} is gone: it was {text(part, before)}"]
+        return [f"{safe_ids(part)} is new: {text(part, after)}"]
+    return [f"{safe_ids(part)} is gone: it was {text(part, before)}"]
 
 
 def text(part: str, value: object) -> str:
@@ -51,7 +51,7 @@ def text(part: str, value: object) -> str:
         plain = f"{value / 1e6:.0f} MB"
     else:
         plain = json.dumps(value, ensure_ascii=False)
-    plain = shown(plain)
+    plain = safe_line(plain)
     return plain if len(plain) <= _WIDEST else plain[: _WIDEST - 1] + "…"
 
 
@@ -66,7 +66,7 @@ def _file_lines(files: Mapping[str, str] | None) -> list[str]:
     """Which files of a tree differ: `+` new, `-` gone, `~` changed."""
     if files is None:
         return ["which files changed is not known: what the earlier one held is not stored"]
-    return _cut([f"{sign} {shown(path)}" for path, sign in files.items()], "files")
+    return _cut([f"{sign} {safe_line(path)}" for path, sign in files.items()], "files")
 
 
 def _inside(before: object, after: object) -> list[str]:
@@ -76,13 +76,13 @@ def _inside(before: object, after: object) -> list[str]:
         and isinstance(after, str)
         and ("\n" in before.strip() or "\n" in after.strip())
     ):
-        return _unified(before.splitlines(), after.splitlines())
+        return _unified_diff(before.splitlines(), after.splitlines())
     if (
         isinstance(before, list)
         and isinstance(after, list)
         and max(len(json.dumps(before)), len(json.dumps(after))) > 60
     ):
-        return _unified([_word(item) for item in before], [_word(item) for item in after])
+        return _unified_diff([_word(item) for item in before], [_word(item) for item in after])
     if isinstance(before, dict) and isinstance(after, dict):
         return [line for change in values(before, after) for line in lines(plain(change))]
     return []
@@ -92,11 +92,11 @@ def _word(item: object) -> str:
     return item if isinstance(item, str) else json.dumps(item, ensure_ascii=False)
 
 
-def _unified(before: Sequence[str], after: Sequence[str]) -> list[str]:
+def _unified_diff(before: Sequence[str], after: Sequence[str]) -> list[str]:
     found = difflib.unified_diff(before, after, lineterm="", n=0)
     return _cut(
         [
-            f"{line[0]} {shown(line[1:])}"[:_WIDEST]
+            f"{line[0]} {safe_line(line[1:])}"[:_WIDEST]
             for line in found
             if not line.startswith(("---", "+++", "@@"))
         ],

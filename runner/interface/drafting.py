@@ -60,7 +60,7 @@ def draft(
     `kind` says what is at a path: "file", "folder" or "".  `shown` is how the recipe's own file is named in its first lines.
     `start` is how the script is started, by its path unless said; `folders` are those of PYTHONPATH.
     """
-    script = replace(script, options=tuple(_seen(option, kind) for option in script.options))
+    script = replace(script, options=tuple(_as_data(option, kind) for option in script.options))
     made = Draft(look=list(script.notes))
     inputs: list[str] = []
     smoke: list[str] = []
@@ -154,7 +154,7 @@ def draft(
     return made
 
 
-def _seen(option: Option, kind: Callable[[str], str]) -> Option:
+def _as_data(option: Option, kind: Callable[[str], str]) -> Option:
     """An option of which its name alone says that it is data, and whose default is a word that is no path: such a word."""
     value = ast.literal_eval(option.default) if option.guessed and option.default else ""
     word = isinstance(value, str) and re.fullmatch(r"[\w-]+", value) and not kind(value)
@@ -292,7 +292,7 @@ def _command(
         if options:
             yield "      args:"
             yield from (
-                f"        {option.flag[2:]}: {_quoted(_value(option, names, script))}"
+                f"        {option.flag[2:]}: {_quote(_value(option, names, script))}"
                 for option in options
             )
         return
@@ -304,21 +304,21 @@ def _command(
         value = _value(option, names, script)
         if option.type == "boolean" and re.fullmatch("--.*=", option.flag):
             chosen = f"{{{{ 'True' if inputs.{names[option.name]} else 'False' }}}}"
-            yield f"      - {_quoted(option.flag + chosen)}"
+            yield f"      - {_quote(option.flag + chosen)}"
         elif option.type == "number" and re.fullmatch("--.*=", option.flag):
             # A quotient is written with its point: such programs ask for a float, and 1 is none.
             divided = f"{{{{ inputs.{names[option.name]} / 1 }}}}"
-            yield f"      - {_quoted(option.flag + divided)}"
+            yield f"      - {_quote(option.flag + divided)}"
         elif option.flag.endswith("="):
-            yield f"      - {_quoted(option.flag + value)}"
+            yield f"      - {_quote(option.flag + value)}"
         elif option.type == "boolean":
             no = f"'{option.negative}'" if option.negative else "none"
             chosen = f"'{option.flag}' if inputs.{names[option.name]} else {no}"
-            yield f"      - {_quoted('{{ ' + chosen + ' }}')}"
+            yield f"      - {_quote('{{ ' + chosen + ' }}')}"
         elif option.flag:
-            yield f"      - [{option.flag}, {_quoted(value)}]"
+            yield f"      - [{option.flag}, {_quote(value)}]"
         else:
-            yield f"      - {_quoted(value)}"
+            yield f"      - {_quote(value)}"
 
 
 def _value(option: Option, names: dict[str, str], script: Script) -> str:
@@ -397,7 +397,7 @@ def _text(text: str) -> str:
     )
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 

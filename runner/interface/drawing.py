@@ -112,7 +112,7 @@ def ticks(span: float, most: int = 6) -> list[float]:
 Curve = Sequence[tuple[float, float]]
 
 
-def smoothed(curve: Curve, weight: float) -> list[tuple[float, float]]:
+def smooth(curve: Curve, weight: float) -> list[tuple[float, float]]:
     """An exponential mean of what was before, without its bias towards the first values."""
     if not weight:
         return list(curve)
@@ -124,21 +124,21 @@ def smoothed(curve: Curve, weight: float) -> list[tuple[float, float]]:
     return found
 
 
-def aligned(
+def align_curves(
     curves: Sequence[Curve], most: int = POINTS
 ) -> tuple[list[float], list[list[float | None]]]:
     """Curves over one common x; of many points the least and the greatest of each part, in their order, so that no spike is lost."""
     every = sorted({x for curve in curves for x, _ in curve})
     if len(every) <= most:
         place = {x: n for n, x in enumerate(every)}
-        return every, [_placed(((place[x], y) for x, y in curve), len(every)) for curve in curves]
+        return every, [_place(((place[x], y) for x, y in curve), len(every)) for curve in curves]
     low, parts = every[0], max(most // 2, 1)
     width = (every[-1] - low) / parts or 1.0
     xs = [low + (n / 2 + 0.25) * width for n in range(2 * parts)]
-    return xs, [_placed(_extremes(curve, low, width, parts), 2 * parts) for curve in curves]
+    return xs, [_place(_extremes(curve, low, width, parts), 2 * parts) for curve in curves]
 
 
-def _placed(points: Iterable[tuple[int, float]], size: int) -> list[float | None]:
+def _place(points: Iterable[tuple[int, float]], size: int) -> list[float | None]:
     row: list[float | None] = [None] * size
     for n, y in points:
         row[n] = float(f"{y:.4g}")

@@ -104,14 +104,14 @@ class _Dvc:
         names |= {f"item.{axis}": f"matrix.{axis}" for axis in axes if axis != "item"}
         if axes:
             step["matrix"] = axes
-        folder = _joined(self._base, str(body.get("wdir", "")))
+        folder = _join(self._base, str(body.get("wdir", "")))
         commands = body.get("cmd", "")
         lines = [commands] if isinstance(commands, str) else [str(line) for line in commands]
         command = self._text("\n".join(lines), names)
         step["run"] = _inside(folder, command)
 
         def at(path: str) -> str:
-            return self._text(_joined(folder, path), names)
+            return self._text(_join(folder, path), names)
 
         code, deps = list[str](), list[str]()
         for path in (at(_path(each)) for each in _several(body.get("deps"))):
@@ -125,7 +125,7 @@ class _Dvc:
             step["deps"] = deps
         if files := self._files(stage, body, folder):
             step["files"] = files
-        outputs = self._made(stage, body, at)
+        outputs = self._make_stage(stage, body, at)
         if outputs:
             step["outputs"] = outputs
         if body.get("always_changed"):
@@ -155,11 +155,11 @@ class _Dvc:
             for file, wanted in (
                 each.items() if isinstance(each, Mapping) else (("params.yaml", [each]),)
             ):
-                read = self._params.get(_joined(folder, file))
+                read = self._params.get(_join(folder, file))
                 if read is None:
                     self._look.append(f"{stage} reads parameters of {file}, which is not there")
                     continue
-                target = files.setdefault(_joined(folder, file), {})
+                target = files.setdefault(_join(folder, file), {})
                 for dotted in wanted or list(read):
                     self._fill(stage, file, str(dotted), read, target)
         return files
@@ -199,7 +199,7 @@ class _Dvc:
             }
         return name
 
-    def _made(self, stage: str, body: Value, at: Callable[[str], str]) -> Table:
+    def _make_stage(self, stage: str, body: Value, at: Callable[[str], str]) -> Table:
         outputs: Table = {}
         for section in ("outs", "metrics", "plots"):
             for each in _several(body.get(section)):
@@ -210,7 +210,7 @@ class _Dvc:
                 path = at(bare)
                 folder = self._is_folder(path) or bare.endswith("/")
                 outputs[
-                    _unused(
+                    _unused_name(
                         plain_name(posixpath.splitext(posixpath.basename(bare.rstrip("/")))[0]),
                         outputs,
                     )
@@ -266,7 +266,7 @@ def from_sky(
         made.look.append(
             f"${word} is not set: see `nodes` and NODE_RANK, NNODES, RECIPE_NODES in docs/multi-node.md"
         )
-    step["run"] = _inside(_joined(base, str(task.get("workdir") or "")), script)
+    step["run"] = _inside(_join(base, str(task.get("workdir") or "")), script)
     if "workdir" in task:
         step["code"] = list(code)
         made.look.append(
@@ -285,13 +285,15 @@ def from_sky(
     for target, source in _mapping(task.get("file_mounts")).items():
         address = str(source.get("source", "") if isinstance(source, Mapping) else source)
         if "://" in address:
-            input_name = _unused(plain_name(posixpath.basename(str(target).rstrip("/"))), inputs)
+            input_name = _unused_name(
+                plain_name(posixpath.basename(str(target).rstrip("/"))), inputs
+            )
             inputs[input_name] = {"type": "dataset", "default": address}
             made.look.append(
                 f"{target} was a mount of {address}: write {{{{ inputs.{input_name} }}}} in its place in the command"
             )
         elif address:
-            step.setdefault("deps", []).append(_joined(base, address))
+            step.setdefault("deps", []).append(_join(base, address))
             made.look.append(
                 f"{target} was a copy of {address}, which a step finds at that path from its own folder"
             )
@@ -406,7 +408,7 @@ def _path(each: object) -> str:
     return str(next(iter(each))) if isinstance(each, Mapping) else str(each)
 
 
-def _joined(folder: str, path: str) -> str:
+def _join(folder: str, path: str) -> str:
     joined = posixpath.normpath(posixpath.join(folder, path))
     return "" if joined == "." else joined
 
@@ -416,7 +418,7 @@ def _inside(folder: str, command: str) -> str:
     return f"(cd {folder}\n{command.rstrip()}\n)\n" if folder else command
 
 
-def _unused(name: str, taken: Iterable[str]) -> str:
+def _unused_name(name: str, taken: Iterable[str]) -> str:
     there = set(taken)
     return next(
         each for each in (name, *(f"{name}_{n}" for n in range(2, 1000))) if each not in there

@@ -93,7 +93,7 @@ class _Rule(NamedTuple):
     other: Sequence[str]
 
     @property
-    def made(self) -> list[tuple[str, str]]:
+    def outputs_of_rule(self) -> list[tuple[str, str]]:
         return [(name, path) for name, path in (*self.outputs, *self.logs) if path]
 
 
@@ -146,7 +146,7 @@ def _instances(
                     f"an input of rule {rule.name} is a function: add what it answers to `deps`"
                 )
             else:
-                want(_filled(path, values), (*above, rule.name))
+                want(_fill(path, values), (*above, rule.name))
         if rule.name not in order:
             order.append(rule.name)
 
@@ -177,11 +177,11 @@ def _pattern(path: str) -> re.Pattern[str]:
     return re.compile(parts + re.escape(path[end:]))
 
 
-def _filled(path: str, values: Mapping[str, str]) -> str:
+def _fill(path: str, values: Mapping[str, str]) -> str:
     return _WILDCARD.sub(lambda match: values.get(match[1], match[0]), path)
 
 
-def _templated(path: str) -> str:
+def _as_template(path: str) -> str:
     return _WILDCARD.sub(lambda match: f"{{{{ matrix.{plain_name(match[1])} }}}}", path)
 
 
@@ -217,14 +217,15 @@ def _step(
         if path is not None:
             is_code = not _WILDCARD.search(path) and path.endswith(_CODE)
             folder = "/" if kind(path) in ("code", "folder") and not path.endswith("/") else ""
-            (code if is_code else deps).append(_templated(path) + folder)
+            (code if is_code else deps).append(_as_template(path) + folder)
     if code:
         step["code"] = code
     if deps:
         step["deps"] = [*dict.fromkeys(deps)]
     if names:
         step["outputs"] = {
-            name: _templated(path) for name, (_, path) in zip(names, rule.made, strict=True)
+            name: _as_template(path)
+            for name, (_, path) in zip(names, rule.outputs_of_rule, strict=True)
         }
     return step
 
@@ -232,7 +233,7 @@ def _step(
 def _names(rule: _Rule) -> list[str]:
     """What the outputs of a rule, and then its logs, are called."""
     found: list[str] = []
-    for word, path in rule.made:
+    for word, path in rule.outputs_of_rule:
         stem = posixpath.splitext(posixpath.basename(_WILDCARD.sub("", path).rstrip("/")))[0]
         name = plain_name(
             word or stem.strip("._-") or ("log" if (word, path) in rule.logs else "made")
@@ -249,17 +250,17 @@ def _command(rule: _Rule, names: Sequence[str], look: list[str]) -> str:
     outputs = [f"{{{{ outputs.{name} }}}}" for name in names]
     split = len(outputs) - logs
     known = {
-        "input": [(word, _templated(path or "")) for word, path in rule.inputs],
+        "input": [(word, _as_template(path or "")) for word, path in rule.inputs],
         "output": [
             (word, each) for (word, _), each in zip(rule.outputs, outputs[:split], strict=False)
         ],
         "log": [(word, each) for (word, _), each in zip(rule.logs, outputs[split:], strict=False)],
         "params": [(word, value or "") for word, value in rule.params],
     }
-    return "".join(_replaced(rule, known, look))
+    return "".join(_replace_wildcards(rule, known, look))
 
 
-def _replaced(
+def _replace_wildcards(
     rule: _Rule, known: Mapping[str, Sequence[tuple[str, str]]], look: list[str]
 ) -> Iterator[str]:
     for before, field, _, _ in string.Formatter().parse(rule.shell or ""):

@@ -17,9 +17,9 @@ from ..planning.ids import readable
 from ..planning.waiting import WaitKind
 from .handle import core
 from .handle.core import Attempt
-from .handle.shells import given
+from .handle.shells import carry_out
 from .handle.transport import LogPart
-from .tail import canvas, fit, shown
+from .tail import canvas, fit, safe_line
 
 if TYPE_CHECKING:
     from ..api.values import Status
@@ -74,7 +74,7 @@ class Safe:
 
     def head(self, text: str) -> None:
         self.end()
-        self._out.write(f"{shown(text)}\n")
+        self._out.write(f"{safe_line(text)}\n")
 
     def write(self, data: bytes) -> None:
         pieces = re.split(rb"(\r?\n|\r)", self._rest + data)
@@ -83,7 +83,7 @@ class Safe:
             pieces += [self._rest, b"\n"]
             self._rest = b""
         for text, end in zip(pieces[::2], pieces[1::2], strict=True):
-            line = shown(text.decode(errors="replace"))
+            line = safe_line(text.decode(errors="replace"))
             self._out.write(
                 f"{fit(line, self._columns - 1)}\x1b[K\r" if end == b"\r" else f"{line}\x1b[K\n"
             )
@@ -91,7 +91,7 @@ class Safe:
 
     def end(self) -> None:
         if self._rest:
-            self._out.write(shown(self._rest.decode(errors="replace")) + "\x1b[K\n")
+            self._out.write(safe_line(self._rest.decode(errors="replace")) + "\x1b[K\n")
             self._rest = b""
         self._out.flush()
 
@@ -119,13 +119,13 @@ def show(
     for part in chosen:
         is_new = True
         try:
-            for data in given(place, core.log(run, part)):
+            for data in carry_out(place, core.log(run, part)):
                 if heads and is_new:
                     writer.head(head(part.step, part.attempt))
                 is_new = False
                 writer.write(data)
         except CannotRun as error:
-            say(_hidden(part.step, error))
+            say(_explain_hidden(part.step, error))
         any_shown |= not is_new
         writer.end()
     return any_shown
@@ -172,10 +172,10 @@ class Follower:
         give_up_at = time.monotonic() + PATIENCE
         while True:
             # In this order: what is over, or is left, has stored all events before.
-            now: Status = next(given(self._place, core.ask(lambda there: there.run(self._run))))
+            now: Status = next(carry_out(self._place, core.ask(lambda there: there.run(self._run))))
             self._hear()
-            waits_for_nobody = now.waits is not None and now.waits.kind == WaitKind.SUBMITTER
-            is_left = waits_for_nobody and (now.state != "QUEUED" or time.monotonic() > give_up_at)
+            is_unclaimed = now.waits is not None and now.waits.kind == WaitKind.SUBMITTER
+            is_left = is_unclaimed and (now.state != "QUEUED" or time.monotonic() > give_up_at)
             step_is_over = step != "" and self._states.get(step) in STEP_FINAL
             if now.over or is_left or now.state == "PAUSED" or step_is_over:
                 self._is_over = True
@@ -190,7 +190,7 @@ class Follower:
     def _hear(self) -> None:
         """Take note of what happened.  What has ended is written to its end before what began after it."""
         before = len(self._found)
-        for event in given(self._place, core.events(self._run, self._seen, False)):
+        for event in carry_out(self._place, core.events(self._run, self._seen, False)):
             self._seen = event.seq
             core.hear(event, self._found, self._going, lambda id, _number: self._wanted(id))
             if event.subject == "step":
@@ -222,7 +222,7 @@ class Follower:
             while True:
                 was_over = attempt.ended or self._is_over
                 part = part._replace(follow=not was_over)
-                for data in given(self._place, core.log(self._run, part)):
+                for data in carry_out(self._place, core.log(self._run, part)):
                     self._printed.put(Printed(attempt, data))
                     part = part._replace(offset=part.offset + len(data))
                 if was_over:
@@ -236,9 +236,9 @@ class Follower:
     def _tell_hidden(self, part: LogPart, attempt: Attempt) -> None:
         """Say it where the log is not shown before it is over."""
         try:
-            next(given(self._place, core.log(self._run, part)), None)
+            next(carry_out(self._place, core.log(self._run, part)), None)
         except CannotRun as error:
-            self._printed.put(Printed(attempt, said=_hidden(part.step, error)))
+            self._printed.put(Printed(attempt, said=_explain_hidden(part.step, error)))
 
     def _write_next(self, patience: float) -> None:
         """Write the next that an attempt prints, within so many seconds.  Of several logs whole lines, so that no other cuts in."""
@@ -280,5 +280,5 @@ def head(step: str, attempt: int) -> str:
     return f"==> {readable(step)}" + (f", attempt {attempt}" if attempt > 1 else "") + " <=="
 
 
-def _hidden(step: str, error: CannotRun) -> str:
+def _explain_hidden(step: str, error: CannotRun) -> str:
     return f"{readable(step)}: {error}"

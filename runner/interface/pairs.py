@@ -9,10 +9,12 @@ from ..errors import Invalid, Problem
 
 def filters(words: Sequence[str]) -> dict[str, str]:
     """The filters of `--where`.  Raises Invalid."""
-    return paired(words, '--where "{}" is not NAME=VALUE', "such as --where gpu=4090")
+    return parse_pairs(
+        words, 'invalid --where "{}": expected NAME=VALUE', "for example `--where gpu=4090`"
+    )
 
 
-def paired(
+def parse_pairs(
     words: Sequence[str],
     wrong: str = '"{}" is not INPUT=VALUE',
     fix: str = "write inputs as name=value",

@@ -39,7 +39,7 @@ class Declared(NamedTuple):
     alone: bool = False
 
 
-def declared(tree: ast.Module, notes: list[str]) -> list[Declared]:
+def find_declared(tree: ast.Module, notes: list[str]) -> list[Declared]:
     """All that a script declares so, in its order.  What is declared elsewhere is said in `notes`."""
     classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
@@ -73,7 +73,7 @@ def declared(tree: ast.Module, notes: list[str]) -> list[Declared]:
                     "fire makes commands of what the script has: put one behind the script in `run`, and its options as --NAME=VALUE"
                 )
         elif word == "LightningCLI":
-            found += _lightning(call, classes, notes)
+            found += _options_of_lightning(call, classes, notes)
     for function in functions.values():
         calls = [each for each in function.decorator_list if isinstance(each, ast.Call)]
         if (
@@ -84,7 +84,7 @@ def declared(tree: ast.Module, notes: list[str]) -> list[Declared]:
             found += _parameters(function, "typer", notes)
         for each in calls:
             if _word(each.func) in ("option", "argument") and _owner(each.func) in ("click", ""):
-                found += _clicked(each, notes)
+                found += _options_of_click(each, notes)
     return found
 
 
@@ -114,7 +114,7 @@ def fields(
     for node in found.body:
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
             continue
-        kind, many, choices = _annotated(node.annotation)
+        kind, many, choices = _parse_annotation(node.annotation)
         if not kind:
             notes.append(
                 f"line {node.lineno}: {node.target.id} is left to its default: it is no single value"
@@ -130,7 +130,7 @@ def fields(
             else ""
         )
         required = default is None and not (
-            isinstance(node.value, ast.Call) and _given(node.value, "default_factory")
+            isinstance(node.value, ast.Call) and _argument(node.value, "default_factory")
         )
         yield Declared(
             node.target.id,
@@ -150,15 +150,15 @@ def _field(value: ast.expr | None) -> tuple[ast.expr | None, str]:
     """The default of a field, and its help."""
     if not isinstance(value, ast.Call) or _word(value.func) not in ("field", "arg", "HfArg"):
         return value, ""
-    metadata = _given(value, "metadata")
+    metadata = _argument(value, "metadata")
     pairs = (
         zip(metadata.keys, metadata.values, strict=True) if isinstance(metadata, ast.Dict) else ()
     )
     words = next(
         (text_of(each) for key, each in pairs if text_of(key) == "help"),
-        text_of(_given(value, "help")),
+        text_of(_argument(value, "help")),
     )
-    return _given(value, "default"), words
+    return _argument(value, "default"), words
 
 
 # -- functions --------------------------------------------------------------------------------------------------------------------------------------
@@ -187,9 +187,9 @@ def _parameters(function: ast.FunctionDef, tool: str, notes: list[str]) -> Itera
         if isinstance(default, ast.Call) and _word(default.func) in ("Option", "Argument"):
             about, default = (
                 default,
-                _given(default, "default") or (default.args[0] if default.args else None),
+                _argument(default, "default") or (default.args[0] if default.args else None),
             )
-        kind, many, choices = _annotated(annotation)
+        kind, many, choices = _parse_annotation(annotation)
         if not kind:
             continue
         if isinstance(default, ast.Constant) and default.value is ...:
@@ -215,12 +215,12 @@ def _parameters(function: ast.FunctionDef, tool: str, notes: list[str]) -> Itera
             "" if positional else named.partition("/")[0] or f"--{argument.arg.replace('_', '-')}"
         )
         if tool == "typer" and many and flag:
-            notes.append(_repeated(argument.lineno, flag))
+            notes.append(_note_repeated(argument.lineno, flag))
             continue
         negative = (
             (named.partition("/")[2] or f"--no-{flag[2:]}") if kind == "bool" and flag else ""
         )
-        words = text_of(_given(about, "help")) if about else ""
+        words = text_of(_argument(about, "help")) if about else ""
         yield Declared(
             argument.arg,
             flag,
@@ -235,11 +235,11 @@ def _parameters(function: ast.FunctionDef, tool: str, notes: list[str]) -> Itera
         )
 
 
-def _lightning(
+def _options_of_lightning(
     call: ast.Call, classes: Mapping[str, ast.ClassDef], notes: list[str]
 ) -> Iterator[Declared]:
     """What LightningCLI makes of the classes that it is given, and the two options of its trainer that every training needs."""
-    named = {"model": _given(call, "model_class"), "data": _given(call, "datamodule_class")}
+    named = {"model": _argument(call, "model_class"), "data": _argument(call, "datamodule_class")}
     named |= dict(zip(named, call.args, strict=False))
     yield Declared("output_dir", "--trainer.default_root_dir=", "str", None, "", required=True)
     yield Declared("max_epochs", "--trainer.max_epochs=", "int", None, "", required=True)
@@ -268,7 +268,7 @@ def _lightning(
     )
 
 
-def _clicked(call: ast.Call, notes: list[str]) -> Iterator[Declared]:
+def _options_of_click(call: ast.Call, notes: list[str]) -> Iterator[Declared]:
     """A decorator of click."""
     names = [text for each in call.args if (text := text_of(each))]
     if not names:
@@ -278,8 +278,8 @@ def _clicked(call: ast.Call, notes: list[str]) -> Iterator[Declared]:
     own = next(
         (each for each in names if each.isidentifier()), yes.strip().lstrip("-").replace("-", "_")
     )
-    default, kind, choices = _given(call, "default"), _given(call, "type"), tuple[str, ...]()
-    alone = bool(no) or _is(_given(call, "is_flag"), True)
+    default, kind, choices = _argument(call, "default"), _argument(call, "type"), tuple[str, ...]()
+    alone = bool(no) or _is(_argument(call, "is_flag"), True)
     word = _CLICK_TYPES.get(_word(kind), _word(kind)) if kind is not None else _of_value(default)
     if isinstance(kind, ast.Call) and _word(kind.func) == "Choice" and kind.args:
         choices = tuple(text_of(each) for each in getattr(kind.args[0], "elts", ()))
@@ -288,13 +288,13 @@ def _clicked(call: ast.Call, notes: list[str]) -> Iterator[Declared]:
             _word(kind.func),
             {"IntRange": "int", "FloatRange": "float"}.get(_word(kind.func), "str"),
         )
-    if _is(_given(call, "multiple"), True):
-        notes.append(_repeated(call.lineno, yes.strip()))
+    if _is(_argument(call, "multiple"), True):
+        notes.append(_note_repeated(call.lineno, yes.strip()))
         return
-    many = _given(call, "nargs") is not None and not _is(_given(call, "nargs"), 1)
+    many = _argument(call, "nargs") is not None and not _is(_argument(call, "nargs"), 1)
     positional = _word(call.func) == "argument"
-    required = _is(_given(call, "required"), True) or (
-        positional and default is None and not _is(_given(call, "required"), False)
+    required = _is(_argument(call, "required"), True) or (
+        positional and default is None and not _is(_argument(call, "required"), False)
     )
     flag = "" if positional else yes.strip()
     yield Declared(
@@ -302,7 +302,7 @@ def _clicked(call: ast.Call, notes: list[str]) -> Iterator[Declared]:
         flag,
         "bool" if alone else word if word in _SCALARS else "str",
         default,
-        text_of(_given(call, "help")),
+        text_of(_argument(call, "help")),
         required,
         choices,
         many,
@@ -311,24 +311,24 @@ def _clicked(call: ast.Call, notes: list[str]) -> Iterator[Declared]:
     )
 
 
-def _repeated(line: int, flag: str) -> str:
+def _note_repeated(line: int, flag: str) -> str:
     return f"line {line}: {flag} is left to its default: it is written once for each value, so add as many as you need to `run`"
 
 
 # -- words ------------------------------------------------------------------------------------------------------------------------------------------
 
 
-def _annotated(node: ast.expr | None) -> tuple[str, bool, tuple[str, ...]]:
+def _parse_annotation(node: ast.expr | None) -> tuple[str, bool, tuple[str, ...]]:
     """The type that an annotation names, whether there may be several, and the choices of a Literal.  An empty type is none that can be typed."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         node = ast.parse(node.value, mode="eval").body
     if isinstance(node, ast.BinOp):  # int | None
-        return _annotated(node.left if not _is(node.left, None) else node.right)
+        return _parse_annotation(node.left if not _is(node.left, None) else node.right)
     if isinstance(node, ast.Subscript):
         word, inside = _word(node.value), node.slice
         parts = list(inside.elts) if isinstance(inside, ast.Tuple) else [inside]
         if word in ("Optional", "Union"):
-            return _annotated(next((each for each in parts if not _is(each, None)), None))
+            return _parse_annotation(next((each for each in parts if not _is(each, None)), None))
         if word == "Literal":
             return (
                 "str",
@@ -336,7 +336,7 @@ def _annotated(node: ast.expr | None) -> tuple[str, bool, tuple[str, ...]]:
                 tuple(str(each.value) for each in parts if isinstance(each, ast.Constant)),
             )
         if word in ("list", "List", "Sequence"):
-            return _annotated(parts[0])[0], True, ()
+            return _parse_annotation(parts[0])[0], True, ()
         return "", False, ()
     word = _word(node)
     return ("str" if node is None else word if word in _SCALARS else ""), False, ()
@@ -350,7 +350,7 @@ def _of_value(node: ast.expr | None) -> str:
     )
 
 
-def _given(call: ast.Call, name: str) -> ast.expr | None:
+def _argument(call: ast.Call, name: str) -> ast.expr | None:
     return next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
 
 

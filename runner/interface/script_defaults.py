@@ -57,7 +57,7 @@ class Defaults:
         except (_Unknown, TypeError):
             return None
 
-    def named(self, test: ast.expr) -> set[str]:
+    def names_in(self, test: ast.expr) -> set[str]:
         """The options that a condition asks about."""
         found = (self._name(node) for node in ast.walk(test) if isinstance(node, ast.expr))
         return {name for name in found if name}

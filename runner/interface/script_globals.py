@@ -23,7 +23,7 @@ _EXECUTED: Final = re.compile(r"open\(\s*['\"][^'\"]+\.py['\"]")
 def of_globals(tree: ast.Module, notes: list[str]) -> Iterator[Declared]:
     """All that a script takes so, in its order.  What is not understood is said in `notes`."""
     yield from _flags(tree, notes)
-    yield from _configured(tree, notes)
+    yield from _find_globals(tree, notes)
 
 
 def _flags(tree: ast.Module, notes: list[str]) -> Iterator[Declared]:
@@ -67,7 +67,7 @@ def _flags(tree: ast.Module, notes: list[str]) -> Iterator[Declared]:
         )
 
 
-def _configured(tree: ast.Module, notes: list[str]) -> Iterator[Declared]:
+def _find_globals(tree: ast.Module, notes: list[str]) -> Iterator[Declared]:
     """The plain globals that stand above `exec(open("configurator.py").read())`, which sets them by `--NAME=VALUE`."""
     at = next((n for n, node in enumerate(tree.body) if _executes(node)), None)
     if at is None:

@@ -35,7 +35,7 @@ class Taken(NamedTuple):
     targets: tuple[str, ...] = ()
 
 
-def taken(tree: ast.Module, find: Find, notes: list[str]) -> Taken | None:
+def find_hydra(tree: ast.Module, find: Find, notes: list[str]) -> Taken | None:
     """What the function under `@hydra.main` takes; None where there is no such function."""
     main = next(
         (
@@ -56,7 +56,7 @@ def taken(tree: ast.Module, find: Find, notes: list[str]) -> Taken | None:
             "it takes its options by hydra, without a config_name: add those that you set as NAME=VALUE"
         )
         return Taken((), "")
-    if (node := _stored(tree, name)) is not None:
+    if (node := _class_in_store(tree, name)) is not None:
         classes = {each.name: each for each in ast.walk(tree) if isinstance(each, ast.ClassDef)}
         return Taken(
             [_as_override(each) for each in fields(node, classes, notes, dashes=False)], ""
@@ -84,7 +84,7 @@ def _is_main(node: ast.expr) -> bool:
     )
 
 
-def _stored(tree: ast.Module, name: str) -> str | None:
+def _class_in_store(tree: ast.Module, name: str) -> str | None:
     """The class that a script puts into the ConfigStore under this name."""
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         if not (isinstance(call.func, ast.Attribute) and call.func.attr == "store"):

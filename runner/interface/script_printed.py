@@ -20,7 +20,7 @@ _TRAINERS: Final = frozenset({"Trainer", "Seq2SeqTrainer", "SFTTrainer", "DPOTra
 _Piece = str | ast.expr
 
 
-def printed(tree: ast.AST) -> str | bool:
+def find_loss_pattern(tree: ast.AST) -> str | bool:
     """A pattern for the line with a loss that a script prints; False where it prints none that can be read."""
     best: tuple[int, str] = (0, "")
     for pieces in _lines(tree):
@@ -51,7 +51,7 @@ def _lines(tree: ast.AST) -> Iterator[list[_Piece]]:
             args = call.args
             if word == "log" and len(args) > 1 and not text_of(args[0]):
                 args = args[1:]  # logging.log(level, text, …)
-            yield _shown(args, texts)
+            yield _pieces_of_print(args, texts)
         elif word == "set_postfix":
             yield _postfix(call)
 
@@ -71,7 +71,7 @@ def _named_texts(tree: ast.AST) -> dict[str, ast.expr]:
     }
 
 
-def _shown(args: list[ast.expr], texts: dict[str, ast.expr]) -> list[_Piece]:
+def _pieces_of_print(args: list[ast.expr], texts: dict[str, ast.expr]) -> list[_Piece]:
     if args and len(args) > 1 and _OLD.search(text := text_of(args[0])):
         return _old(text, args[1:])  # as logging puts it together
     return [
@@ -109,7 +109,7 @@ def _pieces(node: ast.expr, texts: dict[str, ast.expr]) -> list[_Piece]:
         and node.func.attr == "format"
         and (text := text_of(node.func.value))
     ):
-        return _formatted(text, node)
+        return _pieces_of_format(text, node)
     if isinstance(node, ast.BinOp):
         if isinstance(node.op, ast.Mod) and (text := text_of(node.left)):
             right = node.right
@@ -123,7 +123,7 @@ def _pieces(node: ast.expr, texts: dict[str, ast.expr]) -> list[_Piece]:
     return [node]
 
 
-def _formatted(text: str, call: ast.Call) -> list[_Piece]:
+def _pieces_of_format(text: str, call: ast.Call) -> list[_Piece]:
     """The parts of `text.format(…)`."""
     named = {each.arg: each.value for each in call.keywords if each.arg}
     pieces: list[_Piece] = []
@@ -176,7 +176,7 @@ def _as_pattern(parts: list[_Piece]) -> tuple[str, list[str]]:
             pattern += r"\s*".join(re.escape(piece) for piece in re.split(r"\s+", part))
             continue
         called, label = (
-            _called(part).lower(),
+            _called_name(part).lower(),
             next(iter(re.findall(r"([A-Za-z_]\w*)\W*$", before)), "").lower(),
         )
         # `val_loss {val}` reports val_loss; `step {step} of {steps}` reports no `of`.
@@ -203,7 +203,7 @@ def _as_pattern(parts: list[_Piece]) -> tuple[str, list[str]]:
     return re.sub(r"(\\s\*)+", r"\\s*", pattern).removeprefix(r"\s*").removesuffix(r"\s*"), names
 
 
-def _called(node: ast.expr) -> str:
+def _called_name(node: ast.expr) -> str:
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
@@ -212,7 +212,7 @@ def _called(node: ast.expr) -> str:
         if isinstance(node.func, ast.Attribute) and node.func.attr in (
             "item", "mean", "get_last_lr", "detach", "cpu",
         ):  # fmt: skip
-            return _called(node.func.value)
+            return _called_name(node.func.value)
         if _word(node.func) in ("float", "round") and node.args:
-            return _called(node.args[0])
+            return _called_name(node.args[0])
     return ""

@@ -16,10 +16,10 @@ from typing import Any, Final, Literal
 
 from ..language.python_reader import of_tree
 from . import script_hydra
-from .script_declared import Declared, declared, text_of
+from .script_declared import Declared, find_declared, text_of
 from .script_defaults import Defaults
 from .script_globals import of_globals
-from .script_printed import printed
+from .script_printed import find_loss_pattern
 
 Role = Literal["value", "input", "output", "state", "resume", "off"]
 """`off`: it has no value unless a caller gives one, and what it makes is not made then."""
@@ -190,11 +190,11 @@ def read(source: str, config: script_hydra.Find = lambda folder, name: None) -> 
     tree = ast.parse(source)
     notes: list[str] = []
     options = [option for call in _calls(tree) if (option := _option(call, notes)) is not None]
-    hydra = script_hydra.taken(tree, config, notes)
+    hydra = script_hydra.find_hydra(tree, config, notes)
     named = [
         _of_declared(each)
         for each in [
-            *declared(tree, notes),
+            *find_declared(tree, notes),
             *of_globals(tree, notes),
             *(hydra.options if hydra is not None else ()),
         ]
@@ -232,7 +232,7 @@ def read(source: str, config: script_hydra.Find = lambda folder, name: None) -> 
             )
         ),
         writes=tuple(dict.fromkeys(use.texts_written)),
-        metrics="RECIPE_METRICS" in source or printed(tree),
+        metrics="RECIPE_METRICS" in source or find_loss_pattern(tree),
         doc=(ast.get_docstring(tree) or "").strip().split("\n\n")[0].replace("\n", " "),
         notes=tuple(notes),
         words=("hydra.run.dir=.",) if hydra is not None else _words(tree),
@@ -438,7 +438,7 @@ class _Use(ast.NodeVisitor):
 
     def visit_If(self, node: ast.If) -> None:
         self.visit(node.test)
-        self.asked |= self.defaults.named(node.test)
+        self.asked |= self.defaults.names_in(node.test)
         holds = self.defaults.holds(node.test)
         for body, off in ((node.body, holds is False), (node.orelse, holds is True)):
             self._off += off
@@ -466,7 +466,7 @@ class _Use(ast.NodeVisitor):
         for target in targets:
             if (
                 base is not None
-                and (name := _dotted(target))
+                and (name := _dotted_name(target))
                 and name not in self.names
                 and (name in self.once or not isinstance(base[0], ast.Constant))
             ):
@@ -547,7 +547,7 @@ class _Use(ast.NodeVisitor):
         touched.made |= writes and not self._off
         touched.folder |= below or word in _LISTERS or word in _MAKERS
         touched.model |= word == "from_pretrained"
-        place = self.written.get(_dotted(place), place)
+        place = self.written.get(_dotted_name(place), place)
         if writes and below and (pattern := _pattern(place)):
             touched.patterns.append(pattern)
 
@@ -562,7 +562,7 @@ class _Use(ast.NodeVisitor):
                 return node.attr, False
             if node.attr == "parent" and (base := self._base(node.value)) is not None:
                 return base
-            return self.aliases.get(_dotted(node))
+            return self.aliases.get(_dotted_name(node))
         if isinstance(node, ast.Name):
             return self.aliases.get(node.id)
         if isinstance(node, ast.Constant):
@@ -617,7 +617,7 @@ class _Use(ast.NodeVisitor):
 def _assigned_once(tree: ast.AST) -> set[str]:
     """The names that stand for one thing in all of a script: assigned once, and no parameter."""
     names = [
-        _dotted(node)
+        _dotted_name(node)
         for node in ast.walk(tree)
         if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store)
     ]
@@ -629,7 +629,7 @@ def _assigned_once(tree: ast.AST) -> set[str]:
     }
 
 
-def _dotted(node: ast.expr) -> str:
+def _dotted_name(node: ast.expr) -> str:
     """A name that is assigned to: `out`, `self.out`.  Empty for what is none."""
     if isinstance(node, ast.Attribute):
         return (

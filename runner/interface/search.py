@@ -26,7 +26,7 @@ class Trial(NamedTuple):
     result: float | None
 
 
-def proposed(
+def propose(
     where: Space, tried: Sequence[Trial], count: int, *, least: bool, seed: int
 ) -> list[list[Tree]]:
     """Up to `count` combinations that were not tried.  The same for the same arguments; fewer, where no more are left.  Raises CannotRun."""
@@ -53,7 +53,7 @@ def proposed(
             if _text(point) not in known:
                 break
         while _text(point) in known:
-            point = [_drawn(axis, chance) for axis in where.axes.values()]
+            point = [_draw(axis, chance) for axis in where.axes.values()]
         known.add(_text(point))
         found.append(point)
     return found
@@ -66,7 +66,7 @@ def library() -> Any:
     except ImportError as error:
         from drivers import install_line
 
-        raise CannotRun(f"--tpe needs {error.name}", fix=install_line("search")) from error
+        raise CannotRun(f"--tpe requires {error.name}", fix=install_line("search")) from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 
@@ -95,7 +95,7 @@ def _value(axis: Range | Sequence[Tree], drawn: float) -> Tree:
     )
 
 
-def _drawn(axis: Range | Sequence[Tree], chance: random.Random) -> Tree:
+def _draw(axis: Range | Sequence[Tree], chance: random.Random) -> Tree:
     if not isinstance(axis, Range):
         return chance.choice(axis)
     return (

@@ -16,7 +16,7 @@ from ..hosts.renting.needs import market_of, need_for
 from ..hosts.renting.offering import Shelf, rank_offers
 from ..hosts.renting.totals import History, HoursOn, Pricing
 from ..storage.records.ledger import Ledger, of_user
-from .tables import aligned
+from .tables import align
 
 if TYPE_CHECKING:
     from ..storage.workspace import Workspace
@@ -40,8 +40,8 @@ HEAD: Final = (
 )
 
 
-GUESSED: Final = "~: a guess, as no run has measured it yet ({})"
-UNKNOWN: Final = "how long the run takes is not known on {}: offers of it come last"
+GUESSED: Final = "~: estimate, not measured by a run yet ({})"
+UNKNOWN: Final = "the run time on {} is unknown; its offers are listed last"
 
 
 class Asked(NamedTuple):
@@ -102,18 +102,18 @@ def of_driver(ws: Workspace, found: Survey, name: str) -> dict[str, Shelf]:
 
     Raises Infrastructure where it cannot be asked, Invalid.
     """
-    driver = offering.renting(ws, name)
+    driver = offering.driver_that_rents(ws, name)
     if driver is None:
         return {}
     asked = wishes(ws, found, name, cluster=driver.traits.allocates)
     wanted = [on_market_of(ws, name, each.wish) for each in asked.values()]
     asking = {name: (driver, wanted)}
-    costing = pricing(ws, asked.values())
+    costing = pricing_of(ws, asked.values())
     shelves = apart(lambda: asyncio.run(offering.shelves(asking, costing)), lambda: None)
     return dict(zip(asked, shelves, strict=True))
 
 
-def pricing(ws: Workspace, asked: Iterable[Asked]) -> dict[Need, Pricing]:
+def pricing_of(ws: Workspace, asked: Iterable[Asked]) -> dict[Need, Pricing]:
     """How the cost of a run is computed, by needs on any market: by estimates, and by what the ledger says of earlier machines."""
     with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
         history = History.of(ledger.since(0), time.time())
@@ -124,7 +124,7 @@ def lines(step: str, shelves: Sequence[Shelf], most: int) -> list[str]:
     """What drivers offer for a step, for people: one table, the cheapest run first."""
     ranked = rank_offers(shelves)
     rows = [_row(offer, shelf) for shelf, offer in ranked[:most]]
-    table = aligned([HEAD, *rows], right={3, 6, 7, 8, 9, 10, 11}) if rows else []
+    table = align([HEAD, *rows], right={3, 6, 7, 8, 9, 10, 11}) if rows else []
     more = [f"… {len(ranked) - most} more"] if len(ranked) > most else []
     whose = f" for {step}" if step else ""
     heads = [
@@ -187,7 +187,7 @@ def _row(offer: Offer, shelf: Shelf) -> tuple[str, ...]:
     )
 
 
-def chosen(found: Mapping[str, Sequence[Shelf]]) -> list[str]:
+def describe_choice(found: Mapping[str, Sequence[Shelf]]) -> list[str]:
     """Which machine a run would rent for each step, and which come next, as `recipe plan` shows it."""
     lines = []
     for step, shelves in found.items():
@@ -215,7 +215,7 @@ def chosen(found: Mapping[str, Sequence[Shelf]]) -> list[str]:
         for shelf in shelves:
             if not shelf.offers and (not ranked or shelf.failed):
                 lines.append(
-                    f"rents for {step}: {shelf.failed or f'{shelf.driver} offers no machine that does'}"
+                    f"rents for {step}: {shelf.failed or f'{shelf.driver} has no matching machine'}"
                 )
             ends = f"{shelf.driver}: {shelf.ends}" if several and shelf.ends else shelf.ends
             lines += [
@@ -226,7 +226,7 @@ def chosen(found: Mapping[str, Sequence[Shelf]]) -> list[str]:
     return lines
 
 
-def ranked(step: str, shelves: Sequence[Shelf]) -> list[dict[str, object]]:
+def rank_for_programs(step: str, shelves: Sequence[Shelf]) -> list[dict[str, object]]:
     """What all drivers offer for a step, for programs, each offer with its place among those of all."""
     ranks = {
         (shelf.driver, offer.id): rank

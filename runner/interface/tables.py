@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from .tail import shown, width
+from .tail import safe_line, width
 
 
-def aligned(table: Sequence[Sequence[str]], right: Collection[int]) -> list[str]:
+def align(table: Sequence[Sequence[str]], right: Collection[int]) -> list[str]:
     """The rows of a table, its columns in line; those in `right` flush right."""
     widths = [max(width(row[n]) for row in table) for n in range(len(table[0]))]
     padded = (
@@ -36,4 +36,4 @@ def cell(value: object) -> str:
     """A value as it stands in a table for people."""
     if isinstance(value, float):
         return f"{value:.4g}"
-    return "" if value is None else shown(str(value))
+    return "" if value is None else safe_line(str(value))

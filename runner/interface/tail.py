@@ -32,16 +32,16 @@ _BARS = "▁▂▃▄▅▆▇█"
 _POINTS = 16
 
 
-def shown(text: str) -> str:
+def safe_line(text: str) -> str:
     """`text` as one line that a terminal may safely have."""
     if text.isprintable():
         return text
     return "".join(map(_character, _SEQUENCE.sub("", text)))
 
 
-def named(text: str) -> str:
+def safe_ids(text: str) -> str:
     """The same for text of ours that names steps: their ids as people write them."""
-    return shown(readable(text) if "%" in text else text)
+    return safe_line(readable(text) if "%" in text else text)
 
 
 class Guarded:
@@ -55,7 +55,7 @@ class Guarded:
 
     def write(self, text: str) -> int:
         pieces = _OURS.split(text)
-        pieces[::2] = map(shown, pieces[::2])
+        pieces[::2] = map(safe_line, pieces[::2])
         self.stream.write("".join(pieces))
         return len(text)
 
@@ -74,7 +74,7 @@ def lines(data: bytes) -> list[str]:
     found = []
     for line in data.rstrip().split(b"\n"):
         last = line.rstrip(b"\r").rpartition(b"\r")[2]
-        found.append(shown(last.decode(errors="replace")).rstrip())
+        found.append(safe_line(last.decode(errors="replace")).rstrip())
     return found
 
 
@@ -226,13 +226,13 @@ class MetricsTail:
             said.append(f"epoch {_number(values['epoch'])}")
         if self.main:
             course = f" {sparkline(self._points)}" if bars and len(self._points) > 1 else ""
-            said.append(f"{shown(self.main)} {_number(values[self.main])}{course}")
+            said.append(f"{safe_line(self.main)} {_number(values[self.main])}{course}")
         if "eval_loss" in values and self.main != "eval_loss":
             said.append(f"eval_loss {_number(values['eval_loss'])}")
         rate = next((name for name in values if name.endswith(_RATES)), "")
         if rate:
             said.append(
-                f"{_short(values[rate])} {shown(rate.removesuffix('_per_second').removesuffix('/s'))}/s"
+                f"{_short(values[rate])} {safe_line(rate.removesuffix('_per_second').removesuffix('/s'))}/s"
             )
         return "  ".join(said)
 
@@ -303,7 +303,7 @@ def _finite(numbers: Mapping[str, object]) -> dict[str, float]:
 def _last(data: bytes) -> str:
     """The last line with anything in it to see."""
     for line in reversed(data.replace(b"\r", b"\n").split(b"\n")):
-        if line and (text := shown(line.decode(errors="replace")).strip()):
+        if line and (text := safe_line(line.decode(errors="replace")).strip()):
             return text
     return ""
 

@@ -46,24 +46,26 @@ def tailor(
     """
     notes: list[str] = []
     if preset is None and any(
-        _missing(recipe, spec, given, None)
+        _is_missing(recipe, spec, given, None)
         for spec in recipe.inputs.values()
         if spec.type == "model"
     ):
         preset = _nearest(recipe, gpu)
-        notes += [f"preset {preset} to begin with"] if preset else []
-    needed = [spec.name for spec in recipe.inputs.values() if _missing(recipe, spec, given, preset)]
+        notes += [f"starting from preset {preset}"] if preset else []
+    needed = [
+        spec.name for spec in recipe.inputs.values() if _is_missing(recipe, spec, given, preset)
+    ]
     if wrong := [
         each for each in needed if recipe.inputs[each].type not in _PATHS or each == "base"
     ]:
         raise CannotRun(
-            f"what fits depends on {', '.join(wrong)}",
-            fix=f"give {' '.join(f'{each}=…' for each in wrong)}, or a --preset that does",
+            f"cannot choose settings until {', '.join(wrong)} is set",
+            fix=f"pass {' '.join(f'{each}=…' for each in wrong)}, or a `--preset` that sets it",
         )
     # What fits does not depend on the data: any path stands for it.
     values = inputs.bind(recipe, {**given, **dict.fromkeys(needed, "./data")}, preset=preset)
     devices = recipe.resources.gpus or 1
-    chosen, found = _chosen(ws, recipe, values, gpu, devices, given, notes)
+    chosen, found = _choose_inputs(ws, recipe, values, gpu, devices, given, notes)
     shown = {
         each: values[each]
         for each in recipe.inputs
@@ -72,7 +74,7 @@ def tailor(
     return Tailored(_text(name, recipe, gpu, found, shown, needed, notes), found, notes, needed)
 
 
-def _chosen(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], gpu: Gpu, devices: int, given: Mapping[str, object],
+def _choose_inputs(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], gpu: Gpu, devices: int, given: Mapping[str, object],
             notes: list[str]) -> tuple[dict[str, Tree], StepEstimate]:  # fmt: skip
     """The inputs to set beyond those that are, and what is estimated with them."""
     chosen: dict[str, Tree] = {}
@@ -88,18 +90,16 @@ def _chosen(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], gpu: Gpu,
         found = taking({})
     if found.found is None:
         fix = (
-            "give another base, or fetch its config.json: a local folder will do"
+            "choose another base model, or download its config.json to a local directory and pass that path"
             if "config.json" in found.unknown
-            else "write the recipe by hand"
+            else "write the recipe yourself"
         )
-        raise CannotRun(f"what fits is unknown: {found.unknown}", fix=fix)
+        raise CannotRun(f"cannot choose settings: {found.unknown}", fix=fix)
     if found.verdict == "FITS":
         for more in training_from_inputs.larger(values):
             if not set(more) & set(given) and (larger := taking(more)).verdict == "FITS":
                 (size,) = more.values()
-                notes.append(
-                    f"micro_batch={size}: the largest that fits; the same training, faster"
-                )
+                notes.append(f"micro_batch={size}: the largest that fits; same result, faster")
                 return {**chosen, **more}, larger
         return chosen, found
     # The mildest that fits; where none does, the first of the smallest verdict.
@@ -119,7 +119,7 @@ def _chosen(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], gpu: Gpu,
             break
     if best[1].verdict == "NO":
         raise CannotRun(
-            f"{recipe.id} does not fit {gpu.name}, whatever is given up: {least.memory}",
+            f"{recipe.id} does not fit {gpu.name}, even with every memory saving: {least.memory}",
             fix=_others(ws, recipe, values, devices, gpu),
         )
     notes += best[2]
@@ -138,13 +138,15 @@ def _others(
         ):
             fitting.append(other.name)
     return (
-        f"it fits {', '.join(fitting)}"
+        f"choose a GPU that fits: {', '.join(fitting)}"
         if fitting
-        else "it fits none of the GPUs that are known; take a smaller base"
+        else "choose a smaller base model: no known GPU is large enough"
     )
 
 
-def _missing(recipe: Recipe, spec: Input, given: Mapping[str, object], preset: str | None) -> bool:
+def _is_missing(
+    recipe: Recipe, spec: Input, given: Mapping[str, object], preset: str | None
+) -> bool:
     said = spec.name in given or presets.of_input(recipe, preset, spec.name)
     return spec.type != "secret" and spec.required and not spec.has_default and not said
 
@@ -189,7 +191,7 @@ def _text(
         "",
         "inputs:",
         *(
-            f"  {each}: {_declared(recipe.inputs[each], shown.get(each), each in shown)}"
+            f"  {each}: {_declare_input(recipe.inputs[each], shown.get(each), each in shown)}"
             for each in names
         ),
         "",
@@ -237,7 +239,7 @@ def _resources(recipe: Recipe, gpu: Gpu, size: str) -> dict[str, Tree]:
     return found
 
 
-def _declared(spec: Input, value: Tree, has_value: bool) -> str:
+def _declare_input(spec: Input, value: Tree, has_value: bool) -> str:
     """An input as the library declares it, with this value as its default."""
     found: dict[str, object] = {"type": spec.type}
     if spec.items:

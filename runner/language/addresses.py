@@ -73,13 +73,13 @@ def normalize(kind: AddressType, value: object) -> str:
         value = _normalize_hub_address(kind, value)
     if "::" in value:
         message = f"is an address within an address: {show(value)}"
-        raise BadValue("not-allowed", message, "name the file or folder itself")
+        raise BadValue("not-allowed", message, "use the address of the file or directory itself")
     bucket, _, key = value[found.end() :].partition("/")
     in_bucket = scheme in ("s3", "gs")
     # A key may have spaces within.
     white = _WHITE_SPACE.search(bucket + key.replace(" ", "") if in_bucket else value)
     if len(value) == found.end() or white or value != value.strip():
-        raise BadValue("not-allowed", f"is not a whole address: {show(value)}")
+        raise BadValue("not-allowed", f"is an incomplete address or has spaces: {show(value)}")
     if in_bucket:
         _check_key(key)
     return value
@@ -89,7 +89,9 @@ def _check_key(key: str) -> None:
     """Refuse what is no path on a disk: there it would be that of another object."""
     if any(part in ("", ".", "..") for part in key.removesuffix("/").split("/") if key):
         message = f'has an empty name, "." or ".." in its key: {show(key)}'
-        raise BadValue("not-allowed", message, "copy it to a key without, and name that")
+        raise BadValue(
+            "not-allowed", message, "copy the object to a key without them, and use that key"
+        )
 
 
 def _wrong_type(kind: AddressType, value: object) -> BadValue:
@@ -105,12 +107,12 @@ def _normalize_path(kind: AddressType, value: str) -> str:
 
 def _check_scheme(kind: AddressType, scheme: str) -> None:
     if kind == "file" and scheme == "hf":
-        message = "is a file, which the Hub's hf:// cannot name"
+        message = "has type file, and an hf:// address is a whole dataset or model"
         raise BadValue("wrong-type", message, "use an input of type dataset or model")
     if scheme not in _SCHEMES:
         fix = did_you_mean(scheme, _SCHEMES)
-        fix = fix or "write a path, or an address that begins hf:// s3:// gs:// or https://"
-        raise BadValue("not-allowed", f'has the scheme "{scheme}://", which is not known', fix)
+        fix = fix or "use a path, or an address that starts with hf://, s3://, gs:// or https://"
+        raise BadValue("not-allowed", f'has the unknown scheme "{scheme}://"', fix)
 
 
 def _normalize_hub_address(kind: AddressType, value: str) -> str:

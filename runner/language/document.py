@@ -206,8 +206,8 @@ def _refuse_control_characters(text: str, locate: Locate) -> None:
     code = ord(found.group())
     name = f"the control character U+{code:04X}" if code else "a NUL byte"
     is_surrogate = 0xD800 <= code <= 0xDFFF
-    fix = (
-        "" if is_surrogate or not code else f'in double quotes it can be written as "\\u{code:04x}"'
-    )
+    fix = "" if is_surrogate or not code else f'write it in double quotes as "\\u{code:04x}"'
     where = locate(found.start(), found.end())
-    raise Invalid([Problem("control-character", f"{name} may not stand in a file", where, fix)])
+    raise Invalid(
+        [Problem("control-character", f"{name} is not allowed in a recipe file", where, fix)]
+    )

@@ -18,6 +18,10 @@ _WORD: Final = re.compile(
 )
 
 
+BY_VALUE: Final = "imports a module that a value names"
+"""A doubt about a file: some of what it imports is known only when it runs."""
+
+
 class Import(NamedTuple):
     """One import: `from ..module import names` has level 2; `import module` has no names."""
 

@@ -68,7 +68,7 @@ def _check_null(spec: Input) -> None:
         raise BadValue(
             "missing-input",
             "must have a value, not null",
-            "say `required: false` in the recipe if it may be null",
+            "to allow null, set `required: false` in the recipe",
         )
 
 
@@ -120,7 +120,7 @@ def _integer(value: object) -> int:
     number = number_of(value)
     if isinstance(number, int):
         return number
-    raise _wrong_type("integer", value, "" if number is None else "it has to be whole")
+    raise _wrong_type("integer", value, "" if number is None else "use a whole number")
 
 
 def _number(value: object) -> int | float:
@@ -234,8 +234,8 @@ def set_parts(name: str, tree: Tree, parts: Iterable[tuple[Sequence[str], object
 def _check_mapping(holder: Tree, name: str, keys: Sequence[str]) -> dict[str, Tree]:
     if isinstance(holder, dict):
         return holder
-    message = f"has no parts at {'.'.join(keys)}, which is {show(holder)}"
-    raise BadValue("wrong-type", message, f"set {name} as a whole")
+    message = f"has no parts below {'.'.join(keys)}, whose value is {show(holder)}"
+    raise BadValue("wrong-type", message, f"set the whole value of {name}")
 
 
 def _parse_if_json(value: object) -> object:
@@ -249,7 +249,7 @@ def _parse_if_json(value: object) -> object:
 
 def _parse_json(text: str, noun: str) -> object:
     def refuse(word: str) -> object:
-        raise ValueError(f"{word} is not a number that JSON has")
+        raise ValueError(f"JSON has no number {word}")
 
     try:
         return json.loads(text, parse_constant=refuse)
@@ -271,7 +271,7 @@ def plain_tree(value: object) -> Tree:
             return [plain_tree(item) for item in value]
         case Mapping() if all(isinstance(key, str) for key in value):
             return {str(key): plain_tree(item) for key, item in value.items()}
-    raise BadValue("wrong-type", f"has a part that is not a plain value: {show(value)}")
+    raise BadValue("wrong-type", f"has a part that JSON cannot store: {show(value)}")
 
 
 # -- limits --
@@ -332,7 +332,7 @@ def _check_pattern(pattern: str, value: str) -> None:
         found = regex.search(pattern, value, timeout=_PATTERN_SECONDS)
     except TimeoutError:
         message = f'took too long to compare with the pattern "{pattern}"'
-        fix = "the recipe's pattern backtracks without end"
+        fix = "simplify the pattern in the recipe: it backtracks too much"
         raise BadValue("pattern-too-slow", message, fix) from None
     if not found:
         raise BadValue("not-allowed", f'must match the pattern "{pattern}", unlike {show(value)}')
@@ -350,5 +350,5 @@ def _check_unique(items: Sequence[Tree]) -> None:
     for item in items:
         text = json.dumps(item, sort_keys=True)
         if text in seen:
-            raise BadValue("twice", f"lists {show(item)} twice", "write it once")
+            raise BadValue("twice", f"lists {show(item)} twice", "remove the duplicate")
         seen.add(text)

@@ -139,10 +139,10 @@ def _unknown_input(recipe: Recipe, name: str, origin: str) -> Problem | None:
     kind = recipe.inputs[whole].type
     if kind != "object":
         message = f'"{whole}" is of type {kind} and has no parts: "{name}"{where}'
-        fix = f"give the whole value: {whole}=…"
+        fix = f"set the whole value: {whole}=…"
         return Problem("wrong-type", message, None, fix, input=whole)
     if not all(name.split(".")):
-        message = f'"{name}" names no part of "{whole}"{where}'
+        message = f'"{name}" is not a part of "{whole}"{where}'
         return Problem("bad-input", message, None, f"write {whole}.NAME=VALUE", input=whole)
     return None
 
@@ -275,8 +275,8 @@ class _Binder:
         """
         value = self.given[spec.name]
         if not isinstance(value, str) or not _SECRET.fullmatch(value):
-            message = f'"{spec.name}" is a secret and cannot be given like this'
-            fix = f"set the variable {spec.env} instead"
+            message = f'the secret "{spec.name}" cannot be set as an input value'
+            fix = f"set the environment variable {spec.env} instead"
             self._report(spec.name, Problem("secret-given", message, None, fix))
 
     # -- problems --
@@ -300,8 +300,8 @@ class _Binder:
 
     def _report_circle(self, names: tuple[str, ...]) -> None:
         _, path = self._value_in_recipe(names[0])
-        message = f"the values of these inputs need each other: {' -> '.join(names)}"
-        fix = "give one of them a value of its own"
+        message = f"the inputs depend on each other: {' -> '.join(names)}"
+        fix = "set one of these inputs to a fixed value"
         self._report(names[0], self.recipe.document.problem("cycle", message, path, fix=fix))
 
     def _report(self, name: str, problem: Problem) -> None:

@@ -75,8 +75,8 @@ def faults() -> list[Problem]:
             problems.append(problem)
     for each in extensions.found(extensions.RECIPES):
         if extensions.folder(each) is None:
-            where = f"{each.origin} says that its recipes are in {each.target}"
-            message = f"{where}, and there is no such folder"
+            where = f"{each.origin} declares its recipes in {each.target}"
+            message = f"{where}, but this directory does not exist"
             problems.append(Problem("no-folder", message, None, f"reinstall {each.package}"))
     return problems
 
@@ -154,8 +154,7 @@ def _no_recipe(name: str, known: set[str], workspace: Path) -> NotFound:
         fix = f"did you mean ./{name}.yaml?"
     if not fix:
         fix = (
-            "`recipe list` shows what there is; "
-            "a recipe of your own is given by its path, ./NAME.yaml"
+            "`recipe list` shows the library; for a recipe of your own, pass its path: ./NAME.yaml"
         )
     return NotFound(f'there is no recipe "{name}" in the library', fix=fix)
 
@@ -173,12 +172,12 @@ def meant(location: Location, word: str | None) -> str:
         if file:
             return f"./{file}"
     if word is None:
-        message = "which recipe? there is no recipe.yaml here"
+        message = "no recipe was named, and there is no recipe.yaml here"
         if location.below:
             message += f", nor in {location.root}"
         fix = (
-            "name one: `recipe run sft@1`, or `recipe run ./pipeline.yaml`; "
-            "`recipe list` shows them"
+            "name a recipe: `recipe run sft@1`, or `recipe run ./pipeline.yaml`; "
+            "`recipe list` shows the library"
         )
         raise NotFound(message, fix=fix)
     return word
@@ -242,15 +241,15 @@ def _by_path(name: str, workspace: Path) -> Path:
     if path.is_file():
         return path
     if path.is_dir():
-        raise NotFound(f"{name} is a directory", fix="name the recipe file in it")
+        raise NotFound(f"{name} is a directory", fix="name the recipe file in this directory")
     if path.exists():
-        raise NotFound(f"{name} is not a regular file", fix="name the file of a recipe")
+        raise NotFound(f"{name} is not a regular file", fix="name a recipe file")
     others = path.parent.glob("*.y*ml") if path.parent.is_dir() else ()
     fix = did_you_mean(path.name, [other.name for other in others])
     if not fix:
         fix = (
             f"looked in {os.path.abspath(path.parent)}; "
-            "a recipe of the library is given by its name alone, and `recipe list` shows them"
+            "name a library recipe without a path; `recipe list` shows the library"
         )
     raise NotFound(f"there is no file {name}", fix=fix)
 

@@ -143,8 +143,8 @@ def _read(source: Source) -> Recipe:
 def _check_file_name(source: Source, name: str, version: str) -> None:
     file = Path(source.document.name)
     if "@" in file.stem and file.stem != f"{name}@{version}" and "recipe" in source.raw:
-        message = f'the recipe calls itself "{name}@{version}", and its file is {file.name}'
-        source.problem("wrong-name", message, ("recipe",), "give both the same name and version")
+        message = f'the recipe is named "{name}@{version}", but its file is {file.name}'
+        source.problem("wrong-name", message, ("recipe",), "use the same name and version in both")
 
 
 def _health(source: Source, raw: dict[str, Any]) -> Health:

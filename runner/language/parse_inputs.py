@@ -106,13 +106,13 @@ class InputsReader:
 
     def _check_name(self, name: str, path: Where) -> None:
         if name in _TEMPLATE_NAMES:
-            reason = "a word of templates"
+            reason = "a template variable"
         elif name in _REPLACED_BY_PRESETS:
-            reason = "what a preset may replace"
+            reason = "a section that presets can override"
         else:
             return
-        message = f'an input cannot be called "{name}": it is {reason}'
-        fix = f'call it "{name}_value", or say what it counts'
+        message = f'invalid input name "{name}": this is the name of {reason}'
+        fix = f'rename the input, for example to "{name}_value"'
         self._source.problem("reserved-name", message, path, fix, key=True)
 
     def _check_limits_of_type(
@@ -130,8 +130,8 @@ class InputsReader:
             fix = ""
             if kind == "list":
                 items = _type_with_limit(word)
-                fix = f"the items of a list have a type: {{type: list, items: {items}}}"
-            self._report_useless(f'"{word}" says nothing about {_a(kind)}', (*path, word), fix)
+                fix = f"set the type of the items: {{type: list, items: {items}}}"
+            self._report_useless(f'"{word}" has no effect on {_a(kind)}', (*path, word), fix)
 
     def _check_needed_keys(self, name: str, raw: Mapping[str, Any], path: Where) -> None:
         kind = raw["type"]
@@ -139,10 +139,10 @@ class InputsReader:
         written: Any = self._source.document.value
         keys = written["inputs"][name]
         if (kind == "choice" or raw.get("items") == "choice") and "choices" not in keys:
-            fix = "choices: lists the values that it may take"
+            fix = "add `choices`, the list of allowed values"
             self._report_missing(f'input "{name}" has no "choices"', path, fix)
         if kind == "secret" and "env" not in keys:
-            fix = "env: names the variable that holds it"
+            fix = "add `env`, the environment variable with the secret"
             self._report_missing(f'input "{name}" has no "env"', path, fix)
 
     def _check_keys_of_type(self, raw: Mapping[str, Any], path: Where) -> None:
@@ -151,29 +151,29 @@ class InputsReader:
         for word, kinds in _TYPES_OF_KEY.items():
             if word in raw and kind not in kinds:
                 owners = " or ".join(kinds)
-                message = f'"{word}" belongs to an input of type {owners}, not {kind}'
+                message = f'"{word}" requires an input of type {owners}, not {kind}'
                 self._report_useless(message, (*path, word))
         if "member" in raw and "file" not in (kind, raw.get("items")):
-            message = f'"member" belongs to an input of type file, or to a list of them, not {kind}'
+            message = f'"member" requires an input of type file or a list of files, not {kind}'
             self._report_useless(message, (*path, "member"))
 
     def _check_key(self, name: str, raw: Mapping[str, Any], path: Where) -> None:
         """Report an input whose part in keys contradicts its type or its other keys."""
         if raw.get("continues") and raw.get("key") is False:
             message = f'input "{name}" cannot be both `key: false` and `continues: true`'
-            fix = "a number that says how long to train is part of the key"
+            fix = "remove `key: false`: the training length is part of the cache key"
             self._source.problem("contradiction", message, (*path, "key"), fix, key=True)
         if raw["type"] == "secret":
-            fix = "its value comes from the environment, and is never in a key"
+            fix = "remove the key: a secret comes from the environment and is never part of a cache key"
             for word in ("default", "key"):
                 if word in raw:
-                    self._report_useless(f'a secret has no "{word}"', (*path, word), fix)
+                    self._report_useless(f'a secret cannot have "{word}"', (*path, word), fix)
 
     def _check_range(self, name: str, limits: Mapping[str, Any]) -> None:
         for least, most in _RANGES:
             if least in limits and most in limits and limits[least] > limits[most]:
                 bounds = f"at least {limits[least]} and at most {limits[most]}"
-                message = f'no value of "{name}" is {bounds}'
+                message = f'no value of "{name}" can be {bounds}'
                 self._source.problem("contradiction", message, ("inputs", name, most), key=True)
 
     def _check_pattern(self, name: str, limits: dict[str, Any]) -> None:
@@ -201,9 +201,11 @@ class InputsReader:
                 self._check_value(spec, spec.default, path)
         _, circle = ordered(needs)
         if circle:
-            message = f"these defaults need each other: {' -> '.join(circle)}"
+            message = f"these defaults depend on each other: {' -> '.join(circle)}"
             path = ("inputs", circle[0], "default")
-            self._source.problem("cycle", message, path, "give one of them a value of its own")
+            self._source.problem(
+                "cycle", message, path, "set one of these defaults to a fixed value"
+            )
 
     def _check_value(self, spec: Input, value: Any, path: Where) -> None:
         """Report a value of the wrong type; one with a template is known only later."""
@@ -255,17 +257,17 @@ class InputsReader:
             return "", ""
         if root != "inputs":
             fix = self._source.near(root, ("inputs", "fixtures"))
-            fix = fix or "a value may read {{ inputs.NAME }} and {{ fixtures }}"
-            return f'"{root}" is not known here', fix
+            fix = fix or "use {{ inputs.NAME }} or {{ fixtures }}"
+            return f'"{root}" is not available here', fix
         name = _input_of(reference)
         if name is None:
-            fix = "name the input: {{ inputs.NAME }}"
+            fix = "name one input: {{ inputs.NAME }}"
             return "a value cannot depend on all inputs at once", fix
         if name not in self._source.inputs:
             return f'there is no input "{name}"', self._source.near(name, self._source.inputs)
         if self._source.type(name) == "secret":
-            message = f'"{name}" is a secret and cannot be part of a value'
-            return message, "list it under `secrets`"
+            message = f'the secret "{name}" cannot be part of a value'
+            return message, "list the secret under `secrets`"
         return "", ""
 
     # -- presets --
@@ -307,8 +309,8 @@ class InputsReader:
         elif spec is None:
             return
         elif spec.type == "secret":
-            message = f'"{name}" is a secret; a preset cannot hold it'
-            fix = f"set the variable {spec.env}"
+            message = f'a preset cannot set the secret "{name}"'
+            fix = f"set the environment variable {spec.env}"
             self._source.problem("secret-given", message, path, fix, key=True)
         else:
             self._check_templates(value, path)

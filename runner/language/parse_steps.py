@@ -91,8 +91,8 @@ class StepsReader:
     def _ends_on_nan(self, raw: dict[str, Any], path: Where) -> bool:
         ends = raw.get("on_nan") == "stop"
         if ends and not raw.get("metrics"):
-            message = "on_nan looks at the losses of `metrics`, and the step has none"
-            fix = "add metrics: true, or a file or pattern"
+            message = "`on_nan` checks the losses in `metrics`, but the step has no `metrics`"
+            fix = "add `metrics: true`, or `metrics` with a file or a pattern"
             self._source.problem("missing-key", message, (*path, "on_nan"), fix, key=True)
         return ends
 
@@ -101,8 +101,8 @@ class StepsReader:
     def _check_step_name(self, id: str, name: str, path: Where) -> None:
         """Report a name of another step that no step has, or that is the step's own."""
         if name == id:
-            message = f'step "{id}" needs itself: {id} -> {id}'
-            self._source.problem("cycle", message, path, "remove it")
+            message = f'step "{id}" depends on itself: {id} -> {id}'
+            self._source.problem("cycle", message, path, "remove this dependency")
         elif name not in self._source.steps:
             others = (other for other in self._source.steps if other != id)
             fix = self._source.near(name, others)
@@ -136,7 +136,7 @@ class StepsReader:
         fix = f"a step with `{kind}` takes only {' '.join(sorted(keys - {kind}))}"
         for word in raw:
             if word not in keys:
-                message = f'"{word}" has no place beside `{kind}`'
+                message = f'"{word}" is not allowed together with `{kind}`'
                 self._report_useless(message, (*path, word), fix)
 
     def _check_no_keys(
@@ -144,17 +144,17 @@ class StepsReader:
     ) -> None:
         for word in keys:
             if word in raw:
-                self._report_useless(f'"{word}" says nothing without `{kind}`', (*path, word))
+                self._report_useless(f'"{word}" has no effect without `{kind}`', (*path, word))
 
     def _check_shell(self, id: str, raw: dict[str, Any], path: Where) -> None:
         if "shell" in raw and "run" in raw and not isinstance(raw["run"], str):
-            message = f'step "{id}" runs a list of arguments, which no shell reads'
-            fix = "remove it, or write the command as a script"
+            message = f'step "{id}" runs a list of arguments, without a shell'
+            fix = "remove `shell`, or write the command as one script"
             self._report_useless(message, (*path, "shell"), fix)
 
     def _check_allow_failure(self, raw: dict[str, Any], path: Where) -> None:
         if raw.get("allow_failure") and "matrix" not in raw:
-            message = '"allow_failure" says nothing without `matrix`'
+            message = '"allow_failure" has no effect without `matrix`'
             self._report_useless(message, (*path, "allow_failure"))
 
     def _report_useless(self, message: str, path: Where, fix: str = "") -> None:
@@ -188,7 +188,7 @@ class StepsReader:
         words = [word for word in ("min", "max") if word in raw]
         if not words:
             message = f'step "{id}" has neither "min" nor "max"'
-            fix = "min: METRIC takes the least, max: METRIC the greatest"
+            fix = "add `min: METRIC` for the lowest value or `max: METRIC` for the highest"
             self._source.problem("missing-key", message, path, fix, key=True)
         elif len(words) == 2:
             message = f'step "{id}" has both "min" and "max"'
@@ -210,11 +210,11 @@ class StepsReader:
         if head == id or source is None or "uses" in source:
             return
         if inside:
-            message = f'"{head}" has no steps inside'
+            message = f'"{head}" contains no steps'
             self._source.problem("unknown-step", message, path, f"select: {head}")
         elif "matrix" not in source:
             message = f'step "{name}" has no `matrix` to select from'
-            self._source.problem("not-a-matrix", message, path, "mention its outputs directly")
+            self._source.problem("not-a-matrix", message, path, "use the step's outputs directly")
 
     def _outputs(self, id: str, raw: Any, path: Where) -> Iterator[Output]:
         """Yield the outputs of a step; a plain list names each output by its path."""
@@ -227,8 +227,8 @@ class StepsReader:
             text = long["path"]
             bare = text.rstrip("/")
             if not bare:
-                message = f'"{text}" is not the path of an output'
-                fix = "an output is below the attempt directory: models/, report.json"
+                message = f'invalid output path "{text}"'
+                fix = "use a path below the attempt directory, such as models/ or report.json"
                 self._source.problem("bad-path", message, where, fix)
                 continue
             if bare in name_of_path and not has(bare):
@@ -247,8 +247,8 @@ class StepsReader:
 
     def _report_same_path(self, id: str, path: str, first: str, second: str, where: Where) -> None:
         names = f'"{first}" and "{second}"' if first != second else "two outputs"
-        message = f'{names} of step "{id}" are one path, {path}'
-        self._source.problem("same-path", message, where, "give each a path of its own")
+        message = f'{names} of step "{id}" have the same path, {path}'
+        self._source.problem("same-path", message, where, "use a different path for each output")
 
     def _states(self, raw: dict[str, Any], path: Where) -> tuple[State, ...]:
         return tuple(
@@ -258,10 +258,8 @@ class StepsReader:
     def _state(self, name: str, raw: dict[str, Any], path: Where) -> State:
         keep = raw.get("keep")
         if keep is not None and "checkpoint" not in raw:
-            message = (
-                f'"keep" of state "{name}" counts checkpoints, and no "checkpoint" says what one is'
-            )
-            fix = "add checkpoint: step-*"
+            message = f'"keep" of state "{name}" counts checkpoints, but "checkpoint" is not set'
+            fix = "add the name pattern of a checkpoint, for example `checkpoint: step-*`"
             self._source.problem("missing-key", message, (*path, "keep"), fix, key=True)
         every = self._source.unit(units.interval, raw, "every", path) or units.Interval()
         return State(
@@ -281,8 +279,8 @@ class StepsReader:
             where = (*path, "metrics", "pattern")
             found = self._source.expression(raw["pattern"], where)
             if found is not None and not found.groupindex:
-                message = "the pattern has no named group, and so no metric"
-                fix = "name what it finds: loss (?P<loss>[0-9.]+)"
+                message = "the pattern has no named group, so it yields no metric"
+                fix = "name the group: loss (?P<loss>[0-9.]+)"
                 self._source.problem("bad-pattern", message, where, fix)
         return Metrics(raw.get("file"), raw.get("pattern"))
 

@@ -9,7 +9,7 @@ import ast
 from collections.abc import Sequence
 from typing import Final
 
-from .imports import Import, Imports
+from .imports import BY_VALUE, Import, Imports
 
 _CHANGES: Final = frozenset({"append", "insert", "extend", "remove", "pop", "clear", "reverse"})
 
@@ -70,7 +70,7 @@ class _Reader(ast.NodeVisitor):
             module = first.value.lstrip(".")
             self.found.append(Import(len(first.value) - len(module), module))
         else:
-            self.doubts.append(f"line {node.lineno} imports a module that a value names")
+            self.doubts.append(f"line {node.lineno} {BY_VALUE}")
 
     def visit_Assign(self, node: ast.Assign) -> None:
         self._check_targets(node, node.targets)

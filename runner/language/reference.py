@@ -72,7 +72,17 @@ _TABLES = (
     ("Limits", "In the recipe or a preset: `limits: {…}`.", ("$defs", "limits")),
     ("Git checkout", "An item of `code`.", ("$defs", "code", "anyOf", 1, "items", "anyOf", 2)),
     ("Python", "In the recipe, a preset or a step: `python: {…}`.", ("$defs", "python")),
+    (
+        "Sandbox",
+        "In the recipe or a step: `sandbox: true`, or this mapping.",
+        ("$defs", "sandbox", "anyOf", 1),
+    ),
     ("Health", "In the recipe: `health: {…}`.", ("properties", "health")),
+    (
+        "Sandbox",
+        "In the recipe or a step: `sandbox: true`, or this mapping.",
+        ("$defs", "sandbox", "anyOf", 1),
+    ),
 )
 
 

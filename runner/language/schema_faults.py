@@ -156,7 +156,7 @@ def _one_of(mismatch: _Mismatch) -> Iterator[Fault]:
 
 def _reserved(mismatch: _Mismatch) -> Iterator[Fault]:
     message = f'"{mismatch.path[-1]}" is not in this version of the language'
-    fix = "start and stop it in the script of the step"
+    fix = "start and stop the service in the step's script"
     yield Fault("reserved", message, mismatch.path, fix, key=True)
 
 
@@ -203,7 +203,7 @@ def _empty_collection(mismatch: _Mismatch) -> Iterator[Fault]:
     if mismatch.path == ("steps",):
         yield _empty(mismatch.path, "a recipe has at least one step")
     else:
-        yield _empty(mismatch.path, "write at least one, or leave the key out")
+        yield _empty(mismatch.path, "add at least one entry, or remove the key")
 
 
 def _empty(path: Where, fix: str) -> Fault:
@@ -214,7 +214,7 @@ def _repeated_item(mismatch: _Mismatch) -> Iterator[Fault]:
     items, path = mismatch.value, mismatch.path
     twice = next(item for n, item in enumerate(items) if item in items[:n])
     message = f"{_describe(path)} lists {_describe_value(twice)} twice"
-    yield Fault("twice", message, path, "write it once")
+    yield Fault("twice", message, path, "remove the duplicate")
 
 
 _BOUNDS = {
@@ -247,7 +247,7 @@ _EXPLAIN: Mapping[str, Callable[[_Mismatch], Iterator[Fault]]] = {
 _COMMANDS = frozenset(("run", "accelerate", "uses", "select"))
 _PLACES = ("host", "hosts", "driver", "machine", "server", "runs_on", "runs-on")
 _PLACE_FIX = (
-    "who starts a run says where: `recipe run --driver ssh --host YOU@HOST`; "
+    "choose the machine when you start a run: `recipe run --driver ssh --host YOU@HOST`; "
     "`where: local` keeps a step on the machine that starts it"
 )
 _TYPES_ELSEWHERE = {
@@ -360,27 +360,27 @@ def _wrong_type(path: Where, wanted: str, schema: Schema, value: object) -> Faul
 
 def _fix_of_null(path: Where, wanted: str) -> str:
     if "outputs" in path:
-        return 'in { } a comma begins a new key; quote a text that has one: "x,y"'
+        return 'inside { } a comma starts a new key; quote text that contains a comma: "x,y"'
     if len(path) == 1 and wanted == "a mapping":
         return f'indent what belongs to "{path[0]}"'
-    return "write a value, or leave the key out"
+    return "add a value, or remove the key"
 
 
 def _fix_of_number(value: float, wanted: str, schema: Schema) -> str:
     if "duration" in wanted:
-        return f"write its unit, such as {value}s"
+        return f"add a unit, such as {value}s"
     if "a size" in wanted:
-        return f"write its unit, such as {value}GB"
+        return f"add a unit, such as {value}GB"
     if "an amount" in wanted:
         return f"write {value} USD"
     if "expression" not in wanted and "string" in types_of(schema):
-        return f'quote it, if it is meant as text: "{value}"'
+        return f'if this is text, quote it: "{value}"'
     return ""
 
 
 def _fix_of_boolean(value: bool, schema: Schema) -> str:
     if "string" in types_of(schema):
-        return f'quote it, "{str(value).lower()}", if it is meant as text'
+        return f'if this is text, quote it: "{str(value).lower()}"'
     return ""
 
 
@@ -429,7 +429,7 @@ def _fix_of_pattern(schema: Schema, value: str, around: Mapping[str, object]) ->
             f"in a clone `git rev-parse {name}` does"
         )
     if "duration" in title or "size" in title or "amount" in title:
-        return "write a number and a unit" if re.fullmatch(r"[0-9.]+", value) else ""
+        return "use a number and a unit" if re.fullmatch(r"[0-9.]+", value) else ""
     if "version" in title and "@" not in value:
         return f'write "{_shorten(value)}@1"'
     return ""

@@ -18,6 +18,8 @@ _CHOICE = re.compile(
 _NEGATIVE = re.compile(r"-[\d.]")
 _SHELL_ENDS = frozenset(";|&<>()")
 _SHELL_SPECIAL = re.compile(r"[$`*?\[~{]")
+_SHOWN = 12  # options that a fix names
+_LEAVES = re.compile(r"(?:^|[\s;&|(])(?:cd|pushd)\s")  # the folder in which the files are
 _HOLE = "\0"  # stands for an expression in a script
 
 
@@ -35,6 +37,7 @@ class WordFault(NamedTuple):
     message: str
     where: Where
     fix: str = ""
+    word: str = ""  # as it is written
 
 
 def words_of_list(run: Sequence[Tree], script: str, where: Where) -> list[GivenWord] | None:
@@ -59,11 +62,16 @@ def words_of_mapping(args: Mapping[str, Tree], where: Where) -> list[GivenWord]:
     return words
 
 
-def words_of_script(run: str, script: str, where: Where) -> list[GivenWord] | None:
-    """The words behind a file in a shell script that names it once, on one line; None if that is not so."""
+def words_of_script(
+    run: str, script: str, where: Where, starters: re.Pattern[str]
+) -> list[GivenWord] | None:
+    """The words behind a file in a shell script; None if they are not certain.
+
+    The script names the file once, behind a program of `starters` or its `-m`, on one line.
+    """
     text = re.sub(r"\{\{.*?\}\}", _HOLE, run, flags=re.DOTALL).replace("\\\n", " ")
     lines = [line for line in text.splitlines() if script in line]
-    if len(lines) != 1 or "<<" in text:
+    if len(lines) != 1 or "<<" in text or _LEAVES.search(text):
         return None
     lexer = shlex.shlex(lines[0], posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
@@ -73,8 +81,12 @@ def words_of_script(run: str, script: str, where: Where) -> list[GivenWord] | No
         return None  # a text of several lines
     if parts.count(script) != 1:
         return None
+    at = parts.index(script)
+    program = parts[max(0, at - (2 if parts[at - 1 : at] == ["-m"] else 1))]
+    if not at or not starters.fullmatch(program):
+        return None
     words: list[GivenWord] = []
-    for part in parts[parts.index(script) + 1 :]:
+    for part in parts[at + 1 :]:
         if _SHELL_ENDS.issuperset(part) and part:
             break
         words.append(GivenWord(part, where, bool(_HOLE in part or _SHELL_SPECIAL.search(part))))
@@ -168,8 +180,7 @@ class _Words:
                 return
         if option is None:
             if self._takes.strict:
-                known = [each for option in self._takes.options for each in option.flags]
-                self._say(f"{self._script} has no option {flag}", word, did_you_mean(flag, known))
+                self._say(f"{self._script} has no option {flag}", word, self._nearest(flag))
             self._free = True  # what follows belongs to nothing
             return
         self._given.add(option.name)
@@ -182,6 +193,12 @@ class _Words:
             self._check_value(option, value, word)
         self._option = None
         self._free = False
+
+    def _nearest(self, flag: str) -> str:
+        """What may be meant by an option that there is not."""
+        known = [each for option in self._takes.options for each in option.flags]
+        known = [each for each in known if each.startswith("--") and each != "--help"]
+        return did_you_mean(flag, known) or (f"it has {', '.join(known[:_SHOWN])}" if known else "")
 
     def _take_value(self, word: GivenWord) -> None:
         option = self._option
@@ -218,7 +235,7 @@ class _Words:
             self._say(f'{option.name} of {self._script} takes {kind}, not "{value}"', word)
 
     def _say(self, message: str, word: GivenWord, fix: str = "") -> None:
-        self.found.append(WordFault(message, word.where, fix))
+        self.found.append(WordFault(message, word.where, fix, word.text))
 
 
 def _is_number(text: str, kind: str) -> bool:

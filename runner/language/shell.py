@@ -102,11 +102,11 @@ def _check_value(value: object, text: str, expression: Expression, position: Pos
         raise TemplateError("a NUL character cannot be in a script", offset, length)
     if position.role == "number" and not _may_be_whole(value, text):
         shown = value.word if isinstance(value, Unknown) else f"`{text[:40]}`"
-        message = f"only a whole number can stand here, not {shown}: a shell would evaluate it"
+        message = f"only a whole number is allowed here, not {shown}: the shell would evaluate it"
         raise TemplateError(message, offset, length)
     if position.role == "operand" and text.startswith("-"):
-        message = f"`{text[:40]}` would be an option of this command"
-        fix = "write `printf '%s' {{ … }}`, or `--` in front of it"
+        message = f"the command would read `{text[:40]}` as an option"
+        fix = "put `--` before the value, or write `printf '%s' {{ … }}`"
         raise TemplateError(message, offset, length, fix)
 
 
@@ -136,7 +136,7 @@ def warnings(text: str, bash: bool = False) -> list[Doubt]:
         return []
     doubts = list(reading.warnings)
     if not bash:
-        message = "a failure in front of this pipe goes unnoticed: say `shell: bash`"
+        message = "a failure before this pipe goes unnoticed: set `shell: bash`"
         doubts = [*(Doubt("pipe", message, at, 1) for at in reading.pipes), *doubts]
     return sorted(doubts, key=lambda doubt: doubt.offset)
 

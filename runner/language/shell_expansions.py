@@ -82,7 +82,7 @@ class Expansions:
         """Read single quotes to their end; `ansi`: `$'…'`, in which a backslash escapes."""
         while at < len(self.text):
             if at in self.spans:
-                message = "a value cannot stand inside single quotes"
+                message = "a template cannot be inside single quotes"
                 self.values.refuse(at, message, "use double quotes")
                 at = self.spans[at]
             elif self.text[at] == "'":
@@ -158,7 +158,7 @@ class Expansions:
         if text[at : at + 1] in ("!", "#") and text[at + 1 : at + 2] not in ("}", ""):
             at += 1
         if at in self.spans:
-            self.values.refuse(at, "a variable's name cannot be a value", "use a fixed name")
+            self.values.refuse(at, "a variable name cannot be a template", "use a fixed name")
         name = _NAME.match(text, at)
         at = name.end() if name else at
         if name and (text[name.start() - 1] == "!" or text.startswith("@P}", at)):
@@ -238,7 +238,9 @@ class Expansions:
         delimiter, quoted = "", False
         while at < len(text) and text[at] not in " \t\n;&|()<>":
             if at in self.spans:
-                self.values.refuse(at, "a value cannot end a here-document", "use a fixed word")
+                self.values.refuse(
+                    at, "the end word of a here-document cannot be a template", "use a fixed word"
+                )
                 at = self.spans[at]
             elif text[at] in "'\"":
                 close = text.find(text[at], at + 1)
@@ -264,7 +266,7 @@ class Expansions:
             if not document.is_quoted:
                 at = self._step(at, inner, _IN_HEREDOC)
             elif at in self.spans:
-                message = "a value cannot stand in a here-document with a quoted delimiter"
+                message = "a template cannot be inside a here-document with a quoted delimiter"
                 fix = f"write `<<{document.delimiter}` without quotes"
                 self.values.refuse(at, message, fix)
                 at = self.spans[at]

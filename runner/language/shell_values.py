@@ -42,8 +42,8 @@ _ARRAY = re.compile(
 _QUOTING = re.compile(r"\\\n|[\"']|\\(?=.)|\$(?=[\"'])")
 _EDGE_BEFORE = frozenset(" \t\n;&|(<>`")
 _EDGE_AFTER = frozenset(" \t\n;&|)<>`")
-_DOUBT = "{} may read this value as source, and then runs what it says"
-_ENV_WAY = "give it a name in `env:`, and let what runs there read it: `bash -c 'echo \"$NAME\"'`"
+_DOUBT = "{} may execute this value as code"
+_ENV_WAY = "pass the value in `env:` and read the variable there: `bash -c 'echo \"$NAME\"'`"
 
 
 class Doubt(NamedTuple):
@@ -248,9 +248,11 @@ class Values:
         """Refuse an expression behind a backslash, or behind the dollar of another tool."""
         before = self.text[at - 1 : at]
         if before == "\\" and self._backslashes_before(at) % 2:
-            self.refuse(at, "a backslash in front of a template does nothing good", "leave it out")
+            self.refuse(
+                at, "a backslash before a template does not escape it", "remove the backslash"
+            )
         elif before == "$" and self.text[at - 2 : at - 1] not in ("$", "\\"):
-            self.refuse(at, "`${{ … }}` is another tool's spelling", "write `{{ … }}`")
+            self.refuse(at, "`${{ … }}` is not the template syntax of recipe", "write `{{ … }}`")
 
     def _backslashes_before(self, at: int) -> int:
         return at - len(self.text[:at].rstrip("\\"))
@@ -280,7 +282,7 @@ class Values:
             if at not in frame.places:
                 continue
             if role == "name":
-                self.refuse(at, "a variable's name cannot be a value", "use a fixed name")
+                self.refuse(at, "a variable name cannot be a template", "use a fixed name")
             elif role == "one":
                 self.places[at] = replace(self.places[at], alone=False)
             elif role == "number":

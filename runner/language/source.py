@@ -66,8 +66,8 @@ class Source:
         try:
             return regex.compile(pattern)
         except (regex.error, RecursionError, OverflowError) as error:
-            message = f"the pattern cannot be read: {error}"
-            fix = "it is a regular expression; quote it with single quotes to keep its backslashes"
+            message = f"invalid pattern: {error}"
+            fix = "write a regular expression, in single quotes to keep its backslashes"
             self.problem("bad-pattern", message, path, fix)
             return None
 
@@ -80,18 +80,18 @@ class Source:
         """Report the name of a secret that is no input, or an input that is no secret."""
         spec = f"{{type: secret, env: {name.upper()}}}"
         if name not in self.inputs:
-            fix = self._secret_meant(name) or f"declare it: {name}: {spec}"
+            fix = self._secret_meant(name) or f"declare the secret: {name}: {spec}"
             self.problem("unknown-secret", f'there is no secret input "{name}"', path, fix)
         elif self.type(name) not in ("secret", None):
             message = f'the input "{name}" is not a secret'
-            self.problem("unknown-secret", message, path, f"give it {spec}")
+            self.problem("unknown-secret", message, path, f"declare it as {spec}")
 
     def _secret_meant(self, name: str) -> str:
         """Return the fix that names the secret that is probably meant, or an empty text."""
         secrets = [other for other in self.inputs if self.type(other) == "secret"]
         for other in secrets:
             if self.raw["inputs"][other].get("env") == name.upper():
-                return f'${name.upper()} is the input "{other}": write that'
+                return f'use the input "{other}", which reads ${name.upper()}'
         return self.near(name, secrets)
 
     def secrets(self, raw: Mapping[str, Any], path: Where) -> tuple[str, ...]:
@@ -109,7 +109,7 @@ class Source:
         name = lock.rpartition("/")[2]
         fix = other_lock(name)
         if fix is not None:
-            self.problem("unknown-lock", f"{name} cannot be installed here", (*path, "lock"), fix)
+            self.problem("unknown-lock", f"unsupported lock file: {name}", (*path, "lock"), fix)
         return Python(lock, raw.get("version", ""))
 
     def unit(
@@ -156,12 +156,12 @@ _NO_RESOURCES = Resources()
 _OTHER_LOCKS = (
     (
         r"(environment|conda).*\.ya?ml|conda-lock.*|pixi\.(lock|toml)",
-        "put its Python packages into requirements.txt and name that; "
-        "what is no Python package comes with an `image`",
+        "list its Python packages in requirements.txt and use that file; "
+        "provide other packages with an `image`",
     ),
     (
         r"poetry\.lock|pdm\.lock|Pipfile(\.lock)?",
-        "name pyproject.toml, or export it: requirements.txt with hashes",
+        "use pyproject.toml, or export a requirements.txt with hashes",
     ),
 )
 """Patterns of files that people name as locks and that cannot be installed, and what to do."""

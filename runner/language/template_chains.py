@@ -189,7 +189,7 @@ class Chain:
                 recorded = True
             if value is None:
                 message = f"{_describe_path(path)} is null"
-                raise link.missing(message, None, "guard it with `| default(…)`")
+                raise link.missing(message, None, "add `| default(…)`")
             value = _read_item(value, key, path, link, evaluation)
         if recorded:
             return value
@@ -223,7 +223,7 @@ def _check_name(key: object, path: tuple[str, ...], link: Link) -> str:
     if isinstance(key, str):
         return key
     kind = "a slice" if isinstance(key, Slice) else describe_type(key)
-    raise link.error(f"{_describe_path(path)} is read by name, not by {kind}")
+    raise link.error(f"{_describe_path(path)} is a mapping: use a name, not {kind}")
 
 
 def _missing_name(
@@ -235,7 +235,7 @@ def _missing_name(
         message = f"there is no `{name}`"
     fix = did_you_mean(name, known)
     if not fix and known:
-        fix = f"there is: {', '.join(sorted(known)[:12])}"
+        fix = f"available: {', '.join(sorted(known)[:12])}"
     return link.missing(message, None if recorded else (*path, name), fix)
 
 
@@ -261,7 +261,7 @@ def _read_item(
             try:
                 return value[key]
             except IndexError:
-                message = f"{_describe_path(path)} has {len(value)} items, and none at {key}"
+                message = f"{_describe_path(path)} has {len(value)} items, but no item {key}"
                 raise link.error(message) from None
     raise _no_such_part(value, path, link)
 
@@ -295,7 +295,7 @@ def _slice(
     try:
         return value[slice(*whole)]
     except ValueError:
-        raise link.error("a slice cannot step by 0") from None
+        raise link.error("the step of a slice cannot be 0") from None
 
 
 def _slice_unknown(
@@ -317,11 +317,11 @@ def _check_bound(bound: object, link: Link) -> int | None:
             return None
     elif bound is None or (isinstance(bound, int) and not isinstance(bound, bool)):
         return bound
-    raise link.error(f"a slice is made of whole numbers, not {describe_type(bound)}")
+    raise link.error(f"the bounds of a slice must be whole numbers, not {describe_type(bound)}")
 
 
 def _no_such_part(value: object, path: tuple[str, ...], link: Link) -> TemplateError:
-    message = f"{_describe_path(path)} is {describe_type(value)}: it has no such part"
+    message = f"{_describe_path(path)} is {describe_type(value)} and has no such part"
     if isinstance(value, Unknown) and value.may_be_null:
         # `default` stands in for parts of null.
         return link.missing(message, None)

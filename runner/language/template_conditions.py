@@ -17,7 +17,7 @@ Facts = Mapping[tuple[str, ...], object]
 """Values by the paths of what has them."""
 _NOTHING: Facts = {}
 EMPTY = (None, "")
-"""Values that are of no use to whoever reads them."""
+"""Values that are of no use to a reader."""
 
 
 class EmptyRead(NamedTuple):

@@ -124,7 +124,7 @@ def apply_sign(sign: str, value: object, offset: int) -> object:
     if isinstance(value, Unknown) and value.kinds & NUMBERS:
         return Unknown(value.kinds & NUMBERS)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TemplateError(f"{describe_type(value)} has no sign", offset)
+        raise TemplateError(f"{describe_type(value)} cannot have a sign", offset)
     return -value if sign == "-" else +value
 
 

@@ -227,7 +227,7 @@ def _links_of_name(name: str, offset: int) -> Iterator[Link]:
 
 
 def _nested_too_deeply(offset: int, length: int) -> TemplateError:
-    return TemplateError("this expression is nested too deeply", offset, length)
+    return TemplateError("the expression is nested too deeply", offset, length)
 
 
 def _bracket_error(source: str, offset: int) -> TemplateError | None:
@@ -258,7 +258,7 @@ def _syntax_error(error: Exception, start: int, end: int) -> TemplateError:
         or "got 'end of template'" in message
     )
     if ends_early:
-        message = "something is missing at the end of this expression"
+        message = "the expression is incomplete"
     offset = min(max(offset, start), end - 1)
     return TemplateError(f"this is not an expression: {message}", offset, 1)
 
@@ -385,7 +385,7 @@ class _ExpressionReader:
     def _check_filter(self, node: nodes.Filter) -> None:
         name, offset = node.name, node.lineno
         if name not in FILTERS:
-            fix = did_you_mean(name, FILTERS) or f"there is: {', '.join(FILTERS)}"
+            fix = did_you_mean(name, FILTERS) or f"available filters: {', '.join(FILTERS)}"
             raise TemplateError(f"there is no filter `{name}`", offset, len(name), fix)
         least, most = _ARGUMENTS.get(name, (0, 0))
         is_plain = not (node.kwargs or node.dyn_args or node.dyn_kwargs)
@@ -398,7 +398,7 @@ class _ExpressionReader:
         if word == "not":
             offset, word = self._token_after(node.lineno, 2)
         if node.name not in TESTS:
-            fix = did_you_mean(node.name, TESTS) or f"there is: {', '.join(TESTS)}"
+            fix = did_you_mean(node.name, TESTS) or f"available tests: {', '.join(TESTS)}"
             raise TemplateError(f"there is no test `{node.name}`", offset, len(word), fix)
         if node.args or node.kwargs or node.dyn_args or node.dyn_kwargs:
             message = f"the test `{node.name}` takes no argument"
@@ -469,7 +469,7 @@ class _ExpressionReader:
 
 def _call_error(node: nodes.Call) -> TemplateError:
     name = _CALLS.get(getattr(node.node, "name", ""), "")
-    fix = f"there are filters, written `value | name`: {', '.join(FILTERS)}"
+    fix = f"use a filter, as in `value | name`: {', '.join(FILTERS)}"
     if name:
         fix = f"write `value | {name}`"
     return TemplateError("a template cannot call anything", node.lineno, 1, fix)
@@ -529,7 +529,7 @@ class _Evaluator:
         for pair in node.items:
             key = self.value(pair.key)
             if TEXT not in kinds_of(key):
-                message = f"the key of a mapping is text, not {describe_type(key)}"
+                message = f"the key of a mapping must be text, not {describe_type(key)}"
                 raise TemplateError(message, pair.lineno)
             value = self.value(pair.value)
             if isinstance(key, str):

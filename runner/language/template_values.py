@@ -68,15 +68,17 @@ def text_of(value: object) -> str:
         return _text_of_unknown(value)
     if value is None:
         raise NoTextError(
-            "null cannot stand inside text", fix="let it be the whole value, or say `| default(…)`"
+            "null cannot be inserted into text",
+            fix="use the template as the whole value, or add `| default(…)`",
         )
     if isinstance(value, Mapping):
         raise NoTextError(
-            "a mapping cannot stand inside text", fix="read one name of it, or say `| tojson`"
+            "a mapping cannot be inserted into text", fix="use one of its values, or add `| tojson`"
         )
     if isinstance(value, (list, tuple)):
         raise NoTextError(
-            "a list cannot stand inside text", fix="let it be the whole value, or say `| join(' ')`"
+            "a list cannot be inserted into text",
+            fix="use the template as the whole value, or add `| join(' ')`",
         )
     raise TypeError(f"BUG: {type(value).__name__} is not a value of the recipe language")
 
@@ -142,5 +144,5 @@ def too_long(offset: int, length: int) -> TemplateError:
         f"this text is longer than {LONGEST_TEXT:,} characters",
         offset,
         length,
-        "hand it over in a file: `files: {list.json: …}`",
+        "pass the text in a file: `files: {list.json: …}`",
     )

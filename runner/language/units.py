@@ -51,7 +51,7 @@ def duration(text: str) -> float:
         if number:
             total += Fraction(number) * seconds
     if not total:
-        raise ValueError(f'"{text}" is no time at all; leave the key out instead')
+        raise ValueError(f'"{text}" is no duration; remove the key instead')
     return float(total)
 
 

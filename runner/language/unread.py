@@ -81,13 +81,13 @@ def _problem(
     severity: str = "error",
     origin: str = "",
 ) -> Problem:
-    message = f'nothing in {recipe.id} reads the input "{name}"'
+    message = f'the input "{name}" of {recipe.id} is never used'
     if origin:
         message += f" ({origin})"
-    use = f"write {{{{ inputs.{name} }}}}"
+    use = f"use {{{{ inputs.{name} }}}} in a step"
     if recipe.inputs[name].type == "secret":
         use = f"list it in `secrets: [{name}]`"
-    fix = f"{use} where it is meant, or take it out"
+    fix = f"{use}, or remove the input"
     if where is None:
         return Problem("unread-input", message, None, fix, input=name)
     problem = recipe.document.problem(

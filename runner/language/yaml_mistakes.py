@@ -172,10 +172,10 @@ def _block(complaint: _Complaint) -> Mistake | None:
     line_start, line = complaint.line_start, complaint.line
     if "block" in context and not text[line_start:index].strip():
         message = "this line does not line up with the lines above it"
-        fix = "give everything of one level the same indentation"
+        fix = "indent all lines of one level alike"
         return Mistake("indent", message, index, index + len(line.strip()), fix)
     if "block mapping" in context:
-        message, fix = "nothing may follow the value here", "quote the whole value"
+        message, fix = "unexpected text after the value", "quote the whole value"
         return Mistake("syntax", message, index, line_start + len(line), fix)
     return None
 

@@ -44,7 +44,7 @@ def _scalar_too_long(index: int) -> LimitError:
         "too-large",
         f"a value or comment near here is longer than {MAX_SCALAR:,} characters",
         index,
-        "keep long text in a file of its own",
+        "move long text to its own file",
     )
 
 
@@ -220,7 +220,7 @@ class YamlReader:
             return plain_value(text)
         except ValueError:
             message = "a number must be finite and of reasonable length"
-            fix = f"if it is text, quote it: {quoted(text)}"
+            fix = f"if this is text, quote it: {quoted(text)}"
             self._report("number", message, start, end, fix)
             return text
 
@@ -284,7 +284,7 @@ class YamlReader:
         value: object = None
         if target == NO_NODE:
             message = f"`*{event.anchor}` refers to an anchor that nothing defines"
-            fix = f"if it is text, quote it: {quoted(rest_of_value(self.text, start))}"
+            fix = f"if this is text, quote it: {quoted(rest_of_value(self.text, start))}"
             self._report("alias", message, start, end, fix)
         elif any(level.node == target for level in (*self._outer, self._level)):
             self._report("alias", f"`*{event.anchor}` contains itself", start, end)
@@ -340,7 +340,7 @@ class YamlReader:
         found = re.compile(r"(?:&\S+\s+)?(![^\s,\[\]{}]*)").match(self.text, start)
         first, last = found.span(1) if found else (start, start + 1)
         message = f"`{self.text[first:last]}` is a YAML tag, and tags are not used here"
-        fix = f"if it is text, quote it: {quoted(rest_of_value(self.text, first))}"
+        fix = f"if this is text, quote it: {quoted(rest_of_value(self.text, first))}"
         self._report("tag", message, first, last, fix)
 
     def _report_collection_as_key(self, start: int) -> None:
@@ -361,7 +361,7 @@ class YamlReader:
             self._report("key", message, start, max(end, start + 1), fix)
         elif value == "<<" and not event.style:
             message = "merge keys (`<<`) are not used here"
-            self._report("merge-key", message, start, end, "write the keys out")
+            self._report("merge-key", message, start, end, "write out each key")
         elif event.anchor:
             self._report("key", "a key may not have an anchor", event.start_mark.index, end)
         else:

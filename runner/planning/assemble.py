@@ -144,8 +144,8 @@ def _publish(sketch: Sketch, recipe: Recipe) -> list[tuple[Draft, str, str, str]
         names = {"inputs": sketch.top.inputs, "steps": Results(sketch.top)}
         choice = choose_branches(sketch, sketch.top, leaf, names)
         if choice.late:
-            message = f'which step gives the output "{name}" is known only in a run'
-            fix = "let a step choose it, and name the output of that step"
+            message = f'the step of the output "{name}" is not known before the run'
+            fix = "choose in a step with a command, and use that step's output"
             sketch.problem(recipe, "late-name", message, where, fix=fix)
         value = sketch.evaluate(sketch.top, leaf, choice.names, where)
         if value is None and choice.names is not names:
@@ -155,9 +155,9 @@ def _publish(sketch: Sketch, recipe: Recipe) -> list[tuple[Draft, str, str, str]
                 sketch.problem(
                     recipe,
                     "output",
-                    f'output "{name}" is not an output of a step',
+                    f'output "{name}" does not name a step output',
                     where,
-                    fix='name one: "{{ steps.train.model }}"',
+                    fix='use a step output, for example "{{ steps.train.model }}"',
                 )
                 continue
             draft, output = item.address
@@ -213,9 +213,9 @@ def _inside(
     sketch.problem(
         draft.recipe,
         "two-makers",
-        f'"{path}" of "{draft.id}" is inside "{other[2]}", which "{other[0].id}" makes',
+        f'"{path}" of "{draft.id}" is inside "{other[2]}", an output of "{other[0].id}"',
         (*draft.step.origin, "outputs", output),
-        fix="give one of them another path",
+        fix="use a different path for one of the two outputs",
     )
 
 
@@ -224,8 +224,8 @@ def _two_makers(
 ) -> None:
     where = (*draft.step.origin, "outputs", output)
     if draft.prefix + path != other.prefix + others_path:
-        message = f'"{others_path}" of "{other.id}" and "{path}" of "{draft.id}" are one file on this disk, which ignores case'
-        fix = "give one of them another path; a sweep over such values needs another disk"
+        message = f'"{others_path}" of "{other.id}" and "{path}" of "{draft.id}" differ only in case and are the same file on this disk'
+        fix = "use a different path for one of the two outputs; to sweep over such values, use a case-sensitive disk"
         sketch.problem(draft.recipe, "two-makers", message, where, fix=fix)
     elif other.step is draft.step and draft.matrix:
         used = draft.step.outputs[[o.name for o in draft.step.outputs].index(output)].path
@@ -233,19 +233,19 @@ def _two_makers(
         sketch.problem(
             draft.recipe,
             "two-makers",
-            f'instances of "{draft.step.id}" make the same path "{path}"',
+            f'several instances of "{draft.step.id}" have the same output path "{path}"',
             where,
-            fix="mention " + " and ".join(f"{{{{ matrix.{m} }}}}" for m in missing) + " in it"
+            fix="use " + " and ".join(f"{{{{ matrix.{m} }}}}" for m in missing) + " in the path"
             if missing
-            else f"{other.id} and {draft.id} do: its axes must differ in it",
+            else f"make the axes differ in the path: {other.id} and {draft.id} share one",
         )
     else:
         sketch.problem(
             draft.recipe,
             "two-makers",
-            f'"{path}" is made by both "{other.id}" and "{draft.id}"',
+            f'"{path}" is an output of both "{other.id}" and "{draft.id}"',
             where,
-            fix="give one of them another path",
+            fix="use a different path for one of the two outputs",
         )
 
 
@@ -279,9 +279,9 @@ def _sort_drafts(sketch: Sketch) -> list[Draft]:
         sketch.problem(
             loop[0].recipe,
             "cycle",
-            f"steps need each other: {' -> '.join(draft.id for draft in loop)}",
+            f"steps depend on each other: {' -> '.join(draft.id for draft in loop)}",
             loop[0].step.origin,
-            fix="remove one of these mentions, `deps` or `needs`",
+            fix="remove one of these dependencies: an output in a template, `deps` or `needs`",
             key=True,
         )
         raise Invalid(sketch.problems)

@@ -79,8 +79,8 @@ class Axes:
                 )
                 names = choice.names
                 if choice.late:
-                    message = f'which step the axis "{name}" goes over is known only in a run'
-                    fix = "let a step choose, and go over what it makes"
+                    message = f'the values of the axis "{name}" depend on a step that is not known before the run'
+                    fix = "choose in a step with a command, and use its output as the axis"
                     self.sketch.problem(scope.recipe, "late-name", message, where, fix=fix)
                 value, sound = (
                     self.sketch.try_render(scope, axis, names, where)
@@ -98,7 +98,7 @@ class Axes:
                         "matrix-axis",
                         f'axis "{name}" of "{step.id}" is not a list',
                         where,
-                        fix="give a list, or an expression that is one",
+                        fix="use a list, or an expression with a list as its value",
                     )
                     return {name: []}
                 values = value
@@ -108,7 +108,7 @@ class Axes:
                     "matrix-axis",
                     f'axis "{name}" of "{step.id}" has the same value twice',
                     where,
-                    fix="values must differ as text",
+                    fix="remove the duplicate; values that look the same as text are equal",
                 )
                 return {name: []}
             axes[name] = values
@@ -127,7 +127,7 @@ class Axes:
                 f': the matrix of "{step.id}" has {product}' if axes else ""
             )
             where = (*step.origin, "matrix") if axes else step.origin
-            fix = "try fewer values, or let one step work through many of them"
+            fix = "use fewer values, or process many of them in one step"
             self.sketch.problem(scope.recipe, "too-many-steps", message, where, fix=fix, key=True)
         return False
 
@@ -176,9 +176,9 @@ class Axes:
             self.sketch.problem(
                 scope.recipe,
                 "matrix-axis",
-                f'the axis "{axis}" looks below an output of "{id}", which is itself a matrix',
+                f'the glob of the axis "{axis}" is below an output of "{id}", which has a `matrix` itself',
                 where,
-                fix="look below the output of a step without a matrix",
+                fix="point the glob below an output of a step without `matrix`",
             )
             return []
         producer = scope.groups[id][0]
@@ -208,7 +208,7 @@ class Axes:
         id = f"{scope.prefix}{step.id}"
         if allowed is False:
             message = f'nothing matches "{pattern}": {id} would have no instance'
-            fix = "correct the pattern, or say `allow_empty: true`"
+            fix = "correct the pattern, or set `allow_empty: true`"
             self.sketch.problem(scope.recipe, "empty-glob", message, where, fix=fix)
         elif allowed is None and (id, pattern) not in self.sketch.empty:
             self.sketch.empty.append((id, pattern))

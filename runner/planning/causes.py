@@ -8,9 +8,9 @@ from statistics import median
 from typing import Final
 
 REMEDIES: Final[Mapping[str, str]] = {
-    "oom": "take a smaller micro batch (the global batch, and so the loss curve, stays), shorter sequences or gradient checkpointing",
-    "nan": "take a smaller learning rate, more warmup steps, or precision bf16 instead of fp16, and look for broken rows in the data",
-    "stalled": "`recipe logs` shows where it stood: most often a data loader, a lock or another process of the training waits for ever",
+    "oom": "use a smaller micro batch (with the same global batch, the loss curve stays the same), shorter sequences or gradient checkpointing",
+    "nan": "use a lower learning rate, more warmup steps, or bf16 instead of fp16, and check the data for broken rows",
+    "stalled": "check the last lines with `recipe logs`: the usual causes are a stuck data loader, a lock, or another process of the training",
     "preempted": "`retries: {preemption: N}` allows more of them, and with a `state` the next attempt resumes from a checkpoint",
     "disk": "`recipe gc` frees what is no longer needed here, on a host free some below its `root`; `keep` of a state bounds its checkpoints",
     "poison": "its workers died of it: `recipe logs` shows its end; more memory for the worker, or fewer steps at once, may help",

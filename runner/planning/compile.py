@@ -122,13 +122,13 @@ def compile_plan(
         compiler.sketch.problems += tried_ghosts(compiler.sketch)
     for path, (there, axis, where) in left_out.items():
         if not makes.meets(path):
-            message = f'"{path}", which the axis "{axis}" matches, is or holds what its instance makes: it would not be the same before and after'
+            message = f'the axis "{axis}" matches "{path}", which is or contains an output of its own instance'
             compiler.sketch.problem(
                 there,
                 "matrix-axis",
                 message,
                 where,
-                fix="make the output elsewhere, or leave the path out with `exclude`",
+                fix="move the output to another path, or exclude the path with `exclude`",
             )
     return assemble(
         compiler.sketch,
@@ -202,9 +202,9 @@ class _Compiler:
             self.sketch.problem(
                 recipe,
                 "cycle",
-                f"steps need each other: {path}",
+                f"steps depend on each other: {path}",
                 recipe.steps[loop[0]].origin,
-                fix="remove one of these mentions or `needs`",
+                fix="remove one of these dependencies: an output in a template, or `needs`",
                 key=True,
             )
         if not loops:
@@ -387,7 +387,7 @@ class _Compiler:
                 self.sketch.problem(
                     scope.recipe,
                     "late-name",
-                    f'"{".".join(ref.path)}" is not known before an attempt; an output path may not depend on it',
+                    f'"{".".join(ref.path)}" is not known before an attempt, so an output path cannot depend on it',
                     where,
                     offset=ref.offset,
                     length=ref.length,
@@ -544,8 +544,10 @@ class _Compiler:
         if not own.image:
             return scope.recipe.tools if step.tools is None else step.tools
         if step.tools:
-            message = f'"{step.id}" runs in an image, which has its own programs'
-            fix = "remove it: the image is part of the key"
+            message = (
+                f'"tools" has no effect on "{step.id}": it runs in an image with its own programs'
+            )
+            fix = "remove `tools`: the image is already part of the cache key"
             where = (*step.origin, "tools")
             self.sketch.problem(scope.recipe, "useless-key", message, where, fix=fix, key=True)
         return ()
@@ -584,9 +586,15 @@ class _Compiler:
                     from ..language.interpreters import EXPANDED
 
                     if name in EXPANDED:
-                        message = f"a shell reads {name} as source: no value can stand there"
+                        message = (
+                            f"{name} cannot contain a template: a shell would execute its value"
+                        )
                         self.sketch.problem(
-                            recipe, "template", message, (*origin, name), fix="give it another name"
+                            recipe,
+                            "template",
+                            message,
+                            (*origin, name),
+                            fix="use another variable name",
                         )
 
     def _deps(
@@ -631,9 +639,9 @@ class _Compiler:
                 self.sketch.problem(
                     scope.recipe,
                     "library-deps",
-                    f'"{step.id}" has deps, which a recipe from outside the workspace may not have when another uses it',
+                    f'"{step.id}" has `deps`; a recipe outside the workspace cannot have `deps` if another recipe uses it',
                     where,
-                    fix="take it as an input",
+                    fix="declare the file as an input",
                 )
             if path in given:
                 continue  # the file that a glob below an output found for this instance: it, and not the whole output
@@ -658,9 +666,9 @@ class _Compiler:
                     self.sketch.problem(
                         scope.recipe,
                         "deps-hold-output",
-                        f'"{path}" holds "{inside[path]}", which "{maker}" makes: it would not be the same before and after',
+                        f'"{path}" contains "{inside[path]}", an output of "{maker}", so the dependency would change during the run',
                         where,
-                        fix="name the files that are needed, or make the output elsewhere",
+                        fix="list only the required files, or move the output to another path",
                     )
             for name in makers:
                 draft.upstream[name] = (*made[name], "")
@@ -733,16 +741,16 @@ class _Compiler:
             self.sketch.problem(
                 scope.recipe,
                 "nodes",
-                f"a step runs on a whole number of nodes from 1 on, not on {value!r}",
+                f"`nodes` must be a whole number, 1 or greater, not {value!r}",
                 where,
             )
             return None
         if value > 1 and step.local:
-            fix = "take away one of the two"
+            fix = "remove `nodes` or `where: local`"
             self.sketch.problem(
                 scope.recipe,
                 "nodes",
-                f"{step.id} asks for {value} nodes, and `where: local` is one",
+                f"{step.id} requests {value} nodes, but `where: local` is one node",
                 where,
                 fix=fix,
             )

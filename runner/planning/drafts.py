@@ -277,12 +277,12 @@ class Sketch:
             self.wrong.add((scope.recipe.id, where))  # it has a problem of its own
             return
         fix = did_you_mean(name, known) or (
-            f"known here: {', '.join(sorted(known)[:8])}" if known else ""
+            f"available: {', '.join(sorted(known)[:8])}" if known else ""
         )
         self.problem(
             scope.recipe,
             "unknown-name",
-            f'nothing is called "{name}" here',
+            f'unknown name "{name}"',
             where,
             fix=fix,
             offset=ref.offset,
@@ -337,7 +337,7 @@ class Sketch:
                 "when",
                 f'`when` of "{step.id}" is {_show_value(value)}, not true or false',
                 where,
-                fix='write an expression that is a boolean, such as "{{ inputs.steps > 10 }}"',
+                fix='use a boolean expression, such as "{{ inputs.steps > 10 }}"',
             )
         return None
 
@@ -357,7 +357,7 @@ class Sketch:
             self.problem(
                 scope.recipe,
                 "unknown-name",
-                "a step is named as it is written; which one may not depend on a value",
+                "the name of a step must be literal; it cannot depend on a value",
                 where,
                 fix="write steps.NAME.OUTPUT",
                 offset=ref.offset,
@@ -375,7 +375,7 @@ class Sketch:
                 f"steps.{target.id}.{o.name}" for o in target.outputs if o.name.isidentifier()
             ]
             no_names = (
-                "give its outputs names, as in `outputs: {model: model.bin}`, or list it in `needs`"
+                "name the outputs, as in `outputs: {model: model.bin}`, or list the step in `needs`"
                 if target.outputs
                 else ""
             )
@@ -384,9 +384,9 @@ class Sketch:
                 "unknown-name",
                 f'"steps.{target.id}" is a step, not a value',
                 where,
-                fix=f"name one of its outputs: {', '.join(outputs[:8])}"
+                fix=f"use one of its outputs: {', '.join(outputs[:8])}"
                 if outputs
-                else no_names or "to come after it, list it in `needs`",
+                else no_names or "to run after this step, list it in `needs`",
                 offset=ref.offset,
                 length=ref.length,
             )
@@ -427,8 +427,8 @@ class Sketch:
         self, scope: Scope, target: Step, ref: Reference, where: Where
     ) -> None:
         axes = list(target.matrix or {})
-        message = f'"steps.{target.id}.same" is the instance with the same axes, and there is none in common'
-        fix = f"give this step the axis {axes[0]} too" if axes else "leave out `.same`"
+        message = f'"steps.{target.id}.same" is the instance with the same axes, but the two steps share no axis'
+        fix = f"add the axis {axes[0]} to this step" if axes else "remove `.same`"
         self.problem(
             scope.recipe, "same-instance", message, where, fix=fix, offset=ref.offset, length=ref.length
         )  # fmt: skip

@@ -57,7 +57,7 @@ def behind(own: Stream, others: Sequence[Stream], least: bool) -> str:
     better = sum(value < mine if least else value > mine for value in there)
     if better < -(-(len(there) + 1) // FACTOR):
         return ""
-    return f"{mine:.4g} at step {rung:g} is not among the better half of {len(there) + 1}"
+    return f"{mine:.4g} at step {rung:g} is below the better half of {len(there) + 1} instances"
 
 
 def _at(each: Stream, rung: float) -> float | None:

@@ -135,7 +135,7 @@ def judge(
         or not all([a in made for a in node.after])
     ):
         unknown = [plan.nodes[u].id for u in sorted(plan.needs(n)) if u not in made]
-        return Verdict(MAYBE, None, (f"depends on what {_list_ids(unknown)} will make",), None)
+        return Verdict(MAYBE, None, (f"depends on the outputs of {_list_ids(unknown)}",), None)
     if (
         not all([made[u.producer].ok for u in node.upstream])
         or not all([made[m.producer].ok for m in node.late])
@@ -145,7 +145,7 @@ def judge(
             _find_skipped_choice(plan, n, made) if node.choices else ""
         )
         if skipped:
-            return Verdict(SKIPPED, None, (f"{skipped}, which it needs, is skipped",), NOTHING)
+            return Verdict(SKIPPED, None, (f"{skipped}, a dependency, is skipped",), NOTHING)
     if node.flags & SELECT:
         return _select(plan, n, facts, made, targets.get(n, ()) if targets else ())
     world, missing = world_of(node, facts, made)
@@ -155,7 +155,10 @@ def judge(
         key = fingerprint.key(node.author, world)
     except (TypeError, ValueError) as error:
         return Verdict(
-            RUN, None, (f"its key cannot be computed ({error}); nothing will be remembered",), None
+            RUN,
+            None,
+            (f"cannot compute its cache key ({error}); the result will not be cached",),
+            None,
         )
     if node.flags & WHEN_LATE:
         answer = when(plan.specs()[n], made, plan, n)
@@ -176,7 +179,7 @@ def judge(
     )
     if metrics is None and (metrics := facts.numbers(key, rule_of(plan, n))) is None:
         for reader, metric in plan.readers(n):
-            words = f"{reader} reads its metric {metric}, by a rule that is new, and what it is read from is not kept"
+            words = f"{reader} reads its metric {metric} by a new rule, and the earlier metrics are no longer stored"
             return Verdict(RUN, key, (words,), None, _conflicts(own, facts))
         metrics = {}
     return _judge_targets(
@@ -194,7 +197,7 @@ def _why_skipped(plan: Plan, n: int) -> str:
     before = {*(u.producer for u in node.upstream), *(m.producer for m in node.late), *node.after}
     gone = [each for each in sorted(before) if plan.nodes[each].flags & SKIP]
     if gone:
-        return f"{bare(plan.nodes[gone[0]].id)}, which it needs, is skipped"
+        return f"{bare(plan.nodes[gone[0]].id)}, a dependency, is skipped"
     around = ", or that of a step around it, is false" if "/" in node.id else " is false"
     return f"its `when`{around}"
 
@@ -239,7 +242,7 @@ def _judge_targets(
     ]
     if lost:
         return Verdict(
-            RUN, key, tuple(f"output {name} is not stored any more" for name in lost), None, clashes
+            RUN, key, tuple(f"output {name} is no longer stored" for name in lost), None, clashes
         )
     words = tuple(
         f"{target.path} {_state(target.path, facts)}"
@@ -478,7 +481,7 @@ def _select(
     assert chosen is not None
     metric, best = chosen
     if not node.late:
-        return Verdict(RUN, None, ("there is no instance to select from",), None)
+        return Verdict(RUN, None, ("no instance to select from",), None)
     scores = [
         (made[late.producer].metrics.get(metric), late.producer)
         for late in node.late
@@ -490,11 +493,11 @@ def _select(
         if isinstance(value, (int, float)) and value == value
     ]
     if not known:
-        return Verdict(RUN, None, (f"no instance reported a number called {metric}",), None)
+        return Verdict(RUN, None, (f"no instance reported the metric {metric}",), None)
     value, winner = (min if best == "min" else max)(known, key=lambda entry: entry[0])
     left = made[winner]
     why = (
-        f"{plan.nodes[winner].id} has the {'least' if best == 'min' else 'greatest'} {metric}, {value:g}",
+        f"{plan.nodes[winner].id} has the {'lowest' if best == 'min' else 'highest'} {metric}, {value:g}",
     )
     return _judge_targets(Made(True, left.outputs, left.metrics), None, why, facts, targets)
 

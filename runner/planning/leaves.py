@@ -137,8 +137,8 @@ class LeafReader:
         if root == "inputs" and rest:
             spec = self._scope.recipe.inputs.get(rest[0])
             if spec is not None and spec.type == "secret":
-                message = f'"{rest[0]}" is a secret and may not be mentioned'
-                fix = f"list it: `secrets: [{rest[0]}]`; the command finds it as ${spec.env}"
+                message = f'"{rest[0]}" is a secret and cannot be used in a template'
+                fix = f"list the secret in `secrets: [{rest[0]}]`; the command gets its value as ${spec.env}"
                 self._problem(mention, "secret", message, fix)
                 return
         if rest and rest[0] not in known:
@@ -163,8 +163,8 @@ class LeafReader:
         if name != "metrics":
             self._output(mention, skipped)
         elif mention.part == "deps":
-            message = f'"{mention.name}" is not known when files are looked for'
-            self._problem(mention, "late-name", message, "name a file that the step makes")
+            message = f'"{mention.name}" is not known yet when `deps` are resolved'
+            self._problem(mention, "late-name", message, "use a file output of the step")
         else:
             self._metric(mention, [] if skipped else list(self._scope.groups.get(id, ())))
 
@@ -241,7 +241,7 @@ class LeafReader:
         )
         message = f'no instance of "{id}" has {axes}, as {draft.id} has'
         self._problem(
-            mention, "same-instance", message, "give both steps the same values on this axis"
+            mention, "same-instance", message, "use the same values for this axis in both steps"
         )
 
 

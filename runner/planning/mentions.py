@@ -127,11 +127,11 @@ def find_selected(recipe: Recipe, used: Mapping[str, Recipe], path: str) -> Step
                 else Misnamed(
                     "not-a-matrix",
                     f'step "{path}" has no `matrix` to select from',
-                    "mention its outputs directly",
+                    "use the step's outputs directly",
                 )
             )
         if not step.uses:
-            return Misnamed("unknown-step", f'"{here}" has no steps inside', f"select: {here}")
+            return Misnamed("unknown-step", f'"{here}" contains no steps', f"select: {here}")
         if (place := resolve_recipe(recipe, step.uses)) not in used:
             return None
         recipe, above = used[place], here
@@ -158,5 +158,5 @@ def _choices(recipe: Recipe, used: Mapping[str, Recipe], prefix: str) -> str:
 
     return (
         " or ".join(list(inside(recipe, prefix, ()))[:8])
-        or "none of them reports metrics: give one `metrics: true`"
+        or "no step reports metrics: add `metrics: true` to one"
     )

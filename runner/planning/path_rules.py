@@ -14,22 +14,22 @@ if TYPE_CHECKING:
     from ..language.recipe import Recipe, Step
     from ..language.values import Where
 
-BELOW: Final = "give a relative path below it"
+BELOW: Final = "use a relative path below the attempt directory"
 WORKSPACE: Final = "use a path below the workspace, or an input of type file or dataset"
-_CODE: Final = "keep the code below it, or name it as {git: …}"
+_CODE: Final = "move the code below the workspace, or use {git: …}"
 
 
 def why_unfit(path: str, *, folder: bool = True) -> str:
     """What keeps a path from being written in an attempt, to follow its name in a sentence; empty if nothing does.  `folder`: it may be one."""
     plain = posixpath.normpath(path) if path else ""
     if "://" in path:
-        return f'is an address, "{path}"; `recipe push` uploads what is made to a store'
+        return f'is an address, "{path}"; to upload results to a store, use `recipe push`'
     if plain in ("", ".") or escapes(path):
         return f'is "{path}", which leaves the attempt directory'
     if plain.split("/")[0] == ".recipe":
-        return f'is "{path}", which is in .recipe, which is ours'
+        return f'is "{path}", which is in .recipe/, reserved for recipe'
     if path.endswith("/") and not folder:
-        return f'is "{path}", which names a folder'
+        return f'is "{path}", which is a directory'
     return ""
 
 
@@ -121,7 +121,7 @@ def _env_files(recipe: Recipe, paths: tuple[str, ...], origin: Where) -> Iterato
     for path in paths:
         if escapes(path) or "{{" in path:
             wrong = (
-                "has a template; it is the same for every step"
+                "has a template, but a recipe-wide file is the same for every step"
                 if "{{" in path
                 else "leaves the workspace"
             )

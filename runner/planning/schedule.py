@@ -498,7 +498,7 @@ class _Board:
     def go_back(self, node: _Node, moves: list[Move]) -> None:
         """A step cannot be judged or started while something it needs is made again; it may have been running, or final, when that began."""
         if node.unmet and (node.state is _S.READY or node.state is _S.QUEUED):
-            self.move(node, _S.WAITING, moves, "what it needs is made again")
+            self.move(node, _S.WAITING, moves, "a dependency is being rebuilt")
 
     def follow(self, work: list[_Node], moves: list[Move]) -> None:
         """Tell the steps below each of `work` what it became, and so on down, without recursion."""

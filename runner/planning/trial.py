@@ -294,7 +294,7 @@ def _variable(leaf: Any, names: Mapping[str, Any]) -> None:
 
 def _words(items: Sequence[Any], names: Mapping[str, Any]) -> None:
     if not argv(items, names):
-        message = "this command has no words: every item is null or empty"
+        message = "the command is empty: every item is null or empty"
         raise TemplateError(message, 0, 0, "name the program to run")
 
 
@@ -307,7 +307,7 @@ def _count(value: Any, names: Mapping[str, Any]) -> None:
         wrong = bool(found) and not str(found).strip().isdecimal()
     if wrong:
         length = len(value) if isinstance(value, str) else 1
-        raise TemplateError("the number of processes is a whole number", 0, length)
+        raise TemplateError("the number of processes must be a whole number", 0, length)
 
 
 def _check_file_text(path: str, tree: Any, names: Mapping[str, Any]) -> None:
@@ -322,5 +322,5 @@ def _condition(leaf: str, names: Mapping[str, Any]) -> None:
     value = evaluate(leaf, names)
     if BOOLEAN not in kinds_of(value):
         what = value.word if isinstance(value, Unknown) else "no boolean"
-        fix = 'write an expression that is a boolean, such as "{{ inputs.steps > 10 }}"'
+        fix = 'use a boolean expression, such as "{{ inputs.steps > 10 }}"'
         raise TemplateError(f"`when` is {what}, not true or false", 0, len(leaf), fix)

@@ -160,7 +160,9 @@ class UsedRecipes:
                 if _of_metrics(ref) or ref.path[0] in LATE_NAMES
             ]
             for ref in late:
-                self._late(scope, step, ref, place, "use it in a step of this recipe")
+                self._late(
+                    scope, step, ref, place, "use this value in a step of this recipe instead"
+                )
             if spec is not None:
                 leaf = value_as_written(scope.recipe.document, spec, leaf, place)
             choice = choose_branches(self.sketch, scope, leaf, names)
@@ -178,9 +180,9 @@ class UsedRecipes:
                 self.sketch.problem(
                     scope.recipe,
                     "path-in-text",
-                    f'"{name}" takes a whole output or input, not a place inside one',
+                    f'"{name}" requires a whole output or input, not a path inside one',
                     place,
-                    fix="hand on the whole, and let a step of that recipe look inside; or make this an output of its own",
+                    fix="pass the whole output and read the path in a step of that recipe, or declare the path as a separate output",
                 )
         return given, variables
 
@@ -191,7 +193,9 @@ class UsedRecipes:
         place = (*step.origin, "when")
         late = [ref for ref in self.sketch.references(scope, step.when, place) if _of_metrics(ref)]
         for ref in late:
-            self._late(scope, step, ref, place, "use it in the `when` of a step with a command")
+            self._late(
+                scope, step, ref, place, "use this value in the `when` of a step with a command"
+            )
         if late:
             return None
         choice = choose_branches(self.sketch, scope, step.when, names)
@@ -200,12 +204,14 @@ class UsedRecipes:
         return self.sketch.condition(scope, step, choice.names)
 
     def _chosen_late(self, scope: Scope, step: Step, where: Where) -> None:
-        message = f'which steps are skipped is not known when "{step.id}" is planned'
-        fix = "let a step with a command choose, and hand on its output"
+        message = (
+            f'"{step.id}" depends on which steps are skipped, and that is not known before the run'
+        )
+        fix = "choose in a step with a command, and pass on its output"
         self.sketch.problem(scope.recipe, "late-name", message, where, fix=fix)
 
     def _late(self, scope: Scope, step: Step, ref: Reference, where: Where, fix: str) -> None:
-        message = f'"{".".join(ref.path)}" is not known when "{step.id}" is planned'
+        message = f'"{".".join(ref.path)}" is not known yet when "{step.id}" is planned'
         self.sketch.problem(
             scope.recipe, "late-name", message, where, offset=ref.offset, length=ref.length, fix=fix
         )
@@ -234,9 +240,9 @@ class UsedRecipes:
         self.sketch.problem(
             scope.recipe,
             "secret",
-            f'"{name}" takes a secret',
+            f'"{name}" requires a secret',
             where,
-            fix='hand one on: "{{ inputs.token }}"',
+            fix='pass a secret input, for example "{{ inputs.token }}"',
         )
         return {}
 

@@ -66,7 +66,7 @@ class Wait(NamedTuple):
     fix: str = ""
 
 
-START: Final = "`recipe worker` starts one"
+START: Final = "start a worker with `recipe worker`"
 _Refusal = tuple[WaitKind, str, str]
 
 
@@ -106,25 +106,25 @@ def _reason(
     now: float,
 ) -> _Refusal:
     if run.due is None:
-        fix = f"`recipe resume {run.run}` continues it, with `--queue` by a worker"
-        return WaitKind.SUBMITTER, "it was begun by `recipe run`, and workers do not take it", fix
+        fix = f"resume the run with `recipe resume {run.run}`; add `--queue` to let a worker execute it"
+        return WaitKind.SUBMITTER, "`recipe run` started this run, so workers do not claim it", fix
     if run.due > now:
-        return WaitKind.NOT_DUE, "it was submitted for later", ""
+        return WaitKind.NOT_DUE, "the run was submitted with a later start time", ""
     if not takers:
         return WaitKind.NO_WORKER, "no worker is running", START
     refusal, fitting = _workers_for(run, takers)
     if refusal is not None:
         return refusal
     if _able(run, free, busy):
-        return WaitKind.STARTING, "a free worker takes it within seconds", ""
+        return WaitKind.STARTING, "an idle worker will claim the run within seconds", ""
     if not _able(run, fitting, busy):
         return _limit_reached(run, fitting, busy)
     count = len(fitting)
-    has = "the worker that may take it is" if count == 1 else f"all {count} workers that may are"
+    has = "the only eligible worker is" if count == 1 else f"all {count} eligible workers are"
     return (
         WaitKind.BUSY,
         f"{has} busy",
-        "wait, start another `recipe worker`, or raise its priority",
+        "wait, start another `recipe worker`, or raise the run's priority",
     )
 
 
@@ -135,8 +135,8 @@ def _workers_for(run: Waiting, takers: Sequence[Taker]) -> tuple[_Refusal | None
         return _no_worker_of_store(run.store), []
     of_driver = [taker for taker in of_store if taker.driver in ("", run.driver)]
     if not of_driver:
-        words = f"no worker that runs takes runs for the driver {run.driver}"
-        return (WaitKind.DRIVER, words, f"`recipe worker --driver {run.driver}`"), []
+        words = f"no running worker accepts the driver {run.driver}"
+        return (WaitKind.DRIVER, words, f"start one with `recipe worker --driver {run.driver}`"), []
     labelled = [taker for taker in of_driver if run.labels.items() <= taker.labels.items()]
     if not labelled:
         return _no_worker_with(run.labels), []
@@ -145,16 +145,16 @@ def _workers_for(run: Waiting, takers: Sequence[Taker]) -> tuple[_Refusal | None
 
 def _no_worker_of_store(store: str) -> _Refusal:
     if not store:
-        return WaitKind.STORE, "no worker that runs works in its folder", START
-    words = f"no worker that runs uses the shared store {store}"
-    return WaitKind.STORE, words, "`recipe worker --workspace`"
+        return WaitKind.STORE, "no running worker works in its directory", START
+    words = f"no running worker uses the shared store {store}"
+    return WaitKind.STORE, words, "start one with `recipe worker --workspace`"
 
 
 def _no_worker_with(labels: Mapping[str, str]) -> _Refusal:
     written = [f"{name}={value}" for name, value in sorted(labels.items())]
-    words = f"no worker that may take it has the labels {', '.join(written)}"
+    words = f"no eligible worker has the labels {', '.join(written)}"
     flags = " ".join(f"--label {label}" for label in written)
-    return WaitKind.LABELS, words, f"`recipe worker {flags}`"
+    return WaitKind.LABELS, words, f"start one with `recipe worker {flags}`"
 
 
 def _able(run: Waiting, takers: Sequence[Taker], busy: Counter[tuple[str, str]]) -> list[Taker]:
@@ -178,8 +178,12 @@ def _limit_reached(
     limit = _over(run, fitting[0], busy)
     kind = limit.partition("=")[0]
     value = dict(_limit_groups(run))[kind]
-    words = f"{busy[kind, value]} runs of the {kind} {value} are carried out, as many as workers take at once"
-    return WaitKind.LIMIT, words, f"wait, or start a worker with more than `--at-most {limit}`"
+    words = f"{busy[kind, value]} runs of the {kind} {value} are running, the most that workers accept at once"
+    return (
+        WaitKind.LIMIT,
+        words,
+        f"wait, or start a worker with a higher limit than `--at-most {limit}`",
+    )
 
 
 def _limit_groups(run: Waiting) -> list[tuple[str, str]]:

@@ -37,9 +37,9 @@ def public_endpoint(url: str, resolve: Resolve = resolve_host) -> Endpoint:
     """Where a request to a stranger's URL goes.  Raises Invalid for one that is not https, or that is not on the public internet alone."""
     parts = _split_url(url)
     if parts.scheme != "https":
-        raise _bad_address("is not https://")
+        raise _bad_address("does not start with https://")
     if parts.username is not None or parts.password is not None:
-        raise _bad_address("has a login in it")
+        raise _bad_address("contains a user name or password")
     host, port = parts.hostname or "", parts.port or 443
     try:
         found: Sequence[str] = [
@@ -47,24 +47,24 @@ def public_endpoint(url: str, resolve: Resolve = resolve_host) -> Endpoint:
         ]  # written out, in its usual form; decimal, octal and short ones are none
     except ValueError:
         if not _NAME.fullmatch(host):
-            raise _bad_address("names no host of the internet") from None
+            raise _bad_address("has no public host name") from None
         try:
             found = resolve(host, port)
         except OSError as error:
-            raise _bad_address("has a host that cannot be found") from error
+            raise _bad_address("has a host that cannot be resolved") from error
     if not found or not all(map(public, found)):
-        raise _bad_address("leads to a private address")
+        raise _bad_address("resolves to a private address")
     return Endpoint(host, port, found[0])
 
 
 def _split_url(url: str) -> SplitResult:
     if any(ord(letter) < 33 or ord(letter) > 126 or letter == "\\" for letter in url):
-        raise _bad_address("has characters that no address has")
+        raise _bad_address("contains invalid characters")
     try:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError as error:
-        raise _bad_address("is not written as an address") from error
+        raise _bad_address("is not a valid URL") from error
     return parts
 
 
@@ -73,8 +73,8 @@ def _bad_address(words: str) -> Invalid:
         [
             Problem(
                 "bad-webhook",
-                f"the address of a webhook {words}",
-                fix="give an https:// address of a public host",
+                f"the webhook URL {words}",
+                fix="use an https:// URL of a public host",
             )
         ]
     )

@@ -107,7 +107,7 @@ class Delivery(Thread):
                     self._deliver(ws)
                 return
             except RecipeError as error:
-                _log.info("reports wait: %s", error)
+                _log.info("deliveries are waiting: %s", error)
                 if self._over.wait(FAR_LOOK):
                     return
 
@@ -159,7 +159,7 @@ class Delivery(Thread):
                 try:
                     answer = attempt()
                 except Exception as error:  # what a library of others raises is this receiver's trouble alone; its words may have a secret
-                    answer = Answer(0, f"it could not be sent: {type(error).__name__}")
+                    answer = Answer(0, f"sending failed: {type(error).__name__}")
             self._tried.put(_FinishedTry(letter, answer))
         self._tried.put(receiver)
 

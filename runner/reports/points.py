@@ -65,12 +65,12 @@ def ask(argv: Sequence[str], body: str, root: Path, environ: Mapping[str, str]) 
             env=dict(environ), check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return Answer(0, f"it did not end within {PATIENCE:g} s")
+        return Answer(0, f"the command did not finish within {PATIENCE:g} s")
     except OSError as error:
-        return Answer(0, f"{argv[0]} cannot be started: {error.strerror}")
+        return Answer(0, f"cannot start {argv[0]}: {error.strerror}")
     words = " ".join(done.stdout.split())[:_WORDS]
     return (
         Answer(GIVEN)
         if done.returncode == 0
-        else Answer(REFUSED, words or f"it ended with {done.returncode}")
+        else Answer(REFUSED, words or f"the command exited with {done.returncode}")
     )

@@ -102,23 +102,23 @@ class Receivers:
             return ()
         secrets = self._environ.get(name)
         if not secrets:
-            raise CannotRun(f"{name}, which has the secret of the webhook, is not set here")
+            raise CannotRun(f"the webhook secret {name} is not set in this environment")
         return secrets.split()
 
     def _notify(self, letter: Waiting, name: str) -> Answer:
         """Send a letter by chat or mail, to the address in the variable `name`."""
         address = self._environ.get(name, "")
         if not address:
-            return Answer(0, f"{name} is not set here")
+            return Answer(0, f"{name} is not set in this environment")
         try:
             import apprise
         except ImportError:
             return Answer(0, f"apprise is not installed: {install_line('notify')}")
         service = apprise.Apprise()
         if not service.add(address):
-            return Answer(0, f"{name} is no address that apprise knows")
+            return Answer(0, f"{name} is not an apprise URL")
         if not service.notify(title=letter.type, body=_describe(letter)):
-            return Answer(0, "the service did not take it")
+            return Answer(0, "the service rejected the message")
         return Answer(DONE)
 
 
@@ -166,7 +166,7 @@ def _signature(secret: str, letter: Waiting, now: datetime) -> str:
             "standardwebhooks is not installed", fix=install_line("reports")
         ) from error
     except (ValueError, RuntimeError) as error:
-        raise CannotRun("the secret of a webhook is not written as whsec_ and base64") from error
+        raise CannotRun("invalid webhook secret: expected whsec_ followed by base64") from error
 
 
 def _describe(letter: Waiting) -> str:

@@ -38,16 +38,18 @@ class AlertRule(NamedTuple):
 
 
 RULES: Final = (
-    AlertRule("provisioning", "coming", 10.0, "its machine has been coming up for {:.0f} minutes"),
-    AlertRule("no_beat", "silent", 5.0, "no worker has been seen on it for {:.0f} minutes"),
-    AlertRule("timeout_warning", "hours", 0.8, "{:.0%} of its time is used"),
-    AlertRule("timeout_warning", "cost", 0.8, "{:.0%} of what it may cost is spent"),
-    AlertRule("disk_low", "full", 0.9, "the disk of its workspace is {:.0%} full"),
+    AlertRule("provisioning", "coming", 10.0, "the machine has been starting for {:.0f} minutes"),
+    AlertRule(
+        "no_beat", "silent", 5.0, "the worker of the run has not been seen for {:.0f} minutes"
+    ),
+    AlertRule("timeout_warning", "hours", 0.8, "{:.0%} of the time limit is used"),
+    AlertRule("timeout_warning", "cost", 0.8, "{:.0%} of the cost limit is spent"),
+    AlertRule("disk_low", "full", 0.9, "the workspace disk is {:.0%} full"),
     AlertRule(
         "outbox_stuck",
         "waits",
         60.0,
-        "reports have waited for {:.0f} minutes; `recipe outbox` shows them",
+        "webhook deliveries have been waiting for {:.0f} minutes; `recipe outbox` lists them",
     ),
 )
 

@@ -49,8 +49,8 @@ def unseal(sealed: str, purpose: str, environ: Mapping[str, str]) -> str:
         )
     except (InvalidTag, ValueError) as error:
         raise CannotRun(
-            "a stored secret cannot be opened with this key",
-            fix=f"set {VARIABLE} to the file that it was stored with",
+            "cannot decrypt a stored secret with this key",
+            fix=f"set {VARIABLE} to the key file that was used when the secret was stored",
         ) from error
 
 
@@ -68,11 +68,13 @@ def without(value: object) -> object:
 def _key(environ: Mapping[str, str]) -> bytes:
     name = environ.get(VARIABLE, "")
     if not name:
-        raise CannotRun("a secret that is sent again cannot be stored without a key", fix=HOW)
+        raise CannotRun(
+            f"storing webhook secrets and signed input URLs requires {VARIABLE}", fix=HOW
+        )
     try:
         data = Path(name).read_bytes()
     except OSError as error:
         raise CannotRun(f"{VARIABLE}: {error.strerror}", fix=HOW) from error
     if len(data) < LEAST:
-        raise CannotRun(f"{VARIABLE} names a file of less than {LEAST} bytes", fix=HOW)
+        raise CannotRun(f"the key file in {VARIABLE} is shorter than {LEAST} bytes", fix=HOW)
     return hashlib.sha256(data).digest()

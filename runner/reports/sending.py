@@ -46,7 +46,7 @@ def send(
             (endpoint.address if endpoint else host, port), timeout=patience
         )
     except OSError as error:
-        return Answer(0, f"it cannot be reached: {error.strerror or error}")
+        return Answer(0, f"cannot connect: {error.strerror or error}")
     wires: list[socket.socket] = [wire]
     late = threading.Timer(
         max(0.0, deadline - time.monotonic()), _cut, [wires]
@@ -70,9 +70,9 @@ def send(
         gone = time.monotonic() >= deadline - 0.01
         return Answer(
             0,
-            f"it did not answer within {patience:g} s"
+            f"no response within {patience:g} s"
             if gone
-            else f"it broke off: {str(error) or type(error).__name__}"[:200],
+            else f"connection lost: {str(error) or type(error).__name__}"[:200],
         )
     finally:
         late.cancel()

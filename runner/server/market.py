@@ -57,7 +57,9 @@ def look_up(ws: Workspace, found: Survey, names: Iterable[str], known: Known) ->
         kind: shelves.wishes(ws, found, "all", cluster=kind)
         for kind in {known.renting[name] for name in names}
     }
-    costing = shelves.pricing(ws, [each for asked in by_kind.values() for each in asked.values()])
+    costing = shelves.pricing_of(
+        ws, [each for asked in by_kind.values() for each in asked.values()]
+    )
     for name in names:
         asking = {
             step: shelves.on_market_of(ws, name, asked.wish)
@@ -134,7 +136,7 @@ async def _asked(ws: Workspace, asked: Sequence[Ask]) -> list[Shelf]:
 
 async def _asked_one(ws: Workspace, name: str, wish: Wish) -> Shelf:
     try:
-        (driver,) = offering.priced(ws, name).drivers.values()
+        (driver,) = offering.priced_drivers(ws, name).drivers.values()
         (shelf,) = await offering.shelves({name: (driver, [wish])})
     except RecipeError as error:  # no key for it, or it has no such filter
         return Shelf(name, wish, failed=plain(str(error), ws.root))

@@ -470,7 +470,7 @@ def recipe(name: str, room: InRoom) -> RecipeView:
 
     each = meant(room, name)
     found = read_recipe(each)
-    sheet = datasheet.described(datasheet.Sheet(found, {}))
+    sheet = datasheet.describe_sheet(datasheet.Sheet(found, {}))
     made = [name for name, _, _ in datasheet.results(found)]
     parts = {
         "doc": found.doc,
@@ -539,7 +539,9 @@ def offered_for(room: ServedWorkspace, known: Known, wanted: Wanted) -> tuple[Of
     with surveyed(room, wanted) as (ws, found):
         looked = look_up(ws, found, known.renting, known)
         shown = [
-            shelf for step, each in looked.by_step.items() for shelf in shelves.ranked(step, each)
+            shelf
+            for step, each in looked.by_step.items()
+            for shelf in shelves.rank_for_programs(step, each)
         ]
         return OfferList(
             drivers=[OfferShelf.model_validate(each) for each in shown]

@@ -58,6 +58,11 @@ router = APIRouter(prefix="/v1", tags=["runs"])
 State: TypeAlias = Literal["QUEUED", "ACTIVE", "PAUSED", "COMPLETED", "FAILED", "CANCELLED"]
 MOST: Final = 200
 """Runs of one page."""
+PAGE_END: Final = (
+    r"^(([0-9]{1,12}(\.[0-9]{1,9})?~)?[12][0-9]{3}(0[1-9]|1[0-2])(0[1-9]|[12][0-9]|3[01])"
+    r"-([01][0-9]|2[0-3])[0-5][0-9][0-5][0-9]-[0-9a-f]{6})?$"
+)
+"""Where a page of runs ends: the time of a run, and its id."""
 NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._@+-]*$"
 _Tag: TypeAlias = Annotated[str, Field(max_length=60, pattern=r"^[^\s#,][^\s,]*$")]
 _Label: TypeAlias = Annotated[str, Field(max_length=100, pattern=NAME)]
@@ -517,7 +522,9 @@ def runs(
     label: Annotated[
         str, Query(max_length=201, pattern=r"^([^=]+=[^=]+)?$", description="NAME=VALUE")
     ] = "",
-    after: Annotated[str, Query(max_length=80, description="`next` of the page before.")] = "",
+    after: Annotated[
+        str, Query(max_length=80, pattern=PAGE_END, description="`next` of the page before.")
+    ] = "",
     limit: Annotated[int, Query(ge=1, le=MOST)] = 50,
     tag: Annotated[str, Query(max_length=60)] = "",
     archived: Annotated[

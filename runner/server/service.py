@@ -204,14 +204,14 @@ def machines(
     wish = Wish(Need(gpus=gpus), filters=filters(where or ()))
     with room.working() as ws:
         try:
-            names = [*offering.priced(ws, ",".join(names_of(ws.config, driver))).drivers]
+            names = [*offering.priced_drivers(ws, ",".join(names_of(ws.config, driver))).drivers]
         except CannotRun as error:
             raise Refused(
                 404, "not-found", str(error), "GET /v1/offers asks all that do"
             ) from error
     found = market.ask(room, [(name, wish) for name in names])
     return OfferList(
-        drivers=[OfferShelf.model_validate(each) for each in shelves.ranked("", found)]
+        drivers=[OfferShelf.model_validate(each) for each in shelves.rank_for_programs("", found)]
     )
 
 

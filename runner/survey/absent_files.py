@@ -98,5 +98,5 @@ def _may_be_made(recipe: Recipe, path: str) -> bool:
 
 
 def _absent(recipe: Recipe, message: str, where: Where, base: str) -> Problem:
-    fix = f"correct its name: it begins at {base}, one with ./ or ../ at the recipe file"
+    fix = f"correct the path: it is relative to {base}, or to the recipe file if it starts with ./ or ../"
     return recipe.document.problem("no-such-file", message, where, fix=fix)

@@ -93,7 +93,8 @@ def unpack(
         return folder
     if hashlib.sha256(data).hexdigest() != digest:
         raise Corrupt(
-            f"the bundle {digest[:12]} is not what its name says", fix="submit the run again"
+            f"the bundle {digest[:12]} is damaged: its content does not match its digest",
+            fix="submit the run again",
         )
     new = folder.with_name(temporary_name(folder.name))
     new.mkdir(parents=True)
@@ -124,8 +125,8 @@ def _place_inputs(
     if missing:
         names = ", ".join(path for path, content in listed if content in missing)
         raise CannotRun(
-            f"the shared store does not have {names}",
-            fix="submit the run again: that puts it there anew",
+            f"the shared store is missing {names}",
+            fix="submit the run again to upload them",
         )
     for path, content in listed:
         target = folder / path
@@ -141,14 +142,14 @@ def find_packed(ws: Workspace, address: str) -> Content | None:
     cache = ws.remote_cache
     if cache is None:
         raise CannotRun(
-            f"{address} names what a shared store has, and there is none",
-            fix='`store = "NAME"` in recipe.toml names one',
+            f"{address} is an address in a shared store, but no shared store is set",
+            fix='set `store = "NAME"` in recipe.toml',
         )
     found = cache.remote.holds([Content(f"{kind}:{named[1]}") for kind in "tfx"])
     if not found:
         raise CannotRun(
             f"{address} is not in the shared store",
-            fix="put it there: `recipe push`, or submit the folder itself once",
+            fix="upload the data with `recipe push`, or submit the directory itself once",
         )
     return min(found)
 
@@ -166,8 +167,8 @@ def fetch_packed_inputs(ws: Workspace, request: Request) -> Request:
         if not place.exists():
             if ws.remote_cache is None or ws.remote_cache.bring([content]):
                 raise CannotRun(
-                    f"{value} cannot be fetched from the shared store",
-                    fix="`recipe doctor` looks at the store",
+                    f"cannot fetch {value} from the shared store",
+                    fix="test the store with `recipe doctor`",
                 )
             place.parent.mkdir(parents=True, exist_ok=True)
             ws.objects.copy_to(content, place, link=True)
@@ -205,8 +206,8 @@ class _BundleBuilder:
         """Report what can only mean something on this machine."""
         if request.current_python:
             self._report(
-                "--python current is the Python of this machine, and a worker has its own",
-                "lock the packages, or give --here",
+                "`--python current` means the Python of this machine, but workers run on other machines",
+                "lock the packages, or pass `--here`",
             )
 
     def add_recipes(self) -> None:
@@ -217,7 +218,7 @@ class _BundleBuilder:
             if place is None:
                 self._report(
                     f"{name} is outside the workspace",
-                    "keep it below the workspace, or name the workspace with -C",
+                    "move the file below the workspace, or select the workspace with `-C`",
                 )
                 continue
             self._files[place] = name
@@ -248,7 +249,7 @@ class _BundleBuilder:
         if not found:
             self._report(
                 f"{address} is not in the shared store",
-                "submit the folder itself once, or put it there with `recipe push`",
+                "submit the directory itself once, or upload the data with `recipe push`",
             )
             return None
         place = f"{_INPUTS}/{digest[:12]}/data"
@@ -266,13 +267,13 @@ class _BundleBuilder:
             return None  # the worker's installation has it too
         if not os.path.exists(real):
             of_input = f" (the input {input})" if input is not None else ""
-            self._report(f"{address} is not there{of_input}", "correct the path")
+            self._report(f"{address} does not exist{of_input}", "correct the path")
             return None
         place = self._below_root(str(self._ws.absolute(address)))
         if place is None and input is None:
             self._report(
-                f"{address}, which the recipe names, is outside the workspace",
-                "take it as an input",
+                f"the recipe uses {address}, which is outside the workspace",
+                "pass the file as an input",
             )
             return None
         content = self._content_of(real)
@@ -301,7 +302,8 @@ class _BundleBuilder:
             path = str(self._ws.root / dep)
             if content is None:
                 self._report(
-                    f"{dep}, which a step depends on, is not there", "make it, or correct `deps`"
+                    f"{dep}, a dependency of a step, does not exist",
+                    "create the file, or correct `deps`",
                 )
             elif total(os.path.realpath(path)) > INLINE:
                 self._send(dep, Content(content), os.path.realpath(path))
@@ -326,7 +328,7 @@ class _BundleBuilder:
     def _add_file(self, path: str) -> None:
         place = self._place(path)
         if place is None:
-            self._report(f"{path} is outside the workspace", "keep it below the workspace")
+            self._report(f"{path} is outside the workspace", "move the file below the workspace")
         else:
             self._files[place] = path
 
@@ -336,8 +338,8 @@ class _BundleBuilder:
             for url, _, _ in spec.git:
                 if "://" not in url:
                     self._report(
-                        f"{url} is a repository of this disk",
-                        "name it by an address that the worker reaches",
+                        f"the repository {url} is on this machine, out of reach of workers",
+                        "use a repository URL that the worker can reach",
                     )
 
     def add_glob_matches(self) -> None:

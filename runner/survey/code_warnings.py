@@ -55,7 +55,7 @@ def warnings(recipe: Recipe, read: Callable[[str], Imports]) -> Iterator[Problem
         if not listed.auto:
             yield from _unlisted_imports(base, recipe, step, listed, needed)
         for file, doubt in needed.doubts if listed.auto else ():
-            fix = "list what it needs under `deps`, or all files instead of `auto`"
+            fix = "list the missing files under `deps`, or list all files instead of `auto`"
             yield recipe.document.problem(
                 "unread-import",
                 f"{file}: {doubt}",
@@ -85,9 +85,9 @@ def _absent_start(
         if start.kind != "script" or escapes(path) or not brought.isdisjoint(heads(path)):
             continue
         if not os.path.lexists(f"{base}/{path}"):
-            message = f'"{step.id}" starts {start.name}, which is not there'
+            message = f'"{step.id}" starts {start.name}, which does not exist'
             where = (*step.origin, "run" if step.run is not None else "accelerate")
-            fix = "correct its name, or list the checkout that has it in `code`"
+            fix = "correct the file name, or add the git checkout with this file to `code`"
             yield recipe.document.problem(
                 "no-such-file", message, where, fix=fix, severity="warning"
             )
@@ -104,7 +104,7 @@ def _file_as_program(recipe: Recipe, step: Step, listed: _StepCode) -> Iterator[
     program = next(_words(step.run), "")
     if program and "/" not in program and program in listed.files:
         message = (
-            f'"{program}" is a file of `code`: a program without a slash is looked for on PATH'
+            f'"{program}" is a file in `code`, but a program without a slash is searched on PATH'
         )
         starter = "python " if program.endswith(".py") else "./"
         where = (*step.origin, "run")
@@ -167,8 +167,8 @@ def _heavy_files(
     for name in dict.fromkeys(files):
         size = os.stat(f"{base}/{name}").st_size
         if size > code_files.HEAVY:
-            message = f"{name} in `code` has {about(size)}, and is copied for each attempt"
-            fix = "name it under `deps`, which links large files, or leave it out with `exclude`"
+            message = f"{name} in `code` has {about(size)} and is copied for every attempt"
+            fix = "move the file to `deps`, which links large files, or exclude it with `exclude`"
             yield recipe.document.problem(
                 "heavy-code", message, listed.where, fix=fix, key=True, severity="warning"
             )

@@ -26,8 +26,8 @@ class EmptyGlob(NamedTuple):
     @property
     def warning(self) -> str:
         """What to tell, and what to do."""
-        result = ", so it has no instance" if self.axis else ""
-        fix = "correct the pattern, or say `{glob: …, allow_empty: true}`"
+        result = ", so the step has no instances" if self.axis else ""
+        fix = "correct the pattern, or set `{glob: …, allow_empty: true}`"
         return f'{self.step}: nothing matches "{self.pattern}"{result} ({fix})'
 
 
@@ -61,4 +61,4 @@ def _no_folder(ws: Workspace, pattern: str) -> str:
     folder = fixed_folder(pattern)
     if not folder or os.path.isdir(ws.absolute(folder)):
         return ""
-    return f"matches nothing: there is no folder {folder}"
+    return f"matches nothing: {folder} does not exist"

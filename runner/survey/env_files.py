@@ -83,9 +83,9 @@ class EnvFiles:
         try:
             return parse_env(whole(self._root / path).decode("utf-8"))
         except FileNotFoundError:
-            raise CannotRun(f"the env_file {path} is not there") from None
+            raise CannotRun(f"the env_file {path} does not exist") from None
         except OSError as error:
-            raise CannotRun(f"the env_file {path} cannot be read: {error.strerror}") from error
+            raise CannotRun(f"cannot read the env_file {path}: {error.strerror}") from error
         except UnicodeDecodeError:
             raise CannotRun(f"the env_file {path} is not UTF-8 text") from None
         except ValueError as error:

@@ -37,7 +37,7 @@ def find_changes(ws: Workspace, found: Survey, numbers: Iterable[int]) -> dict[i
     for n in numbers:
         row, image = before.get(nodes[n].id), preimage_of(found, n)
         if row is None:
-            answer[n] = ["it has not run here before"]
+            answer[n] = ["no earlier run in this workspace"]
         elif image is None or not isinstance(row.preimage, dict):
             answer[n] = []
         else:
@@ -83,14 +83,14 @@ def describe_replaced(ws: Workspace, paths: Iterable[str]) -> list[str]:
 
 def _whose(published: Mapping[str, Published], path: str) -> str:
     if row := published.get(path):
-        return f"which was edited after {row.recipe} made it"
+        return f"which was edited after {row.recipe} created it"
     above = [published[each] for each in heads(path) if each in published]
     if above:
-        return f"which is in {above[0].path}, made by {above[0].recipe}"
+        return f"which is in {above[0].path}, created by {above[0].recipe}"
     below = [row for each, row in published.items() if each.startswith(f"{path.rstrip('/')}/")]
     if below:
-        return f"which holds {below[0].path}, made by {below[0].recipe}"
-    return "which was there before recipe made anything there"
+        return f"which contains {below[0].path}, created by {below[0].recipe}"
+    return "which was not created by recipe"
 
 
 def shown_command(found: Survey, n: int) -> tuple[str, dict[str, str]]:

@@ -103,8 +103,8 @@ def _lock_content(ws: Workspace, path: Path) -> Content | None:
         return None
     if wrong:
         raise CannotRun(
-            f"{path} cannot be read as a lock: {wrong}",
-            fix="make it with the tool that locks packages",
+            f"cannot read the lock file {path}: {wrong}",
+            fix="create the lock file again with `recipe lock`, uv or pip-compile",
         )
     return ws.cache.content_of(str(path.resolve()))
 

@@ -202,7 +202,7 @@ def read_imports(file: str) -> Imports:
     try:
         return read(whole(Path(file)))
     except (OSError, SyntaxError, ValueError, RecursionError) as error:
-        return Imports(doubts=(f"cannot be read as Python: {error}",))
+        return Imports(doubts=(f"invalid Python: {error}",))
 
 
 def import_advice(
@@ -229,7 +229,7 @@ def import_advice(
             .removesuffix(module.replace(".", "/"))
             or "."
         )
-        return f"{module} is {file}, and Python does not look in {folder}: add `env: {{PYTHONPATH: {folder}}}` to {step}"
+        return f"{module} is {file}, but {folder} is not on Python's path: add `env: {{PYTHONPATH: {folder}}}` to {step}"
     return ""
 
 
@@ -266,9 +266,7 @@ def _as_module(base: str, starts: Sequence[Start]) -> str:
             continue
         module, above = named
         way = f", with `env: {{PYTHONPATH: {above}}}`" if above else ""
-        return (
-            f"{file} imports from its own package: start it by its name: `python -m {module}`{way}"
-        )
+        return f"{file} imports from its own package: start it as a module with `python -m {module}`{way}"
     return ""
 
 

@@ -62,11 +62,13 @@ class StepState(NamedTuple):
             else next((each for each in self.checkpoints if each.number == number), None)
         )
         if found is None:
-            which = f"checkpoint {number}" if number is not None else "whole checkpoint"
+            which = f"checkpoint {number}" if number is not None else "complete checkpoint"
             there = ", ".join(str(each.number) for each in self.checkpoints if each.number >= 0)
             raise NotFound(
                 f"{self.step} has no {which} here",
-                fix=f"there are {there}" if there else "`recipe run` makes them",
+                fix=f"available checkpoints: {there}"
+                if there
+                else "create checkpoints with `recipe run`",
             )
         return found
 
@@ -81,8 +83,8 @@ def find_states(ws: Workspace, found: Survey, numbers: Iterable[int]) -> list[St
         image = preimage_of(found, n)
         if image is None:
             raise CannotRun(
-                f"the checkpoints of {node.id} are found by what it needs, which is not made yet",
-                fix=f"recipe run --until {node.id}",
+                f"cannot locate checkpoints of {node.id}: its dependencies have not run yet",
+                fix=f"run them with `recipe run --until {node.id}`",
             )
         key = checkpoints.key(spec, image["world"], node.id)
         generation, note = checkpoints.choose_folder(ws.home / "states" / key, spec.continues)
@@ -117,7 +119,9 @@ def export(checkpoint: Checkpoint, target: Path) -> Path:
     """Copy a checkpoint to `target`, or into it where that is a folder; nothing is replaced.  Answers where it is.  Raises CannotRun."""
     place = target / checkpoint.path.name if target.is_dir() else target
     if os.path.lexists(place):
-        raise CannotRun(f"{place} is there already", fix="name another place, or move it away")
+        raise CannotRun(
+            f"{place} already exists", fix="choose another path, or move the existing file away"
+        )
     place.parent.mkdir(parents=True, exist_ok=True)
     new = place.with_name(temporary_name(place.name))
     if checkpoint.path.is_dir():
@@ -136,15 +140,15 @@ def go_back(ws: Workspace, state: StepState, number: int) -> Checkpoint:
     lock = ws.locks.try_hold(state.lock)
     if lock is None:
         raise Busy(
-            f"{state.step} is running with these checkpoints",
-            fix="stop that run first: Ctrl-C there",
+            f"{state.step} is running and uses these checkpoints",
+            fix="stop that run first with Ctrl-C or `recipe cancel`",
         )
     with lock:
         chosen = state.numbered(number)
         if chosen.why:
             raise CannotRun(
-                f"{chosen.path.name} cannot be resumed from: {chosen.why}",
-                fix="choose another: `recipe checkpoints` lists them",
+                f"cannot resume from {chosen.path.name}: {chosen.why}",
+                fix="choose another checkpoint; `recipe checkpoints` lists them",
             )
         aside = state.folder.parent / _ASIDE / state.state
         for each in state.checkpoints:

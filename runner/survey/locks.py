@@ -63,7 +63,7 @@ def make_lock(
     version = python or f"{sys.version_info[0]}.{sys.version_info[1]}"
     program = uv.here()
     if not program:
-        raise CannotRun(f"{path} cannot be locked: there is no uv", fix="pip install uv")
+        raise CannotRun(f"cannot lock {path}: uv is not installed", fix="run `pip install uv`")
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder, "made.lock")
         if lock.exists() and not upgrade:
@@ -90,8 +90,8 @@ def make_lock(
         if done.returncode:
             said = " ".join(done.stderr.split()).removeprefix("error: ")
             raise CannotRun(
-                f"{path} cannot be locked: {said[:1000]}",
-                fix="correct it, or look at the network and the package index",
+                f"cannot lock {path}: {said[:1000]}",
+                fix="correct the file, or check the network and the package index",
             )
         head = f"# Made by recipe lock from {path.name} ({_digest(path).decode()}): Python {version} and newer.\n"
         new = lock.with_name(temporary_name(lock.name))
@@ -100,8 +100,8 @@ def make_lock(
             new.replace(lock)
         except OSError as error:
             raise CannotRun(
-                f"{lock} cannot be written: {error.strerror}",
-                fix="make room or get the right to write there",
+                f"cannot write {lock}: {error.strerror}",
+                fix="free disk space, or allow writing to this directory",
             ) from error
     return lock
 

@@ -84,7 +84,7 @@ def read_text(source: Path) -> bytes:
     try:
         return whole(source)
     except OSError as error:
-        raise NotFound(f"{source} cannot be read: {error.strerror}") from error
+        raise NotFound(f"cannot read {source}: {error.strerror}") from error
 
 
 def parse_recipe(ws: Workspace, text: bytes, name: str) -> Recipe:
@@ -178,8 +178,8 @@ def _unreadable_recipe(recipe: Recipe, step: Step, error: NotFound | OSError) ->
     if isinstance(error, (NotFound, FileNotFoundError)):
         message = f'there is no recipe "{name}"'
     else:
-        message = f"{name} cannot be read: {error.strerror or error}"
-    fix = "name the file of a recipe, or a recipe of the library"
+        message = f"cannot read {name}: {error.strerror or error}"
+    fix = "use a recipe file or a library recipe"
     if isinstance(error, NotFound):
         fix = error.fix
     return recipe.document.problem("unknown-recipe", message, (*step.origin, "uses"), fix=fix)
@@ -223,20 +223,21 @@ def _without_credentials(ws: Workspace, recipe: Recipe, name: str, value: Tree) 
         raise Invalid([_streamed_secret(recipe, name)])
     if ws.addresses.setdefault(address, value) != value:
         words = (
-            f"two inputs are {address} with different queries;"
-            " a query opens a file and is no part of its name"
+            f"two inputs have the URL {address} with different queries;"
+            " the query only grants access and does not tell files apart"
         )
-        raise Invalid([Problem("two-queries", words, fix="fetch them into files, and give these")])
+        raise Invalid(
+            [Problem("two-queries", words, fix="download the files and pass their paths")]
+        )
     return address
 
 
 def _streamed_secret(recipe: Recipe, name: str) -> Problem:
     problem = recipe.document.problem(
         "streamed-secret",
-        f'"{name}" is streamed, so that its address stands in the command,'
-        " and what opens it would, too",
+        f'the signed URL of "{name}" would appear in the command, because the input is streamed',
         ("inputs", name),
-        fix="say `stream: false` in the recipe",
+        fix="set `stream: false` in the recipe",
         key=True,
     )
     return problem._replace(input=name)

@@ -52,7 +52,7 @@ def pull(
             begun = remote_cache.remote.received
             lost = remote_cache.bring(wanted)
             tally.problems += [
-                f"{node.id}: {content[:14]}… could not be had" for content in sorted(lost)
+                f"{node.id}: cannot download {content[:14]}…" for content in sorted(lost)
             ]
             tally.contents += len(wanted) - len(lost)
             tally.bytes += remote_cache.remote.received - begun
@@ -67,7 +67,7 @@ def explain_remote(ws: Workspace, remote_cache: RemoteCache, found: Survey) -> N
         if verdict.answer not in (FRESH, RESTORE) or verdict.made is None:
             continue
         words = (
-            [f"made elsewhere: found in the store {remote_cache.name}"]
+            [f"cached in the shared store {remote_cache.name}"]
             if verdict.key in remote_cache.found
             else []
         )
@@ -79,7 +79,7 @@ def explain_remote(ws: Workspace, remote_cache: RemoteCache, found: Survey) -> N
         if verdict.answer == RESTORE and missing:
             size = remote_cache.size_of(missing)
             words.append(
-                f"its bytes come from the store {remote_cache.name}"
+                f"outputs will be downloaded from the shared store {remote_cache.name}"
                 + (f", {about(size)}" if size else "")
             )
         if words:

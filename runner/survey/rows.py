@@ -59,8 +59,8 @@ class StoredStream:
         cache = self._ws.remote_cache or self._ws.share(self._ws.store.runs.get(self._run).store)
         if cache is None or cache.bring([content]):
             raise Infrastructure(
-                f"the {self._stream} of {self._attempt} cannot be had from the shared store",
-                fix="`recipe config` says which it is",
+                f"cannot read the {self._stream} of {self._attempt} from the shared store",
+                fix="check the store that `recipe config` shows",
             )
         with self._ws.objects.path(content).open("rb") as file:
             return os.pread(file.fileno(), PIECE, self.offset)

@@ -99,13 +99,13 @@ def tell_story(ws: Workspace, row: RunRow) -> Story:
     files, passed = _small_files(ws, found, traces)
     left_out = []
     if passed:
-        left_out.append(f"{passed} pictures and texts are too large or too many to be here")
+        left_out.append(f"{passed} images and texts are left out: too large or too many")
     if len(found) > len(logs) >= _LOGS:
         left_out.append(
-            f"the logs of {_LOGS} steps are here, failed ones first; `recipe logs` has all"
+            f"only the logs of {_LOGS} steps are included, failed steps first; `recipe logs` shows all"
         )
     if graph is None:
-        left_out.append("the graph of this run is not kept: its steps stand without arrows")
+        left_out.append("the graph of this run was not stored, so its steps have no arrows")
     why = _find_causes(ws, row, by_step)
     return Story(row, needs, counts, found, logs, files, why, stored_links(attempts), left_out)
 
@@ -237,11 +237,11 @@ def _attempts_before(ws: Workspace, row: RunRow, steps: Iterable[str]) -> dict[s
 def _causes(before: AttemptRow | None, now: AttemptRow) -> list[str]:
     """Return in words what had changed between two attempts; empty if that is not kept."""
     if before is None:
-        return ["it had not run here before"]
+        return ["no earlier run in this workspace"]
     old, new = before.preimage, now.preimage
     if not isinstance(old, dict) or not isinstance(new, dict):
         return []
     if "author" not in old or "author" not in new:
         return []
     changes = [str(change) for change in fingerprint.explain(old, new)]
-    return changes or ["nothing had changed: it was asked for again, or had not been done"]
+    return changes or ["nothing had changed: the step was requested again, or had not finished"]

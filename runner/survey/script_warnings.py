@@ -6,16 +6,17 @@ import ast
 import os
 import posixpath
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ..language.imports import Imports, Start, started
+from ..language.imports import BY_VALUE, Imports, Start, started
 from ..language.recipe import GitCode
 from ..language.script_options import ScriptOptions, options_of
 from ..language.script_words import (
     GivenWord,
+    WordFault,
     faults,
     words_of_list,
     words_of_mapping,
@@ -23,12 +24,12 @@ from ..language.script_words import (
 )
 from ..planning.patterns import python_path
 from ..reading import whole
-from .imports import follow_imports
+from .imports import ImportedFiles, follow_imports
 
 if TYPE_CHECKING:
     from ..errors import Problem
     from ..language.recipe import Recipe, Step
-    from ..language.values import Where
+    from ..language.values import Tree, Where
 
 _LARGE: Final = 1 << 20  # bytes of a program that is read
 _STARTERS: Final = re.compile(r"(?:.*/)?(?:python[\d.]*|torchrun|accelerate|uv)")
@@ -44,21 +45,45 @@ def warnings(recipe: Recipe, read: Callable[[str], Imports]) -> Iterator[Problem
         code = step.code if step.code is not None else recipe.code
         if any(isinstance(item, GitCode) for item in code):
             continue  # what a checkout holds is not known before it is fetched
-        scripts = [start for start in started(step.run, step.accelerate) if start.kind == "script"]
-        for start in scripts:
-            file = posixpath.normpath(start.name)
+        path = python_path({**recipe.env, **step.env})
+        for start in _scripts(step):
             words = _given_words(step, start)
-            if words is None or file in made or file in step.files or not file.endswith(".py"):
+            found = follow_imports(base, [start], path, read)
+            file = next((each.file for each in reversed(found.files.values()) if not each.by), "")
+            # A module that a value names adds no option unless it is handed the parser, which is looked for.
+            unsure = any(not doubt.endswith(BY_VALUE) for _, doubt in found.doubts)
+            if words is None or unsure or file in made or file in step.files:
                 continue
-            path = python_path({**recipe.env, **step.env})
-            takes = _options(base, file, path, read)
-            if takes is None:
-                continue
-            where: Where = (*step.origin, "run" if step.run is not None else "accelerate")
-            for fault in faults(start.name, takes, words, where):
-                yield recipe.document.problem(
-                    "script-options", fault.message, fault.where, fix=fault.fix, severity="warning"
-                )
+            takes = _options(base, file, found)
+            for fault in faults(start.name, takes, words, _place(step)) if takes else ():
+                yield _problem(recipe, step, start, fault)
+
+
+def _scripts(step: Step) -> list[Start]:
+    """The files and modules that a step starts for certain: of a list of arguments the first alone, as another may be an argument of it."""
+    found = started(step.run, step.accelerate)
+    return found if isinstance(step.run, str) else found[:1]
+
+
+def _place(step: Step) -> Where:
+    return (*step.origin, "run" if step.run is not None else "accelerate")
+
+
+def _problem(recipe: Recipe, step: Step, start: Start, fault: WordFault) -> Problem:
+    offset: int | None = None
+    length: int | None = None
+    if isinstance(step.run, str) and fault.word:
+        offset = max(0, step.run.find(fault.word, step.run.find(start.name)))
+        length = len(fault.word)
+    return recipe.document.problem(
+        "script-options",
+        fault.message,
+        fault.where,
+        fix=fault.fix,
+        offset=offset,
+        length=length,
+        severity="warning",
+    )
 
 
 def _given_words(step: Step, start: Start) -> list[GivenWord] | None:
@@ -73,20 +98,22 @@ def _given_words(step: Step, start: Start) -> list[GivenWord] | None:
             if isinstance(args, list)
             else None
         )
-    where = (*step.origin, "run")
     if isinstance(step.run, str):
-        return words_of_script(step.run, start.name, where)
-    if not step.run or not _STARTERS.fullmatch(str(step.run[0])):
+        return words_of_script(step.run, start.name, _place(step), _STARTERS)
+    if not isinstance(step.run, list) or not _STARTERS.fullmatch(_first(step.run)):
         return None
-    return words_of_list(step.run, start.name, where)
+    return words_of_list(step.run, start.name, _place(step))
 
 
-def _options(
-    base: str, script: str, path: list[str], read: Callable[[str], Imports]
-) -> ScriptOptions | None:
-    found = follow_imports(base, [Start("script", script)], path, read)
+def _first(run: Sequence[Tree]) -> str:
+    """The program of a list of arguments."""
+    item = run[0] if run else ""
+    return _first(item) if isinstance(item, list) else str(item)
+
+
+def _options(base: str, script: str, found: ImportedFiles) -> ScriptOptions | None:
     files = tuple(file for file in found.files if file.endswith(".py"))
-    if found.doubts or script not in files:
+    if script not in files:
         return None
     try:
         return _read_options(

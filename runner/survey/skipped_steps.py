@@ -48,5 +48,9 @@ def _reason(plan: Plan, n: int, gone: Collection[int]) -> str:
         return f"there is no {', '.join(paths[:3])}{', …' if len(paths) > 3 else ''}"
     before = [*(each.producer for each in node.late), *node.after, *node.choices]
     needed = dict.fromkeys(bare(plan.nodes[each].id) for each in before if each in gone)
-    own = "its `when` is false" if "/" not in node.id else "its `when`, or that around it, is false"
+    own = (
+        "its `when` is false"
+        if "/" not in node.id
+        else "its `when`, or the `when` of an enclosing step, is false"
+    )
     return f"{', '.join(list(needed)[:3])} is skipped" if needed else own

@@ -68,7 +68,7 @@ class Survey:
             return []
         asked = self.plan.closure_of(self.until)[1] if self.until else waiting.keys()
         axes = {
-            pending.step: f"one for each {pending.pattern} that {pending.producer} makes"
+            pending.step: f"one for each {pending.pattern} from {pending.producer}"
             for pending in self.plan.pending
         }
         found = []
@@ -79,7 +79,7 @@ class Survey:
                 found.append(WaitingStep(id, f"{id}[…]", axes[id], needs))
             else:
                 makers = ", ".join(need for need in needs if need in waiting) or needs[0]
-                why = f"depends on what {makers} will make"
+                why = f"depends on the outputs of {makers}"
                 found.append(WaitingStep(id, id, why, needs))
         return found
 

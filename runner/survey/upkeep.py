@@ -62,8 +62,8 @@ def adopt_outputs(ws: Workspace, found: Survey, n: int) -> Trace | None:
                 published.append(Published(at, content, "", "", node.id, found.plan.recipe))
     if problems:
         raise CannotRun(
-            f"{node.id} cannot be adopted: {'; '.join(problems)}",
-            fix="put the files there, or run the step",
+            f"cannot adopt files for {node.id}: {'; '.join(problems)}",
+            fix="create the files at these paths, or run the step",
         )
     trace = Trace(
         key,
@@ -85,32 +85,34 @@ def _adoptable_key(node: Node, verdict: Verdict) -> str:
     """Return the key under which files become the result of a step. Raises CannotRun."""
     if node.flags & SELECT:
         raise CannotRun(
-            f"{node.id} selects, it makes nothing",
-            fix="adopt one of the steps that it selects from",
+            f"cannot adopt files for {node.id}: it selects among other steps and has no outputs of its own",
+            fix="adopt one of the steps under its `select`",
         )
     if node.flags & UNCACHED:
-        raise CannotRun(f"{node.id} says `cache: false`: it runs every time, whatever is there")
+        raise CannotRun(f"cannot adopt files for {node.id}: `cache: false` makes it run every time")
     if verdict.answer == SKIPPED:
-        raise CannotRun(f"{node.id} is skipped: {'; '.join(verdict.reasons)}")
+        raise CannotRun(
+            f"cannot adopt files for {node.id}: it is skipped: {'; '.join(verdict.reasons)}"
+        )
     if verdict.key is None:
         fix = ""
         if verdict.answer == MAYBE:
-            fix = "run what it needs first (`recipe run --until`), or adopt that"
-        raise CannotRun(f"{node.id} has no key yet: {'; '.join(verdict.reasons)}", fix=fix)
+            fix = "run its dependencies first with `recipe run --until`, or adopt files for them"
+        raise CannotRun(f"{node.id} has no cache key yet: {'; '.join(verdict.reasons)}", fix=fix)
     return verdict.key
 
 
 def _unfit_output(target: Path, content: Content | None, flags: int) -> str:
     """Return why a file or folder cannot be an output with these flags; empty if it can."""
     if content is None:
-        return "" if flags & OPTIONAL else "is not there"
+        return "" if flags & OPTIONAL else "does not exist"
     is_folder = content[0] == "t"
     if flags & DIRECTORY and not is_folder:
         return "is not a directory"
     if flags & NONEMPTY:
         is_empty = not any(target.iterdir()) if is_folder else target.stat().st_size == 0
         if is_empty:
-            return "is empty, which the recipe forbids"
+            return "is empty, but the recipe requires content"
     return ""
 
 
@@ -188,7 +190,7 @@ def demand_quiet(ws: Workspace, recipe: str) -> None:
     """Raise Busy while a run of this recipe is under way here."""
     for row in ws.store.runs.latest(recipe=recipe, last=100):
         if row.state == "ACTIVE" and ws.store.runs.live(row.id):
-            raise Busy(f"run {row.id} of {recipe} is under way", fix="wait for it, or stop it")
+            raise Busy(f"run {row.id} of {recipe} is running", fix="wait for the run, or stop it")
 
 
 def unpublish(ws: Workspace, rows: Iterable[Published]) -> None:
@@ -223,13 +225,13 @@ def _remove_empty(root: Path, target: Path) -> None:
 def demand_over(ws: Workspace, row: RunRow) -> None:
     """Raise Busy where a run is under way, or its worker died with steps begun: their jobs may live, and `recipe cancel` ends them."""
     if ws.store.runs.live(row.id):
-        raise Busy(f"run {row.id} is under way", fix="wait for it, or stop it")
+        raise Busy(f"run {row.id} is running", fix="wait for the run, or stop it")
     if row.state not in FINAL and any(
         step.state == "RUNNING" for step in ws.store.runs.steps(row.id).values()
     ):
         raise Busy(
-            f"the worker of run {row.id} died, and its steps may be running",
-            fix=f"`recipe cancel {row.id}` ends it; then remove it",
+            f"the worker of run {row.id} died, but its steps may still be running",
+            fix=f"cancel the run with `recipe cancel {row.id}`, then remove it",
         )
 
 

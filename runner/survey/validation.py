@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -50,8 +51,9 @@ def find_problems(
     found += _check_scripts(recipe)
     found += unread.warnings(recipe)
     found += empty_reads.warnings(recipe)
-    found += code_warnings.warnings(recipe, read_imports)
-    found += script_warnings.warnings(recipe, read_imports)
+    read = cache(read_imports)
+    found += code_warnings.warnings(recipe, read)
+    found += script_warnings.warnings(recipe, read)
     used = UsedRecipes(root)
     try:
         used.load(recipe)

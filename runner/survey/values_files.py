@@ -54,8 +54,8 @@ def _read_file(name: str, path: Path) -> dict[str, object]:
         data = whole(path)
     except OSError as error:
         raise NotFound(
-            f"{name} cannot be read: {error.strerror}",
-            fix="name a file of values: YAML, JSON or TOML",
+            f"cannot read {name}: {error.strerror}",
+            fix="pass a YAML, JSON or TOML file with input values",
         ) from error
     read: object
     if path.suffix in (".json", ".toml"):
@@ -63,7 +63,7 @@ def _read_file(name: str, path: Path) -> dict[str, object]:
             read = json.loads(data) if path.suffix == ".json" else tomllib.loads(data.decode())
         except (ValueError, RecursionError) as error:
             raise Invalid(
-                [Problem("syntax", f"{name} is no {path.suffix[1:].upper()}: {error}")]
+                [Problem("syntax", f"{name} is not valid {path.suffix[1:].upper()}: {error}")]
             ) from error
     else:
         from ..language import document
@@ -77,8 +77,8 @@ def _read_file(name: str, path: Path) -> dict[str, object]:
             [
                 Problem(
                     "wrong-type",
-                    f"{name} is no mapping of inputs to values",
-                    fix="write one input a line: `learning_rate: 1e-4`",
+                    f"{name} is not a mapping of inputs to values",
+                    fix="write one input per line: `learning_rate: 1e-4`",
                 )
             ]
         )

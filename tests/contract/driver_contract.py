@@ -1019,7 +1019,7 @@ class AccountedContract(LeaseContract):
             assert driver.console.startswith("https://")
             assert all(name and words for name, words in await driver.account())
             await driver.solvent()
-            assert driver.lacks() == ""
+            assert driver.find_lack() == ""
 
         asyncio.run(ask())
 

@@ -56,7 +56,7 @@ def test_the_same_run_again_takes_over_the_machine_of_a_killed_worker_and_the_st
     code, said = go(space)
     assert code == 0, said
     assert provider(space) == ["created", "destroyed"] and starts(space) == 1
-    assert space.command("reap")[:2] == (0, "there is no lease\n")
+    assert space.command("reap")[:2] == (0, "no leases\n")
 
 
 @pytest.mark.parametrize(("flags", "machines"), [(["--keep-host"], 1), ([], 2)])

@@ -55,7 +55,7 @@ def test_a_run_goes_on_at_another_provider_after_a_kill_with_no_leak_and_the_bil
     code, _, said = renting.command("run", "--driver", ANY)
     assert code == 0 and renting.read("o") == "1\n", said
     assert "resuming run" in said and "renting runpod" in said, said
-    assert "its data and secrets may go to machines of vastai or runpod" in said
+    assert "the run's data and secrets may be sent to machines of vastai or runpod" in said
     assert not alive(vastai) and not alive(runpod)
     with Ledger.open(Path(os.environ["RECIPE_LEDGER"]), read_only=True) as ledger:
         rows = ledger.since(0)

@@ -95,7 +95,7 @@ CASES = {
         words=("run", "./t.yaml", "n=x"),
     ),
     "a word for which there is no place": Case(
-        3, 'there is no place for "show"', words=("runs", "show")
+        3, 'unexpected argument "show"', words=("runs", "show")
     ),
     "a run where none is expected": Case(
         3,
@@ -131,7 +131,7 @@ CASES = {
     ),
     "two makers": Case(
         3,
-        'made by both "s" and "t"',
+        'an output of both "s" and "t"',
         f'{HEAD}steps: {{s: {{run: "true", outputs: {{o: x}}}}, t: {{run: "true", outputs: {{p: x}}}}}}\n',
     ),
     "cycle": Case(
@@ -181,7 +181,7 @@ CASES = {
     "timeout": Case(1, "ran longer than 0.2 s", step('{run: "exec sleep 60", timeout: 0.2s}')),
     "empty dataset": Case(
         2,
-        "s needs ./sub, which is an empty folder",
+        "s needs ./sub, which is an empty directory",
         f'{HEAD}inputs: {{d: {{type: dataset}}}}\nsteps: {{s: {{run: [ls, "{{{{ inputs.d }}}}"]}}}}\n',
         words=("run", "./t.yaml", "d=./sub"),
     ),

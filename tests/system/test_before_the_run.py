@@ -39,7 +39,7 @@ NEVER = {
     "run: 'echo $(( {{ inputs.cfg.a / 2 }} ))'": "only a whole number",
     "run: [echo, 'a{{ inputs.note }}']": "inputs.note is null here: null cannot",
     "run: [echo, 'a{{ inputs.layers }}{{ inputs.note }}']": "a list cannot",
-    "run: ['{{ inputs.note }}']": "inputs.note is null here: this command has no words",
+    "run: ['{{ inputs.note }}']": "inputs.note is null here: the command is empty",
     "run: [echo, 'a{{ host.nope }}']": "host.nope",
     "run: [echo], when: '{{ (inputs.layers | size) > 2 }}'": "there is no filter `size`",
     "run: [echo], when: '{{ steps.train.metrics.loss ~ 1 }}'": "`when` is text",
@@ -158,15 +158,23 @@ steps:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("proc/{{ matrix.f | stem }}.txt", "proc/all.txt", 'instances of "each" make the same'),
+        (
+            "proc/{{ matrix.f | stem }}.txt",
+            "proc/all.txt",
+            'several instances of "each" have the same output path',
+        ),
         ("o: joined.txt", "o: proc", "is inside"),
         ("o: joined.txt", "o: joined.txt, p: ../x", "leaves the attempt"),
         ("o: joined.txt", "o: parts/x", 'is inside "parts"'),
         ("cat {{ steps.each.o }}", 'cat "x{{ steps.each.o }}"', "a list cannot"),
-        ("cat {{ steps.each.o }}", "cat {{ steps.each.oo }}", 'nothing is called "steps.each.oo"'),
-        ("cat {{ steps.each.o }}", "cat {{ inputs.nope }}", 'nothing is called "inputs.nope"'),
+        ("cat {{ steps.each.o }}", "cat {{ steps.each.oo }}", 'unknown name "steps.each.oo"'),
+        ("cat {{ steps.each.o }}", "cat {{ inputs.nope }}", 'unknown name "inputs.nope"'),
         ("joined.txt}}", "joined.txt}, when: '{{ 1 }}'}", "not true or false"),
-        ("joined.txt}}", "joined.txt}, nodes: '{{ 0.5 }}'}", "whole number of nodes"),
+        (
+            "joined.txt}}",
+            "joined.txt}, nodes: '{{ 0.5 }}'}",
+            "must be a whole number, 1 or greater",
+        ),
     ],
 )
 def test_a_step_after_a_dynamic_glob_is_checked_before_the_run(
@@ -238,7 +246,11 @@ def test_an_input_that_nothing_reads_is_a_warning_with_its_place(space: Space) -
     said = [each for each in found if each.severity == "warning"]
     assert [(each.code, space.pointed(each)) for each in said] == [("unread-input", "text")]
     code, _, errors = space.command("plan")
-    assert code == 0 and 'reads the input "text"' in errors and "recipe.yaml:5:3" in errors
+    assert (
+        code == 0
+        and 'the input "text" of t@1 is never used' in errors
+        and "recipe.yaml:5:3" in errors
+    )
 
 
 @pytest.mark.parametrize("words", [["text=b"], ["--preset", "p"], ["text=a"]])
@@ -246,13 +258,13 @@ def test_a_value_for_an_input_that_nothing_reads_is_refused(space: Space, words:
     space.recipe(IDLE)
     for verb in ("run", "plan", "submit", "check"):
         code, _, errors = space.command(verb, *words)
-        assert code == 3 and 'nothing in t@1 reads the input "text"' in errors, (verb, errors)
+        assert code == 3 and 'the input "text" of t@1 is never used' in errors, (verb, errors)
 
 
 def test_a_sweep_over_an_input_that_nothing_reads_is_refused(space: Space) -> None:
     space.recipe(IDLE)
     code, _, errors = space.command("sweep", "./recipe.yaml", "text=b,c")
-    assert code == 3 and 'reads the input "text"' in errors
+    assert code == 3 and 'the input "text" of t@1 is never used' in errors
 
 
 def test_the_inputs_of_everything_that_is_shipped_are_read() -> None:
@@ -276,7 +288,7 @@ def test_a_glob_that_nothing_matches_is_a_warning_of_plan_and_summary(space: Spa
     space.write("data/x.csv", "")
     code, out, errors = space.command("plan")
     assert code == 0, errors
-    assert 'warning: each: nothing matches "data/*.txt", so it has no instance' in out
+    assert 'warning: each: nothing matches "data/*.txt", so the step has no instances' in out
     assert 'warning: all: nothing matches "data/*.md" (' in out and "allow_empty: true" in out
     for _ in ("runs", "is fresh"):
         code, _, errors = space.command("run")
@@ -317,7 +329,7 @@ steps:
   each: {matrix: {f: {glob: "gone/*"}}, run: 'true', outputs: {o: "out/{{ matrix.f | stem }}"}}
 """)
     code, _, errors = space.command("run")
-    assert code == 2 and "no folder nope" in errors and "no folder gone" in errors
+    assert code == 2 and "nope does not exist" in errors and "no folder gone" in errors
     assert not (space.root / "first").exists()
 
 
@@ -391,8 +403,8 @@ def test_a_guess_never_bridges_unrelated_words(word: str, known: list[str], mean
 @pytest.mark.parametrize(
     ("step", "words"),
     [
-        ("run: [t.py, x], code: [t.py]", "a program without a slash is looked for on PATH"),
-        ("run: [python, nope.py, x]", "starts nope.py, which is not there"),
+        ("run: [t.py, x], code: [t.py]", "a program without a slash is searched on PATH"),
+        ("run: [python, nope.py, x]", "starts nope.py, which does not exist"),
         ("run: [python, made.py, x]", ""),
         ("run: [python, dir/x.py], files: {dir/x.py: 'print(1)'}", ""),
         ("run: [python, t.py, --out, new.py], code: [t.py]", ""),

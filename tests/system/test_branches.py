@@ -57,7 +57,7 @@ steps:
     space.run()
     assert tuple(space.summary.skipped) == lines
     reasons = {v.reasons for v in space.plan().verdicts if v.answer == "skip"}
-    assert ("a, which it needs, is skipped",) in reasons
+    assert ("a, a dependency, is skipped",) in reasons
 
 
 def test_an_instance_reads_its_like_and_one_that_failed_skips_its_like(tmp_path: Path) -> None:

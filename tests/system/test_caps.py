@@ -69,7 +69,7 @@ def test_what_is_no_recipe_file_is_refused_at_once(space: Space, kind: str) -> N
     KINDS[kind](space.root / "odd.yaml")
     space.recipe("steps: {u: {uses: ./odd.yaml}}")
     (found,) = space.problems()
-    assert found.code == "unknown-recipe" and "odd.yaml cannot be read: it is " in found.message
+    assert found.code == "unknown-recipe" and "cannot read odd.yaml: it is " in found.message
     assert validation.check_file(space.root / "recipe.yaml", space.root, {}) == [found]
     with pytest.raises(
         NotFound,

@@ -114,8 +114,8 @@ def test_what_a_server_cannot_do_is_refused_in_a_sentence(command: Command, tmp_
     code, _, err = command("submit", "talk", "--python", "python3", "--host", "me@x")
     assert (
         code == 3
-        and "--python means nothing to a server" in err
-        and "--host means nothing to a server" in err
+        and "--python does not apply to runs on a server" in err
+        and "--host does not apply to runs on a server" in err
     )
     code, _, err = command("submit", "tlak")
     assert code == 3 and "talk" in err

@@ -84,7 +84,7 @@ def test_without_the_models_config_it_is_not_known(
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert (
-        "memory: not known (the config.json of hf://org/name is not here yet)"
+        "memory: not known (the config.json of hf://org/name is not in the local cache yet)"
         in recipe("plan", "base=org/name").out
     )
     snapshot = tmp_path / "hub" / "models--org--name" / "snapshots" / "0123"
@@ -92,9 +92,9 @@ def test_without_the_models_config_it_is_not_known(
     (snapshot / "config.json").write_text(json.dumps(QWEN))
     assert memory(recipe, "base=org/name")["verdict"] == "FITS"
     (trains.root / "qwen" / "config.json").write_text("{torn")
-    assert "not here yet" in recipe("plan").out
+    assert "not in the local cache yet" in recipe("plan").out
     (trains.root / "qwen" / "config.json").write_text('{"model_type": "t5"}')
-    assert '(weights of the family "t5" are not known how to count' in recipe("plan").out
+    assert '(cannot count the weights of the model family "t5"' in recipe("plan").out
 
 
 def test_what_needs_no_gpu_has_no_estimate(trains: Space, recipe: Recipe) -> None:
@@ -258,7 +258,7 @@ def test_new_for_a_gpu_writes_a_recipe_that_is_valid_and_fits(space: Space, reci
     assert said.code == 0 and said.out == "./mine.yaml\n"
     assert (
         "memory: about 17-23 GB, FITS on rtx4090 (24 GB)" in said.err
-        and "now: recipe plan ./mine.yaml dataset=…" in said.err
+        and "next: recipe plan ./mine.yaml dataset=…" in said.err
     )
     assert "of training on rtx4090 (24 GB) (a guess from its arithmetic)" in said.err
     assert recipe("validate", "mine.yaml").code == 0
@@ -292,7 +292,7 @@ def test_where_there_is_room_the_micro_batch_grows_and_where_there_is_none_the_m
 ) -> None:
     space.write("qwen/config.json", json.dumps(QWEN))
     said = recipe("new", "big", "--from", "sft@1", "--gpu", "h100-80gb", "base=./qwen")
-    assert "chosen: micro_batch=" in said.err and "the same training, faster" in said.err
+    assert "chosen: micro_batch=" in said.err and "same result, faster" in said.err
     assert parse.load(space.root / "big.yaml").inputs["micro_batch"].default in (8, 16)
     said = recipe(
         "new",
@@ -307,7 +307,7 @@ def test_where_there_is_room_the_micro_batch_grows_and_where_there_is_none_the_m
     )
     assert (
         said.code == 2
-        and "does not fit rtx4090, whatever is given up" in said.err
+        and "does not fit rtx4090, even with every memory saving" in said.err
         and "it fits h100-80gb" in said.err
     )
     said = recipe(
@@ -317,7 +317,7 @@ def test_where_there_is_room_the_micro_batch_grows_and_where_there_is_none_the_m
     said = recipe("new", "small", "--from", "axolotl@1", "--gpu", "t4", "base=./qwen")
     assert (
         "precision=fp16: t4 has no bf16" in said.err
-        and "max_length=512: longer text is cut" in said.err
+        and "max_length=512: longer texts are truncated" in said.err
     )
 
 
@@ -337,7 +337,7 @@ def test_flux_is_put_on_a_card_of_16_gb_with_its_base_in_4_bits(recipe: Recipe) 
     said = recipe("new", "mine", "--from", "flux-lora@1", "--gpu", "t4")
     assert (
         said.code == 0
-        and 'chosen: base_storage="nf4": the base is in memory in 4 bits' in said.err
+        and 'chosen: base_storage="nf4": a 4-bit base model' in said.err
         and "FITS on t4 (16 GB)" in said.err
     )
 
@@ -346,14 +346,14 @@ def test_flux_is_put_on_a_card_of_24_gb_with_its_base_in_8_bits(
     space: Space, recipe: Recipe
 ) -> None:
     said = recipe("new", "mine", "--from", "flux-lora@1", "--gpu", "rtx4090")
-    assert (
-        said.code == 0 and 'chosen: base_storage="fp8": the base is in memory in 8 bits' in said.err
-    )
+    assert said.code == 0 and 'chosen: base_storage="fp8": an 8-bit base model' in said.err
     assert "FITS on rtx4090 (24 GB) (counted, not measured: docs/memory.md)" in said.err
     assert recipe("validate", "mine.yaml").code == 0
     space.write("images/one.txt", "a thing")
     checked = recipe("check", "mine.yaml", "dataset=./images")
-    assert checked.code == 0 and "nothing found, " in checked.out and " not checked" in checked.out
+    assert (
+        checked.code == 0 and "no problems found, " in checked.out and " not checked" in checked.out
+    )
     told = recipe("check", "mine.yaml", "dataset=./images", "base_storage=same")
     assert (
         told.code == 3
@@ -373,7 +373,7 @@ def test_flux_is_put_on_a_card_of_24_gb_with_its_base_in_8_bits(
     )
     assert (
         said.code == 2
-        and "does not fit rtx4090, whatever is given up" in said.err
+        and "does not fit rtx4090, even with every memory saving" in said.err
         and "it fits" in said.err
     )
     said = recipe(
@@ -396,8 +396,8 @@ def test_flux_is_put_on_a_card_of_24_gb_with_its_base_in_8_bits(
 @pytest.mark.parametrize(
     ("words", "heard"),
     [
-        (("--from", "sft@1"), "--from and --gpu go together"),
-        (("--gpu", "t4"), "--from and --gpu go together"),
+        (("--from", "sft@1"), "--from requires --gpu"),
+        (("--gpu", "t4"), "--from requires --gpu"),
         (("--from", "sft@1", "--gpu", "rtx409", "base=./qwen"), 'did you mean "rtx4090"?'),
         (
             ("--from", "sft@1", "--gpu", "t4", "base=./qwen", "max_lenght=8"),
@@ -407,10 +407,10 @@ def test_flux_is_put_on_a_card_of_24_gb_with_its_base_in_8_bits(
         (("--from", "sft@1", "--gpu", "t4", "base"), '"base" is not INPUT=VALUE'),
         (
             ("--from", "sft@1", "--gpu", "t4", "base=./nowhere"),
-            "what fits is unknown: the config.json of ./nowhere is not here yet",
+            "cannot choose settings: the config.json of ./nowhere is not in the local cache yet",
         ),
         (("--from", "./mine.yaml", "--gpu", "t4"), "./mine.yaml"),
-        (("max_length=8",), "with --from only"),
+        (("max_length=8",), "inputs and --preset require --from"),
     ],
 )
 def test_what_cannot_be_is_reported(

@@ -121,7 +121,7 @@ def test_a_log_is_given_by_run_and_step(space: Space, recipe: Recipe) -> None:
         == recipe("logs", f"{run[:-2]}/a", "-f").out
     )
     said = recipe("logs", "last/c")
-    assert said.out == "" and said.code == 0 and "nothing was printed" in said.err
+    assert said.out == "" and said.code == 0 and "no output" in said.err
     said = recipe("logs", "last/d")
     assert said.code == 3 and "its steps: a, b, c" in said.err
     assert (
@@ -177,7 +177,7 @@ def test_a_running_step_is_followed_to_its_end_with_its_secrets_masked(
     begun = follower.stdout.read(3)  # it shows what is there before the step goes on
     stranger = followed(space, "logs", "last/talk", env={"TALK_TOKEN": ""})
     out, err = stranger.communicate(timeout=60)
-    assert out == b"" and b"TALK_TOKEN is not set here" in err
+    assert out == b"" and b"TALK_TOKEN is not set in this environment" in err
     gate.write_bytes(b"go")
     rest, err = follower.communicate(timeout=60)
     assert (
@@ -192,7 +192,7 @@ def test_who_cannot_mask_a_log_sees_it_when_it_is_over(space: Space, gate: Path)
     process = started(space, gate, {"TALK_TOKEN": SECRET})
     follower = followed(space, "logs", "-f", env={"TALK_TOKEN": ""})
     assert follower.stderr is not None
-    assert b"shown when it is over" in follower.stderr.readline()
+    assert b"hidden until the step finishes" in follower.stderr.readline()
     gate.write_bytes(b"go")
     out, _ = follower.communicate(timeout=60)
     assert out == b"==> talk <==\none ***\n\x1b[31mred\x07\ntwo\n" and process.wait(60) == 0
@@ -327,13 +327,15 @@ def test_two_runs_differ_in_inputs_data_metrics_and_outputs(space: Space, recipe
     assert told["inputs"] == [{"part": "word", "before": "hello", "after": "bye"}]
     assert {change["part"] for change in steps["count"]["changes"]["metrics"]} == {"loss"}
     assert recipe("diff").out == recipe("diff", "last").out == out
-    assert recipe("diff", "last", "last").out.endswith("nothing differs in what both ran\n")
+    assert recipe("diff", "last", "last").out.endswith(
+        "no differences in the steps that both ran\n"
+    )
 
 
 def test_a_changed_command_is_shown_by_its_lines(letters: Space, recipe: Recipe) -> None:
     letters.recipe(LETTERS.replace("wc -c", "wc -l"))
     letters.run()
-    assert "only in A, fresh in B or no part of it: make" in recipe("diff", "last~1").out
+    assert "only in A, cached in B or not part of it: make" in recipe("diff", "last~1").out
     letters.recipe(LETTERS.replace("echo {{", "echo -n {{"))
     letters.run()
     out = recipe("diff", "last~2", "last").out

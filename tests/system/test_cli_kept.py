@@ -69,10 +69,10 @@ def test_checkpoints_are_listed_with_the_line_to_resume(space: Space, recipe: Re
         "step-1.json",
     ]
     assert "is not whole JSON" in rows["step-4.json"] and rows["step-3.json"].endswith(
-        "a run resumes from it"
+        "the next run resumes here"
     )
     assert (
-        "to resume from the newest whole one: recipe run ./recipe.yaml word=two -R train"
+        "to resume from the newest complete checkpoint: recipe run ./recipe.yaml word=two -R train"
         in said.out
     )
     told = json.loads(recipe("checkpoints", "train", "--json").out)
@@ -94,7 +94,7 @@ def test_a_checkpoint_is_found_and_copied_out(space: Space, recipe: Recipe, tmp_
         and target.read_text() == "{}\n"
     )
     said = recipe("checkpoints", "train", "--export", str(target))
-    assert said.code == 2 and "is there already" in said.err
+    assert said.code == 2 and "already exists" in said.err
     said = recipe("checkpoints", "train", "--number", "9")
     assert (
         said.code == 3
@@ -145,7 +145,7 @@ def test_an_output_is_found_where_it_was_published_else_in_the_store(
     said = recipe("path", "word.o", "./recipe.yaml", "word=three")
     assert (
         said.code == 2
-        and "has not made o under these inputs" in said.err
+        and "has not produced o with these inputs" in said.err
         and "recipe run --until" in said.err
     )
 
@@ -200,7 +200,7 @@ def test_a_run_can_be_named_found_and_forgotten(tmp_path: Path, recipe: Recipe) 
     (failed,) = json.loads(recipe("runs", "--failed", "--json").out)
     assert (
         failed["recipe"] == "other@1"
-        and recipe("runs", "--recipe", "t", "--failed").err == "there is no such run here\n"
+        and recipe("runs", "--recipe", "t", "--failed").err == "no matching run in this workspace\n"
     )
     (base,) = json.loads(recipe("runs", "--tag", "first", "--json").out)
     assert (
@@ -239,6 +239,6 @@ def test_a_run_under_way_is_not_forgotten(tmp_path: Path, recipe: Recipe) -> Non
     process = space.start("run", f"gate={gate}")
     until(lambda: "RUNNING" in recipe("report").out)
     said = recipe("rm", "last", "--yes")
-    assert said.code == 4 and "is under way" in said.err
+    assert said.code == 4 and "is running" in said.err
     gate.write_text("")
     assert process.wait(20) == 0

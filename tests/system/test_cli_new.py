@@ -86,10 +86,10 @@ def test_nothing_is_replaced(space: Space) -> None:
     space.command("new", "hello")
     before = {path: path.read_bytes() for path in space.root.rglob("*") if path.is_file()}
     code, _, err = space.command("new", "hello.yaml")
-    assert code == 3 and "./hello.yaml is there already" in err
+    assert code == 3 and "./hello.yaml already exists" in err
     (space.root / "hello.yaml").unlink()
     code, _, err = space.command("new", "hello")
-    assert code == 3 and "./hello/data.py is there already" in err
+    assert code == 3 and "./hello/data.py already exists" in err
     assert {path: path.read_bytes() for path in before if path.exists()} == {
         path: data for path, data in before.items() if path.name != "hello.yaml"
     }
@@ -194,9 +194,9 @@ def test_a_script_of_a_windows_editor_is_read(space: Space) -> None:
     ("script", "words"),
     [
         ("gone.py", "there is no file gone.py"),
-        ("../out.py", "where the code of"),
-        ("broken.py", "broken.py:1: this is not Python"),
-        ("binary.py", "this is not Python"),
+        ("../out.py", "the directory for the code of"),
+        ("broken.py", "broken.py:1: invalid Python"),
+        ("binary.py", "invalid Python"),
         ("book.ipynb", "jupyter nbconvert --to script book.ipynb"),
     ],
 )

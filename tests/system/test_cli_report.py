@@ -45,10 +45,10 @@ def test_a_report_tells_steps_and_where_a_trainings_time_went(space: Space, reci
         ["data", "DONE", "1"],
         ["train", "DONE", "1"],
     ]
-    assert "train: 3 steps of 2.00 s, 4 samples/s, loss 8 -> 6, peak 1.5 GB of main memory" in lines
+    assert "train: 3 steps of 2.00 s, 4 samples/s, loss 8 -> 6, peak 1.5 GB of CPU memory" in lines
     assert any(line.split()[:2] == ["model", "75%"] for line in lines)
     assert "  THROUGHPUT-BOUND: generation and training take 90% of a step (more than 80%)" in lines
-    assert "    - it ran without a GPU: one does this arithmetic many times faster" in lines
+    assert "    - use a GPU: the step ran on the CPU, which is many times slower" in lines
     space.recipe(
         TRAIN.replace('cat "{{ inputs.gate }}"', "cat").replace(
             '"memory_gb"', '"gpu": "NVIDIA L4", "memory_gb"'
@@ -58,7 +58,7 @@ def test_a_report_tells_steps_and_where_a_trainings_time_went(space: Space, reci
     lines = recipe("report").out.splitlines()
     assert "train: 3 steps of 2.00 s, 4 samples/s, loss 8 -> 6, peak 1.5 GB on NVIDIA L4" in lines
     assert (
-        "    - raise micro_batch (micro_batch is 2): larger batches fill a GPU better, while memory lasts"
+        "    - raise micro_batch (micro_batch is 2): larger batches use the GPU better, if memory allows"
         in lines
     )
 
@@ -84,18 +84,18 @@ open("done.txt", "w").close()
         (
             "LATENCY-BOUND",
             {"generation": 1, "tool": 9, "model": 1},
-            "call tools for all answers of a step at once",
+            "run the tool calls of a step in parallel",
         ),
         ("DATA-BOUND", {"data": 7, "model": 3}, "raise workers (workers is 2)"),
         (
             "THROUGHPUT-BOUND",
             {"data": 1, "generation": 9, "model": 8, "optimizer": 2},
-            "it ran without a GPU",
+            "the step ran on the CPU",
         ),
         (
             "BALANCED",
             {"model": 5, "evaluation": 5},
-            "look at held-out data less often (eval_every is 10)",
+            "evaluate less often (eval_every is 10)",
         ),
     ],
 )
@@ -218,13 +218,13 @@ steps:
 def test_a_run_without_such_numbers_says_so(space: Space, recipe: Recipe) -> None:
     space.recipe("steps: {a: {run: 'echo a > {{ outputs.o }}', outputs: {o: o}}}")
     space.run()
-    assert "no step reported metrics: write `metrics: true`" in recipe("report").out
+    assert "no step reported metrics: set `metrics: true`" in recipe("report").out
     space.recipe(
         "steps: {a: {run: 'for n in 1 2; do echo {\\\"step\\\": $n}; done >> $RECIPE_METRICS; echo > {{ outputs.o }}', outputs: {o: o}, metrics: true}}"
     )
     space.run()
     assert (
-        "no timings (time_step, time_data, …, or those of prime-rl) among the metrics: no bottleneck analysis"
+        "no bottleneck analysis: the metrics contain no timings (time_step, time_data, …, or the timings of prime-rl)"
         in recipe("report").out
     )
 
@@ -259,7 +259,7 @@ def test_a_report_has_a_table_of_the_last_and_best_metrics_of_a_sweep(
     (log,) = (space.root / ".recipe/runs").glob("*/train[[]lr=2].1.log")
     log.unlink()
     assert (
-        "no log or file is kept of train[lr=2]: only last values are known"
+        "the log or metrics file of train[lr=2] is no longer stored: only the last values are known"
         in recipe("report").out.splitlines()
     )
     told = json.loads(recipe("report", "--json").out)["steps"][0]["metrics"]
@@ -286,7 +286,7 @@ def test_a_report_shows_metrics_by_a_rule_that_is_newer_than_the_run(
 
 def test_what_is_not_there_is_named(space: Space, recipe: Recipe) -> None:
     said = recipe("report")
-    assert said.code == 3 and "nothing was run here" in said.err
+    assert said.code == 3 and "no runs in this workspace" in said.err
     space.recipe("steps: {train: {run: 'echo a > {{ outputs.o }}', outputs: {o: o}}}")
     space.run()
     said = recipe("report", "--step", "trian")

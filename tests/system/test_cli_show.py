@@ -38,11 +38,11 @@ def test_a_datasheet_tells_what_one_gets_needs_and_gives(space: Space) -> None:
         "  no preset     1 GPU of 24GB, 32GB memory, 60GB disk",
         "  smoke         no GPU, 2GB memory, 1GB disk",
         "not known yet",
-        "12h; a run is then ended, and can be resumed",
+        "12h; then the run stops and can be resumed",
         "10 USD",
-        "integer = 500; at least 1; raising it continues",
+        "integer = 500; at least 1; raising it continues training",
         "above 0; at most 1",
-        "integer = 4; at least 1; never a reason to run again",
+        "integer = 4; at least 1; not part of the cache key",
         "secret, from $HF_TOKEN, optional",
         "choice = auto; auto | text | prompt-completion | messages",
         "report       report/ (a folder, made by evaluate, when inputs.eval_fraction > 0)",
@@ -141,7 +141,7 @@ steps:
     )
     assert "no preset  2 A100, 1 CPU, 8GB memory, 5GB disk, 1 of the pool seat, on 2 nodes" in shown
     assert "small      no GPU, 1 CPU, 8GB memory" in shown
-    assert "1h; a run is then ended" in shown and "5m with small" in shown
+    assert "1h; then the run stops" in shown and "5m with small" in shown
 
 
 def test_the_environment_tells_what_its_lock_holds(space: Space) -> None:
@@ -233,7 +233,7 @@ def test_what_a_preset_takes_is_estimated_for_each_gpu_that_it_means(space: Spac
     assert {line.partition(" ")[0] for line in told["24gb"]} == {"l4", "rtx3090", "rtx4090"}
     priced = next(line for line in told["24gb"] if line.startswith("rtx4090"))
     assert "of training" in priced and " USD (a guess from what others published)" in priced
-    assert "unchecked: the speed of rtx3090" in next(
+    assert "not measured: the speed of rtx3090" in next(
         line for line in told["24gb"] if line.startswith("rtx3090")
     )
     text = space.command("show", "flux-lora@1")[1]

@@ -47,15 +47,15 @@ def test_an_adopted_edit_is_the_result_from_then_on(letters: Space, recipe: Reci
     letters.write("text.txt", "mine\n")
     assert recipe("run").code == 2  # it would be replaced
     said = recipe("adopt", "make")
-    assert said.code == 0 and "make is fresh now: text.txt (f:" in said.out
+    assert said.code == 0 and "make is now up to date: text.txt (f:" in said.out
     assert (
         letters.run() == ["count"]
         and letters.read("text.txt") == "mine\n"
         and letters.read("out/count.txt").strip() == "5"
     )
     assert (
-        "adopted by hand" in recipe("why", "make").out
-        and recipe("adopt", "make").out == "make is fresh already\n"
+        "adopted with `recipe adopt`" in recipe("why", "make").out
+        and recipe("adopt", "make").out == "make is already up to date\n"
     )
     (letters.root / "text.txt").unlink()
     assert (
@@ -70,7 +70,7 @@ def test_files_made_otherwise_are_adopted_before_anything_ran(space: Space, reci
         space.write(f"many/{n}", "m")
     said = recipe("adopt", "many")
     assert (
-        said.code == 2 and "depends on what one will make" in said.err and "adopt that" in said.err
+        said.code == 2 and "depends on the outputs of one" in said.err and "adopt that" in said.err
     )
     assert recipe("adopt", "one").code == 0 and recipe("adopt", "many", "./recipe.yaml").code == 0
     assert space.run() == ["all"] and space.read("all.txt") == "mm"
@@ -100,7 +100,7 @@ def test_clean_removes_what_we_made_and_nothing_else(letters: Space, recipe: Rec
     assert (
         said.code == 0
         and said.out == "removed out/count.txt\n"
-        and "kept text.txt: it was changed by hand" in said.err
+        and "kept text.txt: it was edited" in said.err
     )
     assert paths(letters) == [
         "data.txt",
@@ -153,7 +153,7 @@ def test_what_is_not_made_this_time_is_stale(space: Space, recipe: Recipe, steps
     assert json.loads(recipe("status", "--json").out)["recipes"][0]["stale"] == []
     space.run({"e": False})
     assert (
-        "left by earlier runs" in recipe("status", "e=false").out
+        "stale outputs of earlier runs" in recipe("status", "e=false").out
         and "  o\n" in recipe("status", "e=false").out
     )
     assert (

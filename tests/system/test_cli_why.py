@@ -72,8 +72,8 @@ def test_a_fresh_step_is_reported_with_its_key_and_who_made_it(
     run = json.loads(recipe("runs", "--json").out)[0]["id"]
     assert (
         said.code == 0
-        and "make is fresh" in said.out
-        and f"made by run {run}" in said.out
+        and "make is up to date" in said.out
+        and f"created by run {run}" in said.out
         and letters.key("make")[:16] in said.out
     )
 
@@ -115,12 +115,12 @@ def test_the_last_runs_inputs_are_asked_about_when_none_are_given(
         recipe("status", "./recipe.yaml").code == 1
     )  # with the defaults the published files are earlier versions
     assert "inputs.word: hello -> bye" in recipe("why", "make", "--vs", "last~1").out
-    assert "make is fresh" in recipe("why", "make").out
+    assert "make is up to date" in recipe("why", "make").out
 
 
 def test_a_step_that_failed_says_so(space: Space, recipe: Recipe) -> None:
     space.recipe("steps: {a: {run: 'exit 3', outputs: {o: o.txt}}}")
-    assert "it has not run here before" in recipe("why", "a").out
+    assert "no earlier run in this workspace" in recipe("why", "a").out
     space.attempt()
     assert "its last attempt failed (exit)" in recipe("why", "a").out
 
@@ -148,7 +148,7 @@ steps:
 outputs: {m: "{{ steps.winner.m }}"}
 """)
     assert (
-        "winner may run\n  depends on what train[lr=1], train[lr=2] will make"
+        "winner may run\n  depends on the outputs of train[lr=1], train[lr=2]"
         in recipe("why", "winner").out
     )
     space.run()
@@ -171,7 +171,7 @@ def test_a_step_that_selects_inside_a_recipe_says_whom_in_every_command(
     sweep = "steps:\n  s: {matrix: {rank: [4, 8]}, uses: ./sub.yaml, with: {rank: '{{ matrix.rank }}'}}\n  best: {select: %s, min: loss}\n"
     space.recipe(sweep % "s/train")
     assert recipe("validate").code == 0
-    assert "depends on what s[rank=4]/train, s[rank=8]/train will make" in recipe("plan").out
+    assert "depends on the outputs of s[rank=4]/train, s[rank=8]/train" in recipe("plan").out
     assert recipe("graph").out.splitlines()[1:] == [
         "best  maybe",
         "├─ s[rank=4]/train  run",

@@ -916,7 +916,7 @@ _paths = st.lists(st.text("abc", min_size=1, max_size=2), min_size=1, max_size=5
 
 @given(st.lists(_paths, max_size=40), st.integers(1, 8))
 def test_few_mounts_cover_many_paths(paths: list[str], most: int) -> None:
-    found = containers.covering(paths, most)
+    found = containers.cover_paths(paths, most)
     assert len(found) <= most
     assert all(
         any(path == top or path.startswith(top.rstrip("/") + "/") for top in found)

@@ -64,7 +64,7 @@ def test_on_nan_stop_ends_the_attempt_with_what_to_do(trains: Space) -> None:
     steps(trains, ", on_nan: stop")
     code, _, said = trains.command("run")
     assert code == 1, said
-    assert "train/loss is nan at step 3" in said and "smaller learning rate" in said
+    assert "train/loss is nan at step 3" in said and "lower learning rate" in said
     shown = json.loads(trains.command("show", "last", "--json")[1])
     assert shown["failed"]["kind"] == "nan"
 
@@ -77,7 +77,7 @@ def test_a_training_that_ends_before_the_next_look_has_failed_too(trains: Space)
 
 def test_on_nan_without_metrics_is_refused(space: Space) -> None:
     space.recipe("steps:\n  train: {run: 'true', on_nan: stop}\n")
-    with pytest.raises(Invalid, match="on_nan looks at the losses"):
+    with pytest.raises(Invalid, match="`on_nan` checks the losses"):
         space.plan()
 
 

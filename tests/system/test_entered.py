@@ -50,7 +50,7 @@ def test_a_shell_and_a_port_of_a_rented_machine(
         assert worker.wait(60) == 0
         worker.communicate()
         code, _, said = space.command("ssh", "last/s")
-        assert code == 2 and "s does not run: it is DONE" in said
+        assert code == 2 and "s is not running (state: DONE)" in said
 
 
 def test_a_server_is_entered_with_the_keys_of_its_settings_and_a_port_of_it_is_here(
@@ -99,7 +99,7 @@ def test_a_place_without_a_login_is_reported_with_its_folder(space: Space) -> No
     code, _, said = space.command("ssh", "last/s")
     assert (
         code == 2
-        and "is a folder of this machine" in said
+        and "is a directory on this machine" in said
         and f"cd {space.root.parent / 'cloud' / 'host-1'}" in said
     )
     assert space.command("ssh", "s")[0] == 3 and space.command("ssh", "last/none")[0] == 3

@@ -87,7 +87,7 @@ def test_an_env_file_that_is_missing_is_named_before_anything_starts(space: Spac
     space.recipe(
         "steps:\n  a: {run: 'echo > o', outputs: {o: o}}\n  b: {run: 'echo > p', env_file: [.env], outputs: {p: p}}\n"
     )
-    with pytest.raises(CannotRun, match=r"the env_file \.env is not there") as caught:
+    with pytest.raises(CannotRun, match=r"the env_file \.env does not exist") as caught:
         space.run()
     assert "NAME=value" in caught.value.fix and not (space.root / "o").exists()
 

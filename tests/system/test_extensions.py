@@ -160,7 +160,7 @@ def test_a_folder_of_recipes_that_is_not_there_is_reported_by_a_list(
     code, out, err = asked(space, broken, "list")
     assert (
         code == 3
-        and "broken 0.1 says that its recipes are in not_there.at_all" in err
+        and "broken 0.1 declares its recipes in not_there.at_all" in err
         and "sft@1" in out
     )
 
@@ -223,7 +223,7 @@ def test_settings_of_an_unknown_driver_are_an_error(space: Space, acme: Path) ->
     code, _, err = space.command("plan")
     assert (
         code == 3
-        and 'there is no driver "lopback"' in err
+        and 'unknown driver "lopback"' in err
         and 'did you mean "loopback"?' in err
         and "recipe.toml:4" in err
     )

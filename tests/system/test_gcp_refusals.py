@@ -261,4 +261,4 @@ def test_a_real_machine_is_rented_and_given_back(space: Space) -> None:
     )
     code, _, said = space.command("run", "--driver", "gcp", "--yes")
     assert code == 0 and space.read("o").startswith("GPU 0"), said
-    assert space.command("reap", "-n")[1] == "there is no lease\n"
+    assert space.command("reap", "-n")[1] == "no leases\n"

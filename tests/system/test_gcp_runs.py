@@ -46,7 +46,9 @@ def test_several_machines_of_one_zone_are_the_nodes_of_a_step_and_a_zone_with_to
             f"steps: {{train: {{nodes: 2, resources: {{gpus: 1}}, outputs: {{o: o}}, run: {run}}}}}"
         )
         code, out, said = space.command("plan", "--driver", "gcp")
-        assert code == 0 and "2 of these, in one zone, as the nodes of train" in out, out + said
+        assert code == 0 and "2 of these machines, in one zone, as the nodes of train" in out, (
+            out + said
+        )
         code, _, said = space.command("run", "--driver", "gcp", "--yes")
         assert code == 0 and "another zone is asked" in said, said
         assert sorted(space.read("begun").split()) == ["0", "1"]

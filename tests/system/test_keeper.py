@@ -22,7 +22,7 @@ from runner.hosts.place.checkpoint_sync import (
     CheckpointPruner,
     CheckpointSync,
     Look,
-    strained,
+    disk_strain,
 )
 from runner.hosts.place.host_task import Round, StateFolder
 from runner.storage import checkpoints
@@ -564,7 +564,7 @@ def test_a_janitor_here_keeps_the_newest_and_never_counts_one_that_is_being_writ
 def test_a_disk_is_spoken_of_before_it_is_full(
     free: int, total: int, need: int, words: str
 ) -> None:
-    level, said = strained(free, total, need)
+    level, said = disk_strain(free, total, need)
     assert words in said and bool(words) == bool(said) == bool(level)
 
 

@@ -68,12 +68,12 @@ def test_a_lock_of_uv_is_taken_without_the_project_itself(space: Space, index: I
         space.recipe(f"python: {{lock: {lock}}}\n{STEP}")
         code, _, said = space.command("run", "-B", env=index.environ)
         assert code == 0 and space.read("o.txt") == "said\n", said
-    assert "is its lock" in space.command("lock", env=index.environ)[2]
+    assert "uv.lock already locks" in space.command("lock", env=index.environ)[2]
 
 
 def test_recipe_lock_writes_the_lock_and_keeps_its_pins(space: Space, index: Index) -> None:
     space.write("src/requirements.txt", "tinyword\n")
-    assert "there is none of" in space.command("lock", env=index.environ)[2]
+    assert "found none of" in space.command("lock", env=index.environ)[2]
     code, out, said = space.command("lock", "src/requirements.txt", env=index.environ)
     assert code == 0 and out == "src/requirements.lock: 1 package\n", said
     index.wheel("tinyword", version="2.0")
@@ -84,7 +84,7 @@ def test_recipe_lock_writes_the_lock_and_keeps_its_pins(space: Space, index: Ind
     assert space.command("lock", "src/requirements.txt", "--upgrade", env=cached)[
         0
     ] == 0 and "==2.0" in space.read("src/requirements.lock")
-    assert "is a lock already" in space.command("lock", "src/requirements.lock", env=cached)[2]
+    assert "is already a lock file" in space.command("lock", "src/requirements.lock", env=cached)[2]
 
 
 def test_what_cannot_be_locked_is_reported_before_anything_starts(
@@ -93,15 +93,11 @@ def test_what_cannot_be_locked_is_reported_before_anything_starts(
     space.write("requirements.txt", "nosuch\n")
     space.recipe(f"python: {{lock: requirements.txt}}\n{STEP}")
     code, _, said = space.command("run", env=index.environ)
-    assert (
-        code == 2
-        and "requirements.txt cannot be locked: " in said
-        and "nosuch was not found" in said
-    )
+    assert code == 2 and "cannot lock requirements.txt: " in said and "nosuch was not found" in said
 
 
 @pytest.mark.parametrize("name", ["environment.yml", "conda-lock.yml", "poetry.lock", "Pipfile"])
 def test_the_lock_of_another_tool_is_refused_with_what_to_do(space: Space, name: str) -> None:
     space.recipe(f"python: {{lock: {name}}}\n{STEP}")
     code, out, said = space.command("validate")
-    assert code == 3 and f"{name} cannot be installed here" in out + said and "fix: " in out + said
+    assert code == 3 and f"unsupported lock file: {name}" in out + said and "fix: " in out + said

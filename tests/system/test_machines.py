@@ -28,7 +28,7 @@ from runner.execution.steps import attempt_result, chunks
 from runner.execution.steps.control import Handover
 from runner.execution.terms import Choice, Settings
 from runner.execution.unattended import end_unattended
-from runner.interface.cli.report import described
+from runner.interface.cli.report import describe_run
 from runner.interface.logs import Follower
 from runner.paths import shipped
 from runner.storage.records.runs import Offer, RunRow
@@ -559,7 +559,7 @@ def test_a_log_and_metrics_are_followed_from_another_machine_masked_and_kept_whe
 
     def told() -> tuple[dict[str, object], dict[str, float | None]]:
         with Workspace.open(a.space.root, environ=a.env) as ws:
-            (step,) = described(ws, ws.store.runs.get(run), None)["steps"]
+            (step,) = describe_run(ws, ws.store.runs.get(run), None)["steps"]
             numbers = {name: value["last"] for name, value in step["metrics"].items()}
             # On a slow machine the agent adds a sample of its own, with the memory in use.
             return numbers, {name: step["machine"].get(name) for name in ("cpu_percent",)}

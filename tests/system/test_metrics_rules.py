@@ -79,7 +79,7 @@ def test_without_its_log_only_what_is_read_runs_again_and_why_says_so(space: Spa
     sweep(space, pattern(LOSS), BEST % "min: loss")
     _, said, _ = space.command("why", "train[lr=3]", "./recipe.yaml")
     assert (
-        "best reads its metric loss, by a rule that is new, and what it is read from is not kept"
+        "best reads its metric loss by a new rule, and the earlier metrics are no longer stored"
         in said
     )
     assert (

@@ -38,7 +38,7 @@ def test_offers_names_a_driver_that_it_cannot_ask_only_to_who_means_to_use_it(
     monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "mine")
     code, _, err = bare.command(*words)
     assert code == 5 and "Traceback" not in err, err
-    assert "not asked, because they are not installed: gcp" in err
+    assert "skipped drivers that are not installed: gcp" in err
     assert "no key for Vast.ai" in err, "the others are asked all the same"
 
 

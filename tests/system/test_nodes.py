@@ -130,17 +130,17 @@ def test_nodes_that_cannot_reach_each_other_are_reported_before_the_command_begi
         (
             "nodes: '{{ inputs.n - 3 }}'",
             3,
-            "a step runs on a whole number of nodes from 1 on, not on -1",
+            "`nodes` must be a whole number, 1 or greater, not -1",
         ),
         (
             "nodes: '{{ inputs.n / 4 }}'",
             3,
-            "a step runs on a whole number of nodes from 1 on, not on 0.5",
+            "`nodes` must be a whole number, 1 or greater, not 0.5",
         ),
         (
             "nodes: '{{ inputs.n }}', where: local",
             3,
-            "s asks for 2 nodes, and `where: local` is one",
+            "s requests 2 nodes, but `where: local` is one node",
         ),
         ("nodes: 3", 2, "s needs 3 nodes; loopback has 2 host(s) free"),
         ("nodes: 9", 3, "s asks for 9 nodes, and `[limits] max_nodes` is 8"),

@@ -33,7 +33,7 @@ def test_without_a_desktop_the_run_is_the_same_and_it_is_said(
     monkeypatch.setattr(desktop, "_command", lambda title, text: ("no-such-program",))
     space.recipe("steps: {s: {run: 'true'}}")
     code, _, err = space.command("run", "--notify")
-    assert code == 0 and "there is no notify-send" in err
+    assert code == 0 and "notify-send (package libnotify) is not installed" in err
 
 
 def test_on_a_mac_the_words_are_no_part_of_the_script(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,7 @@ def test_offers_of_four_providers_are_ranked_by_the_total_of_the_run_before_its_
     head, columns, *rows = out.splitlines()
     assert head.endswith(", the cheapest run first") and columns.split()[0] == "provider"
     assert rows[0].split()[0] == known[0]["driver"] and re.search(r" ~\d+\.\d ", rows[0])
-    assert "~: a guess, as no run has measured it yet (a guess from its arithmetic" in out
+    assert "~: estimate, not measured by a run yet (a guess from its arithmetic" in out
     for name in WORLDS:
         assert f"\n{name} for train: " in out
 
@@ -174,7 +174,7 @@ def test_any_is_for_drivers_that_were_chosen_and_the_question_names_where_data_m
     code, said = asked(four, capsys, *run, "any")
     assert code == 2 and "none is named" in said and '`any = ["vastai", "runpod"]`' in said
     code, said = asked(four, capsys, *run, "any:vastai,runpot")
-    assert code == 3 and 'there is no driver "runpot"' in said and "runpod" in said
+    assert code == 3 and 'unknown driver "runpot"' in said and "runpod" in said
     code, said = asked(four, capsys, *run, "any:vastai,ssh")
     assert code == 2 and "the driver ssh rents nothing" in said
 
@@ -185,11 +185,11 @@ def test_any_is_for_drivers_that_were_chosen_and_the_question_names_where_data_m
         + "[drivers.gcp]\nconfirm = 0.01\n"
     )
     code, said = asked(four, capsys, *run, "any")
-    assert code == 3 and "it would cost about $" in said, said
-    assert "its data and secrets may go to machines of vastai or gcp" in said
+    assert code == 3 and "the run would cost about $" in said, said
+    assert "the run's data and secrets may be sent to machines of vastai or gcp" in said
     code, said = asked(four, capsys, "plan", "./tuned.yaml", "--driver", "any")
     assert code == 0 and "rents for train: " in said and "machines of vastai or gcp" in said
     assert "runpod" not in said and "prime" not in said
     config.write_text(config.read_text().replace('"gcp"]', '"gpc"]'))
     code, said = asked(four, capsys, *run, "any")
-    assert code == 3 and 'there is no driver "gpc"' in said, said
+    assert code == 3 and 'unknown driver "gpc"' in said, said

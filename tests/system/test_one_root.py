@@ -161,7 +161,7 @@ def test_code_beside_a_recipe_in_a_folder_says_how_to_write_it(tmp_path: Path) -
     said = typed(root, "run", "configs/t.yaml")
     assert (
         said.code == 2
-        and "for the one beside the recipe write ./t.py, which its command finds as configs/t.py"
+        and "for the file next to the recipe, write ./t.py; the command then finds it at configs/t.py"
         in said.err
     )
 
@@ -277,7 +277,7 @@ def test_a_shadow_of_an_installed_module_is_code(auto: Path) -> None:
             "src/main.py: line 2 imports a module that a value names",
         ),
         ("import sys\nsys.path.insert(0, 'src/lib')\n", "src/main.py: line 2 changes sys.path"),
-        ("this is no Python", "src/main.py: cannot be read as Python"),
+        ("this is no Python", "src/main.py: invalid Python"),
     ],
 )
 def test_what_auto_cannot_read_is_a_warning(auto: Path, text: str, words: str) -> None:
@@ -290,7 +290,7 @@ def test_what_auto_cannot_read_is_a_warning(auto: Path, text: str, words: str) -
 def test_auto_that_finds_nothing_says_so(auto: Path) -> None:
     with changed(auto, "none.yaml", AUTO.replace("src/main.py", "src/gone.py")):
         said = typed(auto, "run", "none.yaml")
-        assert said.code == 2 and "finds no script below" in said.err
+        assert said.code == 2 and "finds no script of the command below" in said.err
 
 
 # -- what is not listed ----------------------------------------------------------------------------------------------------------------------------
@@ -335,7 +335,7 @@ def test_a_module_in_a_folder_that_python_does_not_look_in_is_said(auto: Path) -
         said = typed(auto, "run", "listed.yaml")
         assert (
             said.code == 1
-            and "unused is src/unused.py, and Python does not look in src: add `env: {PYTHONPATH: src}` to train"
+            and "unused is src/unused.py, but src is not on Python's path: add `env: {PYTHONPATH: src}` to train"
             in said.err
         )
 
@@ -348,7 +348,7 @@ def test_a_file_of_a_package_that_is_started_by_its_path_is_said(auto: Path) -> 
         said = typed(auto, "run", "listed.yaml")
         assert (
             said.code == 1
-            and "start it by its name: `python -m lib.util`, with `env: {PYTHONPATH: src}`"
+            and "start it as a module with `python -m lib.util`, with `env: {PYTHONPATH: src}`"
             in said.err
         )
 
@@ -360,7 +360,7 @@ def test_a_large_file_in_code_is_a_warning_with_its_size(auto: Path) -> None:
     ):
         os.truncate(auto / "src/weights.bin", 20_000_000)
         assert (
-            "src/weights.bin in `code` has 20.0 MB, and is copied for each attempt"
+            "src/weights.bin in `code` has 20.0 MB and is copied for every attempt"
             in typed(auto, "validate", "listed.yaml").out
         )
 

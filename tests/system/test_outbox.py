@@ -261,7 +261,7 @@ def test_dead_letters_are_listed_and_tried_again_when_asked(tmp_path: Path) -> N
         assert [each.state for each in waiting(ws)] == ["dead"] * 3 and len(receiver.got) == 1
         assert space.command("outbox")[1].count("dead") == 3
         gone[0] = False
-        assert "3 are tried again" in space.command("outbox", "retry")[2]
+        assert "3 deliveries will be retried" in space.command("outbox", "retry")[2]
         assert space.command("outbox", "deliver")[0] == 0
         assert [each.json["data"]["seq"] for each in receiver.got] == [1, 1, 2, 3] and waiting(
             ws
@@ -463,7 +463,8 @@ def test_a_rule_is_reported_once_a_run_to_webhooks_and_the_platform(tmp_path: Pa
         "alert.poison",
     ]
     assert (
-        next(each["data"]["message"] for each in got if "data" in each) == "85% of its time is used"
+        next(each["data"]["message"] for each in got if "data" in each)
+        == "85% of the time limit is used"
     )
     alerts = [each for each in got if "job_id" in each]
     assert [each["type"] for each in alerts] == ["job_started", "timeout_warning", "job_failed"]

@@ -467,7 +467,9 @@ def test_a_dataset_that_changes_meanwhile_is_packed_again_and_named_when_it_goes
     monkeypatch.setattr(packed, "write", moving)
     code, out = done(space, "data", "--out", "packed")
     assert (code, out.split()[0]) == (0, scan(data))
-    assert capsys.readouterr().err.count("0/000.bin: it changes while it is read; once more") == 2
+    assert (
+        capsys.readouterr().err.count("0/000.bin: it changes while it is read; trying again") == 2
+    )
     assert done(space, "--verify", "packed")[0] == 0
     left[0] = 100
     assert done(space, "data", "--out", "other")[0] == 2
@@ -511,8 +513,8 @@ def test_what_looks_like_a_key_and_names_that_collide_are_reported(space: Space)
     ("words", "message"),
     [
         ((), "pack what?"),
-        (("nothing",), "nothing: there is nothing here"),
-        (("data", "--out", "data/packed"), "is in what is packed"),
+        (("nothing",), "nothing does not exist"),
+        (("data", "--out", "data/packed"), "is inside the directory to pack"),
         (("data", "--out", "other"), "holds other things: mine"),
         (("data", "--out", "other/mine"), "is not a folder"),
         ((".",), "holds what recipe remembers"),

@@ -266,7 +266,7 @@ def test_a_file_behind_https_is_packed_and_its_server_must_be_believed(
         ("s3://none-such/x", 2, "s3://none-such/x cannot be looked at: "),
         ("hf://org/none", 2, "hf://datasets/org/none cannot be looked at: "),
         ("https://127.0.0.1:1/x", 2, "https://127.0.0.1:1/x cannot be looked at: "),
-        ("ftp://host/x", 3, 'has the scheme "ftp://", which is not known'),
+        ("ftp://host/x", 3, 'has the unknown scheme "ftp://"'),
         ("s3://bucket/a::file:///etc/passwd", 3, "is an address within an address"),
         ("hf://org", 3, "must be hf://org/name"),
     ],

@@ -151,7 +151,7 @@ def test_a_plan_over_rest_refuses_what_no_attempt_can_render(tmp_path: Path) -> 
     ws = allowed(tmp_path / "space", LATE.replace("REPORT", "--layers={{ inputs.layers }}"))
     with pytest.raises(Invalid) as found:
         plan(ws, AskedPlan(recipe="mine"))
-    assert "a list cannot stand inside text" in found.value.problems[0].message
+    assert "a list cannot be inserted into text" in found.value.problems[0].message
 
 
 def test_a_plan_over_rest_refuses_a_value_for_an_input_that_nothing_reads(tmp_path: Path) -> None:

@@ -282,7 +282,7 @@ def test_a_platforms_job_is_reported_with_its_own_token_which_is_nowhere_in_clea
             assert (
                 rest.ask("POST", "/v1/runs", private)
                 .json()["error"]["message"]
-                .endswith("leads to a private address")
+                .endswith("resolves to a private address")
             )
             public = {
                 "recipe": "trained",

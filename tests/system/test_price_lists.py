@@ -114,7 +114,7 @@ def test_a_provider_that_is_asked_each_time_has_no_list_to_update(
 ) -> None:
     monkeypatch.setenv("VAST_API_KEY", "key")
     code, _, said = space.command("offers", "--driver", "vastai", "--update")
-    assert code == 2 and "there is no list to update" in said
+    assert code == 2 and "has no price list to update" in said
 
 
 def test_what_a_catalog_says_becomes_rates_by_region() -> None:

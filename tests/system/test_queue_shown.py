@@ -100,7 +100,10 @@ def test_a_queue_has_its_order_and_why_each_run_waits(rest: Rest) -> None:
     worker = idle(rest, "--driver", "ssh")
     try:
         assert waits(rest)[first] == (1, "driver")
-        assert rest.get(f"/v1/runs/{first}")["waits"]["fix"] == "`recipe worker --driver local`"
+        assert (
+            rest.get(f"/v1/runs/{first}")["waits"]["fix"]
+            == "start one with `recipe worker --driver local`"
+        )
     finally:
         worker.terminate()
         worker.wait(60)
@@ -161,7 +164,9 @@ def test_the_command_line_shows_the_queue_and_changes_its_order(
     assert order() == [second, first]
     told = command("queue").splitlines()
     assert told[0].split()[:2] == ["RUN", "RECIPE"] and "no worker is running" in told[1]
-    assert "no worker is running; `recipe worker` starts one (number 2" in command("show", first)
+    assert "no worker is running; start one with `recipe worker` (number 2" in command(
+        "show", first
+    )
     for run in (first, second):
         rest.ask("POST", f"/v1/runs/{run}/cancel")
-    assert command("queue").startswith("no run waits\n")
+    assert command("queue").startswith("no queued runs\n")

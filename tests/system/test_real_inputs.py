@@ -403,6 +403,31 @@ def test_links_to_a_large_input_are_made_once_and_no_step_can_change_them(space:
     assert gone["counts"]["input"] == 1, "the folder of links is a stored input"
 
 
+@pytest.mark.proof
+@pytest.mark.parametrize("driver", ["local", "loopback"])
+def test_a_hundred_thousand_files_of_equal_content_are_an_input_as_any_other(
+    space: Space, driver: str
+) -> None:
+    """ext4 allows 65,000 names of a file."""
+    made = "import os\nfor n in range(100_000):\n    f = f'ds/{n // 1000}/{n}'\n"
+    made += "    os.makedirs(os.path.dirname(f), exist_ok=True)\n    open(f, 'w').write('equal')\n"
+    look = "find {{ steps.up.o }} -type f -size -2 | wc -l > o; tar cf t.tar {{ steps.up.o }}"
+    space.recipe(
+        {
+            "steps": {
+                "up": {"run": [sys.executable, "-c", made], "outputs": {"o": "ds/"}},
+                "s": {"run": look, "outputs": {"o": "o", "t": "t.tar"}},
+            }
+        }
+    )
+    running = space.start("run", "--driver", driver)
+    said = running.communicate(timeout=900)[1]
+    assert running.returncode == 0 and space.read("o") == "100000\n", said
+    assert driver != "local" or "it has 100,000 files" in said
+    with tarfile.open(space.root / "t.tar") as tar:
+        assert sum((each.isreg() and each.size == 5) or each.islnk() for each in tar) == 100_000
+
+
 @pytest.mark.parametrize("kind", ["xfs", "btrfs"])
 def test_a_large_input_is_cloned_where_the_file_system_can(
     space: Space, tmp_path: Path, kind: str

@@ -133,7 +133,7 @@ def test_checkpoints_that_came_home_count_among_the_bytes_of_the_next_run(space:
     )
     space.recipe(recipe.format(1))
     space.run(settings=RENTED)
-    assert "100 kB of checkpoints brought here" in space.command("why", "s")[1]
+    assert "100 kB of checkpoints copied here" in space.command("why", "s")[1]
     space.recipe(recipe.format(2))
     code, out, said = space.command("offers", "recipe.yaml", "--driver", "loopback", "--json")
     assert code == 0 and json.loads(out)[0]["bytes_home"] == 2 + 100_000, said

@@ -23,16 +23,16 @@ def test_a_file_that_would_be_replaced_is_anothers_an_edit_or_older(space: Space
     with pytest.raises(CannotRun) as caught:
         space.run()
     assert str(caught.value).splitlines() == [
-        "the run would replace outputs/model.pt, which is in outputs, made by mlp@1",
-        "the run would replace p, which was there before recipe made anything there",
+        "the run would replace outputs/model.pt, which is in outputs, created by mlp@1",
+        "the run would replace p, which was not created by recipe",
     ]
     (space.root / "p").unlink()
     (space.root / "outputs/model.pt").unlink()
     space.run()
     space.write("o", "edited\n")
     code, said, _ = space.command("plan", "./mine.yaml")
-    assert code == 0 and "would replace o, which was edited after mine@1 made it" in said
+    assert code == 0 and "would replace o, which was edited after mine@1 created it" in said
     assert (
-        "it would replace o, which was edited after mine@1 made it"
+        "it would replace o, which was edited after mine@1 created it"
         in space.command("why", "a", "./mine.yaml")[1]
     )

@@ -193,7 +193,7 @@ def test_a_browser_shows_a_hostile_run_and_nothing_breaks_out(
     assert (
         "from run" in tab.text_content("#logs")
         and "# rows: 7" in tab.text_content("#files")
-        and "it had not run here before" in tab.inner_text("#why")
+        and "no earlier run in this workspace" in tab.inner_text("#why")
     )
     assert said == [] and tab.evaluate("window.__xss === undefined")
     context.close()

@@ -163,7 +163,7 @@ def test_a_training_that_has_saved_and_ended_before_its_worker_knows_that_it_was
     space.recipe(LISTENS.format(root=space.root))
     space.write("slow", "")
 
-    whole = control_file.asked
+    whole = control_file.ask_trainer
 
     async def answered_late(
         host: Client, cwd: str, what: Literal["pause", "stop", "checkpoint"]
@@ -177,7 +177,7 @@ def test_a_training_that_has_saved_and_ended_before_its_worker_knows_that_it_was
         with Store.open(Path(space.root, ".recipe")) as other:
             assert other.runs.request(runs(space)[0][0], "pause")
 
-    monkeypatch.setattr(control_file, "asked", answered_late)
+    monkeypatch.setattr(control_file, "ask_trainer", answered_late)
     asking_thread = Thread(target=ask)
     asking_thread.start()
     space.attempt()

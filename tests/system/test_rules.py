@@ -185,12 +185,12 @@ def test_a_mistake_is_found_and_nothing_in_what_should_have_been_typed(
     )
     if (rule := mistakes()[name].get("finds")) is not None:
         assert rule in [each["code"] for each in json.loads(wrong)], wrong
-        # Code that is not here yet is nobody's mistake.
+        # Code that is not in the local cache yet is nobody's mistake.
         others = [each for each in json.loads(right) if each["code"] != "code-to-fetch"]
         assert [each["message"] for each in others if each["severity"] != "note"] == []
     else:
         words = mistakes()[name]["says"]
-        assert words in wrong and words not in right and "nothing found, " in wrong
+        assert words in wrong and words not in right and "no problems found, " in wrong
 
 
 def test_a_run_of_a_part_is_refused_where_the_whole_would_fail(

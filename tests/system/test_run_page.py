@@ -109,7 +109,7 @@ def test_a_failure_comes_first_with_its_last_lines_and_the_way_on(
     assert page.get_attribute("#failed a[href*=new]", "href") == f"#new&like={failed}"
     assert page.inner_text("#tally") == "3 steps: 1 failed, 1 done, 1 blocked"
     assert page.inner_text("#warnings li").startswith("train rows were cut </script><img")
-    page.wait_for_selector("#steps [aria-label^='✗ train failed, oom it had not run here']")
+    page.wait_for_selector("#steps [aria-label^='✗ train failed, oom no earlier run']")
     page.click("#failed >> text=Whole log")
     page.wait_for_selector(".log-line")
     assert page.input_value("#log-step") == "train" and page.input_value("#log-attempt") == "2"

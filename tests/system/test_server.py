@@ -748,4 +748,15 @@ def test_a_token_goes_to_no_file_that_others_can_read(tmp_path: Path) -> None:
     finally:
         process.terminate()
         _, err = process.communicate(timeout=60)
-    assert "the token goes to a file, which only its owner can read from now on" in err
+    assert "the token is written to a file; its mode is now 0600" in err
+
+
+def test_a_page_begins_behind_a_run_that_is_deleted_too(rest: Rest) -> None:
+    """The id of one begins with its second."""
+    known = [rest.submit(not_before="2099-01-01T00:00:00Z", user="gone") for _ in range(2)]
+    pages = [
+        rest.get(f"/v1/runs?user=gone&after={after}")["runs"]
+        for after in ("20200101-000000-aaaaaa", "20980101-000000-aaaaaa", known[1])
+    ]
+    assert [[each["id"] for each in page] for page in pages] == [[], known[::-1], known[:1]]
+    refused(rest.ask("GET", "/v1/runs?after=1"), 422, "invalid")

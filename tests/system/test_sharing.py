@@ -130,8 +130,8 @@ def test_a_plan_says_where_it_was_found_and_what_it_will_fetch(a: Machine, b: Ma
     a.run()
     code, out, err = b.command("plan")
     assert code == 0, err
-    assert "made elsewhere: found in the store team" in out
-    assert "its bytes come from the store team, 13 B" in out
+    assert "cached in the shared store team" in out
+    assert "outputs will be downloaded from the shared store team, 13 B" in out
 
 
 def test_metadata_is_enough_for_a_hit(a: Machine, b: Machine) -> None:
@@ -352,7 +352,7 @@ def test_what_is_lost_here_is_reported_by_push(tmp_path: Path, store: Path) -> N
     (a.root / "base.bin").unlink(missing_ok=True)
     code, _, err = a.command("push")
     assert code == 5
-    assert "base: base.bin is not stored here any more" in err
+    assert "base: base.bin is no longer stored in this workspace" in err
 
 
 def test_config_says_what_is_in_force_and_from_where_but_no_secret(

@@ -115,7 +115,7 @@ def test_prices_of_nodes_are_shown_asked_about_counted_and_held_to_the_limit(
     recipe("two")
     settings(space, "prices = {main = '30 USD'}\nconfirm = 0")
     code, _, said = space.command("run", "--driver", "slurm")
-    assert code == 3 and "it would cost about $" in said, said
+    assert code == 3 and "the run would cost about $" in said, said
     settings(space, "prices = {man = '30 USD'}")
     with pytest.raises(RecipeError, match='there is no partition "man", did you mean "main"'):
         space.run(settings=SLURM)
@@ -402,7 +402,7 @@ def test_a_worker_in_the_cluster_outlives_its_own_job_and_the_step_begins_once(
     )
     code, out, said = space.command("run", "--driver", "slurm", "--in-cluster")
     assert code == 0, said
-    first = re.search(r"job (\d+) works on this run", out)
+    first = re.search(r"job (\d+) executes this run", out)
     log = re.search(r"tail -F (\S+)", out)
     assert first and log
     until(begun.exists, seconds=30)
@@ -416,7 +416,7 @@ def test_a_worker_in_the_cluster_outlives_its_own_job_and_the_step_begins_once(
         log[1]
     ).read_text()
     assert (
-        space.command("run", "--driver", "slurm", "--in-cluster")[1].count("works on this run") == 0
+        space.command("run", "--driver", "slurm", "--in-cluster")[1].count("executes this run") == 0
     ), "nothing is submitted where all is fresh"
     assert space.command("run", "--in-cluster", "-B")[0] == 2, "only a cluster has such jobs"
     assert space.command("watch", "--driver", "slurm", "--in-cluster")[0] == 2, "a watch stays"

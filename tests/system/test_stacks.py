@@ -27,7 +27,7 @@ def stack(space: Space, text: str, name: str = "tiny") -> None:
     ("text", "said", "fix"),
     [
         ("gpu = 'L4'", "stacks.tiny says no driver", "Where the steps run"),
-        ("driver = 'vastia'", 'there is no driver "vastia"', 'did you mean "vastai"?'),
+        ("driver = 'vastia'", 'unknown driver "vastia"', 'did you mean "vastai"?'),
         (
             "driver = 'gcp'\nzome = 'a'",
             'there is no setting "stacks.tiny.zome"',
@@ -91,13 +91,13 @@ def test_a_flag_that_fights_the_stack_is_refused_in_a_sentence(space: Space) -> 
     code, _, said = space.command("run", "--stack", "tiny", "--driver", "vastai")
     assert (
         code == 3
-        and "the stack tiny is of the driver loopback, and --driver names vastai" in said
+        and "the stack tiny uses the driver loopback, but --driver is vastai" in said
         and "leave --driver out" in said
     )
     code, _, said = space.command("plan", "--stack", "tony")
     assert code == 3 and 'there is no stack "tony"' in said and 'did you mean "tiny"?' in said
     code, _, said = space.command("run", "--stack", "tiny", "--host", "me@there")
-    assert code == 3 and "--host names a server for the driver ssh" in said
+    assert code == 3 and "--host requires the driver ssh" in said
 
 
 @pytest.fixture(scope="module")

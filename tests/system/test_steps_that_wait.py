@@ -77,7 +77,7 @@ def test_a_step_that_waits_is_no_unknown_one(late: Space) -> None:
         late.run(choice=Choice(until="each[f=parts%2F1]"))
     with pytest.raises(NotFound, match="has no step"):
         late.run(choice=Choice(until="nothing"))
-    assert "merge depends on what each will make" in late.command("why", "merge")[2]
+    assert "merge depends on the outputs of each" in late.command("why", "merge")[2]
 
 
 def test_every_step_that_waits_is_shown(late: Space) -> None:
@@ -85,8 +85,8 @@ def test_every_step_that_waits_is_shown(late: Space) -> None:
     assert all(f"maybe    {step}\n" in plan for step in ("each[…]", "merge", "last"))
     graph = late.command("graph")[1]
     assert (
-        "merge  depends on what each will make" in graph
-        and "each[…]  one for each * that split makes" in graph
+        "merge  depends on the outputs of each" in graph
+        and "each[…]  one for each * from split" in graph
     )
     late.run(choice=Choice(until="split"))
     assert {

@@ -60,7 +60,7 @@ def test_what_falls_behind_is_stopped_and_the_sweep_completes(sweeps: Sweeps) ->
     code, out, said = sweeps.stopped
     assert code == 0 and "0 failed" in said, said
     assert re.search(
-        r"mine\[x=2\]/fit  stopped early \(loss 2 at step [24] is not among the better half of 2\)",
+        r"mine\[x=2\]/fit  stopped early \(loss 2 at step [24] is below the better half of 2\ instances)",
         said,
     ), said
     assert re.search(r"^\*  1 +1  DONE", out, re.MULTILINE) and re.search(
@@ -81,7 +81,10 @@ def test_what_mentions_it_is_skipped(sweeps: Sweeps) -> None:
 def test_the_same_sweep_again_leaves_it_stopped(sweeps: Sweeps) -> None:
     code, out, said = sweeps.left
     assert code == 0 and "STOPPED" in out and not re.search(r"/fit  \d", said)
-    assert "1 that an earlier sweep stopped are left; without --stop-early they continue" in said
+    assert (
+        "1 instances that an earlier sweep stopped early are skipped; to continue them, omit `--stop-early`"
+        in said
+    )
 
 
 def test_without_the_flag_it_goes_on_from_its_state(sweeps: Sweeps) -> None:
@@ -93,4 +96,4 @@ def test_without_the_flag_it_goes_on_from_its_state(sweeps: Sweeps) -> None:
 def test_stopping_early_needs_a_metric(space: Space) -> None:
     space.write("mine.yaml", FIT)
     code, _, said = space.command("sweep", "mine.yaml", "x=1,2", "--stop-early")
-    assert code == 3 and "--stop-early needs to know what is better" in said
+    assert code == 3 and "--stop-early requires --min or --max" in said

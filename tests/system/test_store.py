@@ -236,7 +236,7 @@ def test_a_network_file_system_is_refused_by_name_and_by_doctor(
         Store.open(root)
     assert "RECIPE_HOME" in caught.value.fix
     assert main(["doctor", "-C", str(root.parent)]) == 2
-    assert f"{kind}, of a network" in capsys.readouterr().out
+    assert f"{kind}, a network file system" in capsys.readouterr().out
 
 
 def test_two_workspaces_below_one_recipe_home_do_not_meet(tmp_path: Path) -> None:

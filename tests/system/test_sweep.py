@@ -112,7 +112,7 @@ def test_a_metric_that_nothing_reported_is_named_with_what_was(sweeps: Said) -> 
     assert (
         code == 3
         and "of mine-sweep" not in out
-        and 'no step reported "loss_of"' in said
+        and 'no step reported the metric "loss_of"' in said
         and "loss" in said
     )
 

@@ -37,4 +37,4 @@ steps:
 def test_a_tool_of_an_image_is_the_images(tmp_path: Path) -> None:
     space = Space(tmp_path)
     space.recipe("image: a/b:1\nsteps: {a: {run: [echo], tools: [mytool]}}\n")
-    assert "which has its own programs" in space.command("validate")[1]
+    assert "in an image with its own programs" in space.command("validate")[1]

@@ -74,7 +74,7 @@ def test_every_mistake_in_values_is_reported_at_once_with_its_file(space: Space)
         'has no input "learning" (a.yaml)',
         '"rank" must be a whole number, not "many" (a.yaml)',
         '"lr" is of type number and has no parts: "lr.x" (a.yaml)',
-        '"extra" has no parts at seed, which is 1',
+        '"extra" has no parts below seed, whose value is 1',
         'has no preset "smal"',
         "did you mean",
         'the input "data" has no value',
@@ -87,7 +87,7 @@ def test_files_that_are_no_values_are_reported_together(space: Space) -> None:
     space.write("a.yaml", "- lr\n")
     space.write("b.json", "{")
     code, _, said = space.command("plan", "-i", "a.yaml", "-i", "b.json")
-    assert code == 3 and "a.yaml is no mapping" in said and "b.json is no JSON" in said
+    assert code == 3 and "a.yaml is not a mapping" in said and "b.json is no JSON" in said
     assert "none.yaml cannot be read" in space.command("plan", "-i", "none.yaml")[2]
 
 

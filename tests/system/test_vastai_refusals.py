@@ -163,7 +163,7 @@ def test_secrets_that_a_setting_denies_are_named_and_nothing_is_rented(
         "steps:\n  s: {run: 'echo 1 > o', resources: {gpus: 1}, secrets: [hf_token], pass_env: [JOB_TOKEN], outputs: {o: o}}\n"
     )
     code, out, _ = space.command("plan", "--driver", "vastai")
-    assert code == 0 and "secrets that go to machines of vastai: HF_TOKEN, JOB_TOKEN" in out
+    assert code == 0 and "secrets sent to vastai machines: HF_TOKEN, JOB_TOKEN" in out
     code, _, said = space.command("run", "--driver", "vastai")
     assert (
         code == 3
@@ -185,8 +185,7 @@ def test_a_plan_names_the_inputs_for_whose_objects_machines_are_given_signed_add
         code, out, said = space.command("plan", "--driver", "vastai", "data=s3://b/rows")
         assert code == 0, said
         assert (
-            "secrets that go to machines of vastai: addresses signed for the objects of s3://b/rows"
-            in out
+            "secrets sent to vastai machines: signed URLs of the objects in s3://b/rows" in out
         ) is expected
 
 
@@ -313,4 +312,4 @@ def test_a_real_machine_is_rented_and_given_back(space: Space) -> None:
     )
     code, _, said = space.command("run", "--driver", "vastai", "--yes")
     assert code == 0 and space.read("o").startswith("GPU 0"), said
-    assert space.command("reap", "-n")[1] == "there is no lease\n"
+    assert space.command("reap", "-n")[1] == "no leases\n"

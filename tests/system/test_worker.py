@@ -118,7 +118,7 @@ def test_a_submitted_run_waits_for_a_worker_that_takes_what_is_due(space: Space)
     code, first, told = space.command("submit", "n=1")
     assert (
         code == 0
-        and "`recipe worker` carries it out" in told
+        and "execute it with `recipe worker`" in told
         and row(space, first.strip()).state == "QUEUED"
     )
     urgent, late = (

@@ -97,9 +97,12 @@ def test_advice_is_in_the_names_and_values_of_the_recipes_inputs() -> None:
         in verdict({"max_completion_length": 256}, step=10, generation=9)[1]
     )
     assert "save_every is 5" in verdict({"save_every": 5}, step=10, model=5, checkpoint=5)[1]
-    assert "fewer updates" in verdict({"global_batch": 8}, step=10, model=6, communication=3)[1]
+    assert (
+        "fewer optimizer updates"
+        in verdict({"global_batch": 8}, step=10, model=6, communication=3)[1]
+    )
     assert "asynchronous" in verdict(step=10, tool=9)[1]
-    assert "does not say where 70%" in verdict(step=10, model=3)[1]
+    assert "did not report the phase of 70%" in verdict(step=10, model=3)[1]
 
 
 def test_a_batch_that_is_whole_is_not_raised_and_without_a_gpu_one_is_what_helps() -> None:
@@ -109,7 +112,9 @@ def test_a_batch_that_is_whole_is_not_raised_and_without_a_gpu_one_is_what_helps
     )
     word, said = verdict({"micro_batch": 4, "global_batch": 8}, gpu=False, step=10, model=9)
     assert (
-        word == "THROUGHPUT-BOUND" and "it ran without a GPU" in said and "micro_batch" not in said
+        word == "THROUGHPUT-BOUND"
+        and "the step ran on the CPU" in said
+        and "micro_batch" not in said
     )
 
 

@@ -202,7 +202,7 @@ steps:
 """)
     assert (
         found.code == "deps-hold-output"
-        and '"data/made.txt", which "a" makes' in found.message
+        and '"data/made.txt", an output of "a"' in found.message
         and pointed(found) == "data"
     )
 
@@ -319,10 +319,10 @@ def test_instances_that_make_one_path_are_reported_with_the_axis_that_is_missing
 steps:
   a: {matrix: {lr: [1, 2], lr2: [1, 2]}, run: x, outputs: {o: "m-{{ matrix.lr2 }}.bin"}}
 """)
-    assert found.code == "two-makers" and found.fix == "mention {{ matrix.lr }} in it"
+    assert found.code == "two-makers" and found.fix == "use {{ matrix.lr }} in the path"
     twins = 'steps: {a: {matrix: {f: {glob: "**/*.txt"}}, run: x, outputs: {o: "out/{{ matrix.f | stem }}"}}}'
     found = problem(twins, globs={"**/*.txt": ("a.txt", "b/a.txt")})
-    assert found.fix == "a[f=a.txt] and a[f=b%2Fa.txt] do: its axes must differ in it"
+    assert found.fix == "make the axes differ in the path: a[f=a.txt] and a[f=b%2Fa.txt] share one"
 
 
 @pytest.mark.parametrize(
@@ -573,12 +573,12 @@ def test_the_best_of_a_recipe_competes_with_the_best_of_another_instance() -> No
     [
         ("s", '"s" is a recipe, inner@1: which of its steps?', "select: s/train"),
         ("s/trian", 'inner@1, which "s" uses, has no step "trian"', 'did you mean "train"?'),
-        ("s/train/deep", '"s/train" has no steps inside', "select: s/train"),
-        ("t/train", '"t" has no steps inside', "select: t"),
+        ("s/train/deep", '"s/train" contains no steps', "select: s/train"),
+        ("t/train", '"t" contains no steps', "select: t"),
         (
             "p/train",
             'step "p/train" has no `matrix` to select from',
-            "mention its outputs directly",
+            "use the step's outputs directly",
         ),
         ("q", '"q" is a recipe, mid@1: which of its steps?', "select: q/inner/train"),
         ("q/inner", '"q/inner" is a recipe, inner@1: which of its steps?', "select: q/inner/train"),
@@ -990,7 +990,10 @@ steps:
 def test_names_that_differ_in_case_are_two_files_where_the_disk_tells_them_apart() -> None:
     assert len(plan(CASES).nodes) == 4
     (found,) = problems(CASES, as_disk=lambda path: normalize("NFC", path).casefold())
-    assert "are one file on this disk, which ignores case" in found.message and "A" in found.message
+    assert (
+        "differ only in case and are the same file on this disk" in found.message
+        and "A" in found.message
+    )
 
 
 def test_deps_take_what_steps_make() -> None:
@@ -1026,7 +1029,7 @@ steps:
   each: {matrix: {f: {glob: "parts/*"}}, run: 'cat "{{ matrix.f }}" > "{{ outputs.o }}"', outputs: {o: "e/{{ matrix.f | name }}"}}
 outputs: {x: "{{ steps.each.oo }}"}
 """
-    assert problem(text).message == 'nothing is called "steps.each.oo" here'
+    assert problem(text).message == 'unknown name "steps.each.oo"'
 
 
 @pytest.mark.parametrize("run", ["[7, x]", "[-m, x]", "[[--lr, 1]]"])

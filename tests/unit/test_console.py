@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from runner.execution.steps.failing import Failure
 from runner.execution.terms import Overview, Summary
 from runner.interface import console
-from runner.interface.tail import Guarded, fit, lines, shown, span, sparkline, width
+from runner.interface.tail import Guarded, fit, lines, safe_line, span, sparkline, width
 from runner.storage.records.runs import Event
 from tests.support import calls
 
@@ -109,11 +109,11 @@ def test_a_retry_says_which_one_and_why() -> None:
 def test_a_step_whose_bytes_are_gone_is_counted_back() -> None:
     assert told(
         move("tokens", "RUNNING", "DONE", seconds=1.0),
-        move("tokens", "DONE", "QUEUED", "its output is not stored any more"),
+        move("tokens", "DONE", "QUEUED", "its output is no longer stored"),
         move("tokens", "RUNNING", "DONE", seconds=1.0),
     ) == [
         "[2/3] tokens  1.0s",
-        "tokens: runs again (its output is not stored any more)",
+        "tokens: runs again (its output is no longer stored)",
         "[2/3] tokens  1.0s",
     ]
 
@@ -419,7 +419,7 @@ def test_no_color_leaves_the_colours_out(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @given(st.text() | st.text("\x1b[]0;?\r\n\t\x07\x9b\u202e\u200d2Jmh", max_size=30))
 def test_what_is_shown_can_do_nothing_to_a_terminal(text: str) -> None:
-    assert shown(text).isprintable()
+    assert safe_line(text).isprintable()
 
 
 @given(
@@ -458,13 +458,13 @@ def test_a_guarded_terminal_gets_text_line_ends_and_our_colours_however_it_is_cu
 )
 def test_hostile_text_is_shown_at_once(text: str) -> None:
     began = time.process_time()
-    shown(text)
+    safe_line(text)
     assert time.process_time() - began < 1
 
 
 @given(st.text(st.characters(categories=["L", "N", "P", "S", "M"])))
 def test_ordinary_text_is_shown_as_it_is(text: str) -> None:
-    assert shown(text) == text
+    assert safe_line(text) == text
 
 
 @pytest.mark.parametrize(
@@ -485,7 +485,7 @@ def test_ordinary_text_is_shown_as_it_is(text: str) -> None:
     ],
 )
 def test_controls_are_neutralised(text: str, seen: str) -> None:
-    assert shown(text) == seen
+    assert safe_line(text) == seen
 
 
 def test_of_a_progress_bar_the_last_state_is_shown() -> None:

@@ -24,7 +24,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, *faults: DriverError) -> tuple[bytes 
         yield b"two"
 
     try:
-        return asyncio.run(contact.said(call, ("question",))), len(calls)
+        return asyncio.run(contact.ask_program(call, ("question",))), len(calls)
     except DriverError as error:
         return error, len(calls)
 

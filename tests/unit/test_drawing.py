@@ -56,27 +56,27 @@ def test_there_are_as_many_lanes_as_attempts_at_once(times: list[tuple[float, fl
 def test_a_spike_survives_thinning_and_curves_share_their_x() -> None:
     spiky = [(float(n), 1000.0 if n == 7777 else 1.0) for n in range(10_000)]
     other = [(float(n), 2.0) for n in range(5000)]
-    xs, (a, b) = drawing.aligned([spiky, other], 600)
+    xs, (a, b) = drawing.align_curves([spiky, other], 600)
     assert len(xs) == len(a) == len(b) == 600 and xs == sorted(xs)
     assert (
         max(y for y in a if y is not None) == 1000.0
         and {y for y in b if y is not None} == {2.0}
         and b[-1] is None
     )
-    assert drawing.aligned([[(0.0, 1.0), (2.0, 3.0)], [(1.0, 2.0)]]) == (
+    assert drawing.align_curves([[(0.0, 1.0), (2.0, 3.0)], [(1.0, 2.0)]]) == (
         [0.0, 1.0, 2.0],
         [[1.0, None, 3.0], [None, 2.0, None]],
     )
-    assert drawing.aligned([]) == ([], [])
+    assert drawing.align_curves([]) == ([], [])
 
 
 def test_smoothing_is_not_drawn_to_zero_at_its_beginning() -> None:
-    assert drawing.smoothed([(0, 4.0), (1, 4.0), (2, 4.0)], 0.9) == [
+    assert drawing.smooth([(0, 4.0), (1, 4.0), (2, 4.0)], 0.9) == [
         (0, 4.0),
         (1, 4.0),
         (2, 4.0),
-    ] or all(abs(y - 4.0) < 1e-9 for _, y in drawing.smoothed([(0, 4.0), (1, 4.0), (2, 4.0)], 0.9))
-    assert drawing.smoothed([(0, 1.0), (1, 3.0)], 0) == [(0, 1.0), (1, 3.0)]
+    ] or all(abs(y - 4.0) < 1e-9 for _, y in drawing.smooth([(0, 4.0), (1, 4.0), (2, 4.0)], 0.9))
+    assert drawing.smooth([(0, 1.0), (1, 3.0)], 0) == [(0, 1.0), (1, 3.0)]
 
 
 def test_one_number_in_a_thousand_does_not_flatten_the_others() -> None:

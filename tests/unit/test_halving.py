@@ -49,7 +49,8 @@ def test_an_instance_goes_on_in_the_better_half_of_those_at_its_rung(
 
 def test_it_is_said_where_and_among_how_many() -> None:
     assert (
-        behind(line(9, 9), [line(1, 1)], True) == "9 at step 20 is not among the better half of 2"
+        behind(line(9, 9), [line(1, 1)], True)
+        == "9 at step 20 is below the better half of 2 instances"
     )
 
 

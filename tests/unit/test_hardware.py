@@ -103,7 +103,7 @@ def test_a_users_cards_join_those_that_are_known_and_change_them(
     [
         (
             "gpus:\n  acme: {memory: 36, capability: 9.0}\n",
-            "acme is no GPU that is known: say its tflops, too",
+            "unknown GPU acme: add its tflops",
             2,
         ),
         ("gpus:\n  rtx4090: {memory: much}\n", "gpus.rtx4090.memory must be a number", 2),
@@ -314,7 +314,7 @@ def test_a_diffusion_training_takes_the_row_that_asks_for_no_less() -> None:
     # What stays in main memory is no more here, but for one block of it at a time.
     away = picture("flux-lora@1", {**inputs, "offload_blocks": 20}, "")
     assert away == replace(seen, away=20) and str(away).endswith(
-        "rank 16, 20 blocks in main memory"
+        "rank 16, 20 blocks offloaded to CPU memory"
     )
     assert (
         left_away(away) == pytest.approx((18 * 339830784 + 141591552) * 2.06)

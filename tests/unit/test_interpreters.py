@@ -11,7 +11,7 @@ import pytest
 
 from runner.errors import CannotRun
 from runner.hosts import interpreters
-from runner.hosts.interpreters import ask, chosen, command_path, version
+from runner.hosts.interpreters import ask, choose_python, command_path, version
 
 
 def program(path: Path) -> str:
@@ -26,19 +26,19 @@ def test_the_roots_environment_comes_before_the_activated_one_and_that_before_pa
 ) -> None:
     on_path, active = program(tmp_path / "bin/python3"), program(tmp_path / "active/bin/python")
     environ = {"PATH": str(tmp_path / "bin"), "VIRTUAL_ENV": str(tmp_path / "gone")}
-    assert chosen("", tmp_path, environ) == on_path, (
+    assert choose_python("", tmp_path, environ) == on_path, (
         "an activated environment that was removed is passed over"
     )
     environ["VIRTUAL_ENV"] = str(tmp_path / "active")
-    assert chosen("", tmp_path, environ) == active
+    assert choose_python("", tmp_path, environ) == active
     own = program(tmp_path / ".venv/bin/python")
-    assert chosen("", tmp_path, environ) == own
-    assert chosen("", tmp_path, {"PATH": "/nowhere"}) == own
+    assert choose_python("", tmp_path, environ) == own
+    assert choose_python("", tmp_path, {"PATH": "/nowhere"}) == own
 
 
 def test_the_python_of_recipe_is_taken_only_when_it_is_asked_for(tmp_path: Path) -> None:
-    assert chosen("", tmp_path, {"PATH": "/nowhere"}) == "python3"
-    assert chosen("current", tmp_path, {"PATH": "/nowhere"}) == sys.executable
+    assert choose_python("", tmp_path, {"PATH": "/nowhere"}) == "python3"
+    assert choose_python("current", tmp_path, {"PATH": "/nowhere"}) == sys.executable
 
 
 def test_a_python_is_named_by_path_folder_or_name(
@@ -49,11 +49,13 @@ def test_a_python_is_named_by_path_folder_or_name(
     monkeypatch.chdir(tmp_path)
     environ = {"PATH": str(tmp_path / "bin")}
     assert (
-        chosen("env", tmp_path, environ) == chosen("./env/bin/python", tmp_path, environ) == python
+        choose_python("env", tmp_path, environ)
+        == choose_python("./env/bin/python", tmp_path, environ)
+        == python
     )
-    assert chosen("python3.99", tmp_path, environ) == named
+    assert choose_python("python3.99", tmp_path, environ) == named
     with pytest.raises(CannotRun, match="no such Python"):
-        chosen("python3.98", tmp_path, environ)
+        choose_python("python3.98", tmp_path, environ)
 
 
 def test_python_and_python3_are_both_the_one_that_was_chosen(tmp_path: Path) -> None:

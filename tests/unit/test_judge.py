@@ -104,7 +104,7 @@ def test_a_trace_whose_bytes_are_gone_runs_and_says_so(chain: Plan) -> None:
     facts, traces = world(chain)
     traces.of(chain, "a", facts, {}, o="f:lost")
     verdict = ask(chain, "a", facts, targets=PLACES)
-    assert verdict.answer == RUN and "not stored any more" in verdict.reasons[0]
+    assert verdict.answer == RUN and "no longer stored" in verdict.reasons[0]
 
 
 def test_bytes_that_lie_where_they_must_need_not_be_stored(chain: Plan) -> None:
@@ -303,7 +303,7 @@ def test_select_without_a_number_says_so() -> None:
     )
     facts, _ = world(found)
     verdict = ask(found, "best", facts, {0: Made(True, {"o": "f:1"}, {"other": 1})})
-    assert verdict.answer == RUN and "called loss" in verdict.reasons[0]
+    assert verdict.answer == RUN and "the metric loss" in verdict.reasons[0]
 
 
 def test_select_from_no_instances_says_so() -> None:
@@ -315,4 +315,4 @@ steps:
 """)
     facts, _ = world(found)
     verdict = ask(found, "best", facts, {})
-    assert verdict.answer == RUN and verdict.reasons == ("there is no instance to select from",)
+    assert verdict.answer == RUN and verdict.reasons == ("no instance to select from",)

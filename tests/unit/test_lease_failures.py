@@ -10,7 +10,7 @@ import pytest
 
 from drivers.base import Offer
 from runner.failures import LeaseFailure
-from runner.hosts.renting.resting import account_digest, denied, failure, resting
+from runner.hosts.renting.resting import account_digest, failure, find_resting, is_denied
 from runner.storage.records.ledger import LEDGER, LeaseRow, Ledger
 
 SETTINGS, ACCOUNT = {"term": 24}, [("credit", "$0.00")]
@@ -64,8 +64,8 @@ def test_a_ledger_of_before_rests_what_it_rested(old: Path, read_only: bool) -> 
         (kind, words) for _, kind, words in BEFORE
     ]
     now = time.time()
-    assert resting(rows, "gcp", now).offers == {"o0", "o1", "o2"}
-    assert denied(rows[3], now) and rows[3].account == DIGEST
+    assert find_resting(rows, "gcp", now).offers == {"o0", "o1", "o2"}
+    assert is_denied(rows[3], now) and rows[3].account == DIGEST
     assert not any(row.account for row in (*rows[:3], *rows[4:]))
 
 
@@ -78,10 +78,10 @@ def test_words_decide_nothing(tmp_path: Path, kind: LeaseFailure) -> None:
         gone = ledger.move(ledger.row("k"), "GONE", reason=lying, failure=kind)
         assert ledger.row("k") == gone and gone.failure == kind
     rests = {LeaseFailure.TAKEN, LeaseFailure.FAILED, LeaseFailure.LACKS}
-    assert resting([gone], "gcp", time.time()).has(Offer("gcp", "o")) == (kind in rests)
-    assert denied(gone, time.time()) == (kind == LeaseFailure.DENIED)
+    assert find_resting([gone], "gcp", time.time()).has(Offer("gcp", "o")) == (kind in rests)
+    assert is_denied(gone, time.time()) == (kind == LeaseFailure.DENIED)
     without = gone._replace(failure="")
-    assert not failure(without) and not resting([without], "gcp", time.time()).offers
+    assert not failure(without) and not find_resting([without], "gcp", time.time()).offers
 
 
 def test_a_failure_stays_when_the_lease_moves_on(tmp_path: Path) -> None:

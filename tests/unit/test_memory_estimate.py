@@ -278,11 +278,11 @@ def test_what_runs_measured_corrects_and_narrows() -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"model_type": "t5"}, '"t5" are not known how to count'),
-        ({}, '"" are not known how to count'),
-        ({"model_type": "llama", "hidden_size": 64}, "does not say num_hidden_layers"),
-        ({**TINY, "model_type": "llama", "hidden_size": "64"}, "does not say hidden_size"),
-        ({**TINY, "model_type": "llama", "num_attention_heads": 0}, "no number of heads"),
+        ({"model_type": "t5"}, 'cannot count the weights of the model family "t5"'),
+        ({}, 'cannot count the weights of the model family ""'),
+        ({"model_type": "llama", "hidden_size": 64}, "has no num_hidden_layers"),
+        ({**TINY, "model_type": "llama", "hidden_size": "64"}, "has no hidden_size"),
+        ({**TINY, "model_type": "llama", "num_attention_heads": 0}, "no number of attention heads"),
     ],
 )
 def test_a_config_that_does_not_say_enough_is_reported(config: dict[str, Any], words: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.hosts.renting.money import affordable, committed, leave_at
+from runner.hosts.renting.money import affordable, committed_cost, leave_at
 
 
 def test_a_machine_is_paid_for_until_just_before_its_share_of_the_money_is_spent() -> None:
@@ -20,5 +20,5 @@ def test_a_run_leaves_its_machine_in_time_to_bring_home_what_was_made() -> None:
     assert (
         leave_at(0.0, 7200.0) == 7020.0
         and leave_at(100.0, 110.0) == 108.0
-        and committed(3.6, 0.0, 10.0) == pytest.approx(0.01)
+        and committed_cost(3.6, 0.0, 10.0) == pytest.approx(0.01)
     )

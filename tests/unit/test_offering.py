@@ -13,7 +13,7 @@ from drivers.cloud import About, Filters, Installation, public, why_excluded
 from drivers.machine import Facts, cuda, less
 from runner.hosts.renting.offering import UNSAID, Shelf, to_confirm
 from runner.hosts.renting.totals import Pricing
-from runner.interface.shelves import as_json, chosen, lines
+from runner.interface.shelves import as_json, describe_choice, lines
 from runner.storage.workspace import Workspace
 
 CARD = Resources(
@@ -167,7 +167,7 @@ def test_the_total_has_the_egress_of_what_comes_home_and_the_lowest_total_is_cho
         and head.split().count("egress") == 1
         and row.split()[-5:-3] == ["0.50", "1.30"]
     )
-    assert "2.0 h, $1.30 with $0.50 of egress" in chosen({"train": [shelf]})[0]
+    assert "2.0 h, $1.30 with $0.50 of egress" in describe_choice({"train": [shelf]})[0]
     told: Any = as_json("train", shelf)
     assert (
         told["bytes_home"] == 5 * 10**9
@@ -182,7 +182,7 @@ def test_a_total_without_egress_says_so() -> None:
     assert (
         shelf.total == 1.0
         and UNSAID in lines("train", [shelf], 5)
-        and UNSAID in chosen({"train": [shelf]})[1]
+        and UNSAID in describe_choice({"train": [shelf]})[1]
     )
     assert lines("train", [shelf], 5)[2].split()[-5:-3] == ["?", "1.00"]
     assert UNSAID not in lines("train", [Shelf("vastai", Wish(hours=2.0), [OFFER])], 5), (

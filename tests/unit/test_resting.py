@@ -9,9 +9,9 @@ from runner.hosts.renting.resting import (
     RESTS,
     ZONE,
     account_digest,
-    denied,
     failure,
-    resting,
+    find_resting,
+    is_denied,
 )
 from runner.storage.records.ledger import LeaseRow
 
@@ -52,9 +52,9 @@ def test_an_offer_rests_by_the_class_of_its_failure(
 ) -> None:
     assert failure(gone("a", 0, **more)) == what and RESTS[what] == seconds
     for ago, rests in ((seconds - 1, True), (seconds + 1, False)):
-        found = resting([gone("a", ago, **more)], "gcp", NOW)
+        found = find_resting([gone("a", ago, **more)], "gcp", NOW)
         assert found.has(Offer("gcp", "a")) is rests and not found.has(Offer("gcp", "b"))
-    assert not resting([gone("a", 0, **more)], "vastai", NOW).has(Offer("gcp", "a")), (
+    assert not find_resting([gone("a", 0, **more)], "vastai", NOW).has(Offer("gcp", "a")), (
         "another provider's"
     )
 
@@ -67,7 +67,7 @@ def test_a_machine_that_was_given_back_or_cancelled_on_its_way_up_does_not_rest(
     preempted = gone("a", 1, failure="taken-away", lease=MACHINE, up=NOW)
     coming = gone("a", 1, failure="failed")._replace(state="RELEASING")
     for row in (*cancelled, preempted, coming):
-        assert not failure(row) and not resting([row], "gcp", NOW).has(Offer("gcp", "a"))
+        assert not failure(row) and not find_resting([row], "gcp", NOW).has(Offer("gcp", "a"))
 
 
 def test_a_zone_rests_while_two_of_its_offers_do() -> None:
@@ -76,12 +76,14 @@ def test_a_zone_rests_while_two_of_its_offers_do() -> None:
         for zone, shape, ago in (("z1", "a", 300), ("z1", "b", 1), ("z2", "a", 1), ("z2", "a", 2))
     ]
     other = {zone: Offer("gcp", f"{zone}/c", data={"zone": zone}) for zone in ("z1", "z2")}
-    found = resting(rows, "gcp", NOW)
+    found = find_resting(rows, "gcp", NOW)
     assert ZONE == 2 and found.has(other["z1"]) and not found.has(other["z2"]), (
         "one offer that failed twice is one"
     )
-    assert not resting(rows, "gcp", NOW + 301).has(other["z1"]), "one of the two is tried again"
-    assert not resting(
+    assert not find_resting(rows, "gcp", NOW + 301).has(other["z1"]), (
+        "one of the two is tried again"
+    )
+    assert not find_resting(
         [gone("a", 1, failure="taken"), gone("b", 1, failure="taken")], "gcp", NOW
     ).zones, "a marketplace has no zones"
 
@@ -89,10 +91,10 @@ def test_a_zone_rests_while_two_of_its_offers_do() -> None:
 def test_a_provider_that_denied_the_last_order_rests_until_settings_or_account_change() -> None:
     settings, account = {"term": 24}, [("credit", "$0.00"), ("clock", "3 s behind")]
     row = gone("a", RESTS["denied"] - 1, failure="denied", reason="no credit")
-    assert denied(row, NOW) and not denied(row, NOW + 2) and not denied(None, NOW)
-    assert not resting([row], "gcp", NOW).offers, "no machine is to blame"
+    assert is_denied(row, NOW) and not is_denied(row, NOW + 2) and not is_denied(None, NOW)
+    assert not find_resting([row], "gcp", NOW).offers, "no machine is to blame"
     digest = account_digest(settings, account)
     assert digest == account_digest(settings, [account[0], ("clock", "fine")])
     assert digest != account_digest({"term": 25}, account)
     assert digest != account_digest(settings, [("credit", "$5.00")])
-    assert not denied(gone("a", 1, failure="taken"), NOW)
+    assert not is_denied(gone("a", 1, failure="taken"), NOW)

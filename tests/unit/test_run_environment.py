@@ -84,5 +84,5 @@ def test_a_step_has_its_share_of_the_cost_by_its_seconds_on_rented_machines() ->
         "a": StepView("a", spent={"": 1.0, "gpu 1": 30.0}),
         "b": StepView("b", spent={"gpu 1": 10.0}),
     }
-    found = _steps(steps, {"a": "k"}, 2.0)
+    found = _steps(steps, {"a": "k"}, 2.0, {})
     assert [(each["key"], each["cost"]) for each in found] == [("", 0.0), ("k", 1.5), ("", 0.5)]

@@ -101,7 +101,7 @@ def test_a_skipped_instance_skips_its_like_alone() -> None:
 def test_what_has_no_like_is_an_error_with_its_place() -> None:
     words = "run: [cat, '{{ steps.train.same.model }}']"
     found = problem(f"{TRAIN}  c: {{{words}}}\n")
-    assert "none in common" in found.message and "axis lr" in found.fix
+    assert "share no axis" in found.message and "axis lr" in found.fix
     found = problem(f"{TRAIN}  c: {{matrix: {{x: [1]}}, {words}}}\n")
     assert pointed(found) == "steps.train.same.model"
     found = problem(f"{TRAIN}  c: {{matrix: {{lr: [3]}}, {words}}}\n")

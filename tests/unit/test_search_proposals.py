@@ -22,7 +22,7 @@ def bowl(x: float, y: float) -> float:
 def sought(where: Space, wanted: int, seed: int = 0, width: int = 4) -> list[Trial]:
     tried: list[Trial] = []
     while len(tried) < wanted and (
-        new := search.proposed(where, tried, min(width, wanted - len(tried)), least=True, seed=seed)
+        new := search.propose(where, tried, min(width, wanted - len(tried)), least=True, seed=seed)
     ):
         tried += [Trial(point, bowl(*map(float, point))) for point in new]
     return tried
@@ -36,10 +36,10 @@ def test_thirty_trials_come_close_to_the_bottom_of_a_bowl() -> None:
 
 def test_the_same_seed_and_results_give_the_same_proposals() -> None:
     tried = sought(PLANE, 8)
-    assert search.proposed(PLANE, tried, 4, least=True, seed=0) == search.proposed(
+    assert search.propose(PLANE, tried, 4, least=True, seed=0) == search.propose(
         PLANE, tried, 4, least=True, seed=0
     )
-    assert search.proposed(PLANE, tried, 4, least=True, seed=0) != search.proposed(
+    assert search.propose(PLANE, tried, 4, least=True, seed=0) != search.propose(
         PLANE, tried, 4, least=True, seed=1
     )
     better = [tried[0]._replace(result=-9.0), *tried[1:]]
@@ -55,7 +55,7 @@ def test_nothing_is_proposed_twice_and_a_space_that_is_all_tried_gives_nothing()
 def test_a_trial_that_failed_is_known_and_not_learned_from() -> None:
     where = Space({"opt": ["adam", "sgd", "lion"], "betas": [[0.9, 0.99], [0.8, 0.9]]}, {})
     tried = [Trial(["adam", [0.9, 0.99]], None), Trial(["sgd", [0.8, 0.9]], 1.0)]
-    found = search.proposed(where, tried, 9, least=False, seed=0)
+    found = search.propose(where, tried, 9, least=False, seed=0)
     assert (
         len(found) == 4 and ["adam", [0.9, 0.99]] not in found and ["sgd", [0.8, 0.9]] not in found
     )

@@ -91,7 +91,7 @@ def test_a_store_is_named_by_a_word_or_a_url(root: Path) -> None:
         ('store = "x\n', 1, "Illegal character", ""),
         ('[stores.a]\nurl = "s3://b"\npusch = true\n', 3, "stores.a.pusch", '"push"'),
         ('[stores.a]\nurl = "s3://b"\nsecret_key = "AKIA"\n', 3, "stores.a.secret_key", "do not belong"),
-        ('[stores.a]\nurl = "s3://b"\nendpoint = "localhost:9000"\n', 3, 'endpoint cannot be "localhost:9000"', "The server"),
+        ('[stores.a]\nurl = "s3://b"\nendpoint = "localhost:9000"\n', 3, 'endpoint cannot be "localhost:9000"', "Server URL"),
         ('[stores.a]\nregion = "eu"\n', 1, "stores.a says no url", "s3://"),
         ('[stores.a]\nurl = "s3://b"\nowner = 12\n', 3, "stores.a.owner must be a text", ""),
         ('[drivers.ssh]\nhosts = ["a", {host = "b", slots = 0}]\n', 2, "must be at least 1", ""),

@@ -108,7 +108,7 @@ def test_what_a_step_writes_is_no_setting() -> None:
 
 def test_what_only_the_running_step_knows_is_unknown() -> None:
     found = told(step(["t", "--gpus", "{{ host.gpus }}"]))
-    with pytest.raises(Unknown, match="the value of --gpus, which only the running step knows"):
+    with pytest.raises(Unknown, match="the value of --gpus, known only to the running step"):
         found["gpus"]
 
 

@@ -26,7 +26,7 @@ def only(run: Waiting, *takers: Taker, worked_on: Sequence[Waiting] = ()) -> Wai
 @pytest.mark.parametrize(
     ("run", "takers", "kind", "fix"),
     [
-        (RUN, [], "no-worker", "`recipe worker` starts one"),
+        (RUN, [], "no-worker", "`recipe worker`"),
         (RUN, [Taker()], "starting", ""),
         (RUN, [Taker(free=False)], "busy", "priority"),
         (RUN, [Taker(driver="ssh")], "driver", "--driver local"),

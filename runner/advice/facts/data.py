@@ -215,7 +215,7 @@ def _parquet_rows(file: Path, most: int) -> list[dict[str, Any]]:
     try:
         parquet: Any = import_module("pyarrow.parquet")
     except ImportError:
-        raise ValueError("pyarrow is not here") from None
+        raise ValueError("pyarrow is not installed") from None
     batch = next(parquet.ParquetFile(file).iter_batches(batch_size=most), None)
     return list(batch.to_pylist()) if batch is not None else []
 

@@ -92,7 +92,7 @@ def here(root: Path) -> dict[str, object]:
     try:
         said = subprocess.run(question, capture_output=True, timeout=PATIENCE).stdout
     except subprocess.TimeoutExpired:
-        raise Unknown(f"this machine did not say what it has within {PATIENCE:g} s") from None
+        raise Unknown(f"this machine did not report its hardware within {PATIENCE:g} s") from None
     return facts("this machine", said)
 
 

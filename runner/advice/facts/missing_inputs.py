@@ -22,7 +22,7 @@ def _beside(source: Path, home: str, pattern: str) -> str:
     folder = source.parent
     if str(folder) == home or not folder.is_relative_to(home) or not any(folder.glob(pattern)):
         return ""
-    return f": for the one beside the recipe write ./{pattern}, which its command finds as {folder.relative_to(home)}/{pattern}"
+    return f": for the file next to the recipe, write ./{pattern}; the command then finds it at {folder.relative_to(home)}/{pattern}"
 
 
 def _above(found: Survey, n: int) -> str:
@@ -34,7 +34,7 @@ def _above(found: Survey, n: int) -> str:
         start.name for start in started(spec.run, spec.accelerate) if start.name.startswith("../")
     ]
     return (
-        f"; a step runs there, wherever its recipe is: write {names[0].replace('../', '')} for {names[0]}"
+        f"; steps run in this directory, wherever the recipe file is: write {names[0].replace('../', '')} instead of {names[0]}"
         if names
         else ""
     )
@@ -55,8 +55,8 @@ def missing(ws: Workspace, found: Survey, n: int) -> list[tuple[str, str]]:
         if pattern == AUTO:
             wrong.append(
                 (
-                    "its code, `auto`",
-                    f"finds no script below {home} that its command starts{_above(found, n)}",
+                    "`code: auto`",
+                    f"finds no script of the command below {home}{_above(found, n)}",
                 )
             )
         else:
@@ -76,9 +76,9 @@ def missing(ws: Workspace, found: Survey, n: int) -> list[tuple[str, str]]:
         if facts.takes.get(source.lookup_key) is None:
             wrong.append((source.address, absent))
         elif path.is_dir() and source.only and not match_files(str(path), source.only):
-            wrong.append((source.address, f"holds no {' or '.join(source.only)}"))
+            wrong.append((source.address, f"contains no {' or '.join(source.only)}"))
         elif path.is_dir() and not any(files for _, _, files in os.walk(path, followlinks=True)):
-            wrong.append((source.address, "is an empty folder"))
+            wrong.append((source.address, "is an empty directory"))
     return [*wrong, *((each.given, each.wrong) for each in members(ws, found, n) if each.wrong)]
 
 
@@ -129,7 +129,7 @@ def _member(data: bytes, name: str) -> tuple[str, tuple[str, ...] | None]:
     try:
         tree = ast.parse(data)
     except (SyntaxError, ValueError, RecursionError) as error:
-        return f"cannot be read as Python: {error}", None
+        return f"is not valid Python: {error}", None
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     if name in classes:
         return "", tuple(dict.fromkeys(_bases(classes[name], classes)))

@@ -237,9 +237,13 @@ def _misfit(adapter: Path, config: Mapping[str, Any]) -> str | None:
             continue
         reads = tensor["shape"][-1]
         if width is not None and reads != width:
-            return f"the adapter is for a model of width {reads}, and this one has {width}"
+            return (
+                f"the adapter requires a model of width {reads}, but this model has width {width}"
+            )
         if layers is not None and int(found[1]) >= layers:
-            return f"the adapter changes layer {int(found[1]) + 1}, and this model has {layers}"
+            return (
+                f"the adapter changes layer {int(found[1]) + 1}, but this model has {layers} layers"
+            )
     return None
 
 

@@ -194,7 +194,7 @@ class Attempt:
         # Before the question: a quick trainer has saved and ended before the answer is here.
         self.save_asked = True
         cwd = self.place.paths(self.directory).cwd
-        self.save_asked = await control_file.asked(self.place.host, cwd, "pause")
+        self.save_asked = await control_file.ask_trainer(self.place.host, cwd, "pause")
         if not self.save_asked:
             return False
         ended, _ = await asyncio.wait({self.carrier}, timeout=STEP.total_seconds())

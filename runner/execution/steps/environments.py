@@ -142,12 +142,12 @@ class StepEnvironments:
         return place.described(made.result())
 
     async def _built(self, lock: str, place: Place, wanted: Wanted) -> str:
-        from ...hosts.environments import built, python_of
+        from ...hosts.environments import is_built, python_of
 
         what = lock or f"Python {wanted.version}"
         if place.elsewhere:
             what += f" on {place.elsewhere}"
-        if lock and not await built(place, wanted):
+        if lock and not await is_built(place, wanted):
             self._commits.say(f"installing the packages of {what}, once")
         return await python_of(
             self._hooks.of(place), wanted, lambda words: self._commits.say(f"{what}: {words}")

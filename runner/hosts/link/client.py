@@ -398,7 +398,7 @@ class Client:
                         Unreachable(f"the agent of {self.root} says something that makes no sense")
                     )
                     return
-            elif (number := _greeted(line)) in PROTOCOLS:
+            elif (number := _protocol_of(line)) in PROTOCOLS:
                 self._greeted = True
                 self._failing_since, self._tries = None, 0
                 self._until_greeted.clear()
@@ -685,7 +685,7 @@ def there(wire: Wire) -> Client:
     return Client(Streamed(wire))
 
 
-def _greeted(line: bytes | bytearray) -> int | None:
+def _protocol_of(line: bytes | bytearray) -> int | None:
     """The number of the protocol in which an agent greets; None for what is no greeting."""
     try:
         number = json.loads(line)["agent"]

@@ -88,7 +88,7 @@ def patient(tries: float = math.inf) -> Policy:
     return policy
 
 
-async def said(call: Callable[[Argv], AsyncIterator[bytes]], argv: Argv) -> bytes:
+async def ask_program(call: Callable[[Argv], AsyncIterator[bytes]], argv: Argv) -> bytes:
     """What a program prints on the host of `call`, asked again where the connection breaks: it may run twice.  Raises what `Host.call` raises."""
 
     async def once() -> bytes:

@@ -20,7 +20,7 @@ def control_file(cwd: str) -> str:
     return f"{cwd}/{FILE}"
 
 
-async def asked(host: Client, cwd: str, what: Literal["pause", "stop", "checkpoint"]) -> bool:
+async def ask_trainer(host: Client, cwd: str, what: Literal["pause", "stop", "checkpoint"]) -> bool:
     """Ask the program that runs in the directory `cwd`; False when it never said that it listens.  Raises DriverError."""
     try:
         async for _ in host.call(

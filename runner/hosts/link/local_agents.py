@@ -131,14 +131,14 @@ def forget_root(path: Path) -> bool:
     if path.is_symlink():
         path.unlink(missing_ok=True)
         return True
-    with _held(path / "lock") as free, _held(path / ALL) as without_jobs:
+    with _hold_briefly(path / "lock") as free, _hold_briefly(path / ALL) as without_jobs:
         if free and without_jobs:
             disk.delete_whole(path)
         return free and without_jobs
 
 
 def _in_use(root: Path) -> bool:
-    with _held(root / "lock") as free, _held(root / ALL) as without_jobs:
+    with _hold_briefly(root / "lock") as free, _hold_briefly(root / ALL) as without_jobs:
         return not (free and without_jobs)
 
 
@@ -147,12 +147,12 @@ def _claim(home: Path, run: str, fence: str) -> Path:
 
 
 def _is_held(root: Path) -> bool:
-    with _held(root / "lock") as free:
+    with _hold_briefly(root / "lock") as free:
         return not free
 
 
 @contextlib.contextmanager
-def _held(path: Path) -> Iterator[bool]:
+def _hold_briefly(path: Path) -> Iterator[bool]:
     """Hold a lock for a moment; False where another process has it.  A file that is not there is not held."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)

@@ -177,7 +177,7 @@ class Stream:
             *pythons,
         )
         sent: asyncio.Queue[bytes] = asyncio.Queue(AHEAD)
-        call = cast("AsyncGenerator[bytes, None]", host.call(argv, _queued(sent)))
+        call = cast("AsyncGenerator[bytes, None]", host.call(argv, _drain_queue(sent)))
         words = _Words(mark)
         try:
             async with asyncio.timeout(PATIENCE), contextlib.AsyncExitStack() as stack:
@@ -190,7 +190,7 @@ class Stream:
                             fix = f"install one there, or name it as `python` in the settings, or unpack one to {root}/python"
                             raise Denied(f"there is no CPython 3.9 or later: {fix}")
                         elif word.startswith("no "):
-                            raise _refused(word[3:])
+                            raise _refusal(word[3:])
                         elif word == "cut":
                             raise Unreachable("the agent's program did not arrive as it was sent")
                         else:
@@ -201,7 +201,7 @@ class Stream:
                         stack.pop_all()
                         return stream
         except Rejected as error:
-            raise _refused(str(error)) from error
+            raise _refusal(str(error)) from error
         except Broken as error:
             raise Unreachable("what the agent says does not arrive whole") from error
         except TimeoutError as error:
@@ -273,7 +273,7 @@ class _Words:
         return found
 
 
-async def _queued(sent: asyncio.Queue[bytes]) -> AsyncIterator[bytes]:
+async def _drain_queue(sent: asyncio.Queue[bytes]) -> AsyncIterator[bytes]:
     """What is to be sent.  Small frames that wait go in one write: some connections hold back a second small packet for 40 ms."""
     while data := await sent.get():
         while len(data) < SMALL and not sent.empty():
@@ -284,5 +284,5 @@ async def _queued(sent: asyncio.Queue[bytes]) -> AsyncIterator[bytes]:
         yield data
 
 
-def _refused(words: str) -> Denied | Rejected:
+def _refusal(words: str) -> Denied | Rejected:
     return Denied(words) if any(word in words for word in _FULL) else Rejected(words)

@@ -200,7 +200,7 @@ class Wire:
         async with self._held() as stream:
             await self._ask(stream, function, arguments, b"")
             while (payload := await stream.receive())[:1] in (b"d", b"z"):
-                yield _opened(payload)
+                yield _open_payload(payload)
             self._answer(payload)
 
     async def _asked(
@@ -212,7 +212,7 @@ class Wire:
             try:
                 said = bytearray()
                 while (payload := await stream.receive())[:1] in (b"d", b"z"):
-                    said += _opened(payload)
+                    said += _open_payload(payload)
                     if len(said) > LONGEST_ANSWER:
                         raise Infrastructure(
                             f"{self.name} does not stop answering",
@@ -384,7 +384,7 @@ class Wire:
         meter.tell()
 
 
-def _opened(payload: bytes) -> bytes:
+def _open_payload(payload: bytes) -> bytes:
     try:
         return bytes_of(payload)
     except ValueError as error:
@@ -463,12 +463,12 @@ def process() -> str:
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read()[:8]
-        return f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}.{os.getpid()}.{started(os.getpid())}"
+        return f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}.{os.getpid()}.{process_start(os.getpid())}"
     except OSError:
         return f"{secrets.token_hex(4)}.0.{os.getpid()}.0"
 
 
-def started(pid: int) -> str:
+def process_start(pid: int) -> str:
     """When a process of this machine began, in ticks since boot.  Raises OSError when there is none."""
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
         return file.read().rpartition(")")[2].split()[19]

@@ -225,7 +225,7 @@ class CheckpointSync:
         What cannot be brought keeps nothing else from coming; the first such error is raised at the end.
         """
         seen = self._seen[state.name]
-        incoming = _incoming(state)
+        incoming = _incoming_dir(state)
         look = await self._host.look(state.below)
         there = _parts(look.files, state.pattern)
         await asyncio.to_thread(_afresh, state, {f"{name or WHOLE}.coming" for name in there})
@@ -374,7 +374,7 @@ class CheckpointSync:
             await self._host.remove([_join(state.below, name) for name in old])
         await asyncio.to_thread(checkpoints.prune, state.here, state.pattern, state.keep)
         seen = self._seen[state.name]
-        level, words = strained(look.free + sum(sizes[name] for name in old), look.total, need)
+        level, words = disk_strain(look.free + sum(sizes[name] for name in old), look.total, need)
         doing.warning, seen.level = words if level > seen.level else "", level
 
 
@@ -468,12 +468,12 @@ class CheckpointPruner:
             old = [name for name in good[max(1, self._keep) :] if name != spared]
             for name in old:
                 delete(self._folder / name)
-        level, words = strained(free + sum(sizes[name] for name in old), total, need)
+        level, words = disk_strain(free + sum(sizes[name] for name in old), total, need)
         said, self._level = words if level > self._level else "", level
         return old, said
 
 
-def strained(free: int, total: int, need: int) -> tuple[int, str]:
+def disk_strain(free: int, total: int, need: int) -> tuple[int, str]:
     """How badly off a disk is, all in bytes: 0, 1 when it is nearly full, 2 when the next checkpoint finds no room; and words for it."""
     if need and free < need:
         return (
@@ -523,12 +523,12 @@ def _listing(path: Path) -> Listing:
     """The same of something here; empty when there is nothing."""
     try:
         names = checkpoints.files(path) if path.is_dir() and not path.is_symlink() else [""]
-        return {name: _known(os.lstat(path / name)) for name in names}
+        return {name: _identity_of(os.lstat(path / name)) for name in names}
     except OSError:
         return {}
 
 
-def _known(found: os.stat_result) -> tuple[int, int]:
+def _identity_of(found: os.stat_result) -> tuple[int, int]:
     return LINK if stat.S_ISLNK(found.st_mode) else found.st_size, found.st_mtime_ns
 
 
@@ -572,7 +572,7 @@ def _whole(state: StateFolder) -> dict[str, Listing]:
 
 def _afresh(state: StateFolder, going: Collection[str] | None = ()) -> None:
     """Clear what a kill left, but for what a copy can resume from (None: any), and for what was moved aside and not yet replaced."""
-    incoming = _incoming(state)
+    incoming = _incoming_dir(state)
     incoming.mkdir(parents=True, exist_ok=True)
     for name in os.listdir(incoming):
         place = _below(state.here, "" if state.pattern is None else name.removesuffix(".old"))
@@ -623,5 +623,5 @@ def _date(path: Path, listing: Listing) -> None:
         os.utime(path, ns=(latest, latest))
 
 
-def _incoming(state: StateFolder) -> Path:
+def _incoming_dir(state: StateFolder) -> Path:
     return state.here.parent / ".incoming" / state.name

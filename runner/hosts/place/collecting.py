@@ -61,7 +61,7 @@ class Collector:
             return TaskResult(
                 exit,
                 problem="input",
-                words=f"it changed its input {_called(task.attempt, harvest.changed[0])}",
+                words=f"it changed its input {_name_of_input(task.attempt, harvest.changed[0])}",
             )
         in_place = self._host_store.neighbour.reads  # it may have read an input here
         if in_place and (
@@ -149,7 +149,7 @@ def _leave(top: str, name: str, data: bytes) -> None:
         file.write(data)
 
 
-def _called(attempt: AttemptDirectory, name: str) -> str:
+def _name_of_input(attempt: AttemptDirectory, name: str) -> str:
     """What a step calls an input: some are known to their host by content only."""
     names = {content: path for path, (_, content) in attempt.links.items()} | {
         content: path for path, content in attempt.objects.items()

@@ -324,7 +324,7 @@ def group_of(places: Sequence[Place]) -> Place:
     )
 
 
-def ranked(name: str, rank: int) -> str:
+def rank_name(name: str, rank: int) -> str:
     """What the others than node 0 have here, beside what bears that name."""
     return f"{name}.{rank}" if rank else name
 

@@ -59,7 +59,7 @@ class Hooks:
                     raise HostLost(f"{self.place.name} was lost in its setup")
                 if exit.code != 0:
                     raise CannotRun(
-                        f"setup failed ({_shown(command)}: {_how(exit)}){said}",
+                        f"setup failed ({_show_command(command)}: {_how(exit)}){said}",
                         fix="no step was started; correct `setup` and run again",
                     )
             await self.place.folder.note(note)
@@ -74,7 +74,7 @@ class Hooks:
                 problems.append(f"cleanup failed: {error}")
                 continue
             if exit.code != 0:
-                problems.append(f"cleanup failed ({_shown(command)}: {_how(exit)}){said}")
+                problems.append(f"cleanup failed ({_show_command(command)}: {_how(exit)}){said}")
         return problems
 
     async def healthy(self, command: str | Sequence[Tree], seconds: float) -> bool:
@@ -143,7 +143,7 @@ class Hooks:
         return exit
 
 
-def _shown(command: object) -> str:
+def _show_command(command: object) -> str:
     words = " ".join(map(str, command)) if isinstance(command, list) else str(command).strip()
     return words if len(words) <= 60 else words[:57] + "…"
 

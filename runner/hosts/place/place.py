@@ -74,7 +74,7 @@ class Place:
         self.folder = Folder(ws)
         self.installer = sys.executable
         """The Python that makes environments from locks."""
-        self.login = variables.inherited(shell.login)
+        self.login = variables.inherit_variables(shell.login)
         """What every step gets of the variables of the login there."""
         self.elsewhere = "" if name == "local" else name
         """The name of a machine that is not this one."""
@@ -125,12 +125,17 @@ class Place:
 
     def env(self, own: Collection[str] = ()) -> dict[str, str]:
         """What the environment of every command there begins with.  `own` are names that it sets itself."""
-        return {"PATH": self.path, "PYTHONUNBUFFERED": "1", **self.login, **variables.settled(own)}
+        return {
+            "PATH": self.path,
+            "PYTHONUNBUFFERED": "1",
+            **self.login,
+            **variables.settled_variables(own),
+        }
 
     def described(self, python: str) -> str:
         """A Python there as people read it: its path, and its version where that is known."""
         if python not in self._described:
-            self._described[python] = interpreters.described(python)
+            self._described[python] = interpreters.describe_python(python)
         return self._described[python]
 
     def could(self, wants: Mapping[str, float]) -> bool:

@@ -65,7 +65,7 @@ class Scrap:
 
     def take_file(self, path: str) -> bool:
         """Put a file to be written over at `path`; False when there is none."""
-        return _renamed(self._files, path)
+        return _rename_spare(self._files, path)
 
     def give_script(self, path: str) -> None:
         """A script that is not run any more.  It keeps its name until it gets another one."""
@@ -77,10 +77,10 @@ class Scrap:
 
     def log(self, path: str) -> None:
         """Put an empty file at `path`, if there is a spare one."""
-        _renamed(self._logs, path)
+        _rename_spare(self._logs, path)
 
     def write_script(self, path: str, data: bytes) -> None:
-        if _renamed(self._scripts, path):
+        if _rename_spare(self._scripts, path):
             overwrite(path, data)
         else:
             with open(path, "wb") as file:
@@ -103,7 +103,7 @@ class Scrap:
         return name
 
 
-def _renamed(spares: list[str], path: str) -> bool:
+def _rename_spare(spares: list[str], path: str) -> bool:
     """Rename the first spare that is still there; an attempt of a worker that was killed may have lost what was given."""
     while spares:
         with contextlib.suppress(FileNotFoundError):

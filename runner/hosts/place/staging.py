@@ -622,7 +622,9 @@ class AttemptDirectory:
         return None
 
 
-def undeclared(log_tail: str, workspace: Path, attempt: str, declared: Iterable[str]) -> str | None:
+def undeclared_file(
+    log_tail: str, workspace: Path, attempt: str, declared: Iterable[str]
+) -> str | None:
     """A workspace file whose name a failed command printed, also as a path in its attempt directory, and that its step did not declare."""
     import re
 

@@ -12,7 +12,7 @@ from typing import Final
 from drivers.base import Need, Offer
 
 from ...storage.records.ledger import LeaseRow, Ledger
-from .money import ENDING, affordable, committed, kept_back
+from .money import ENDING, affordable, committed_cost, kept_back
 
 TERM: Final = timedelta(days=1)
 """For which a lease is asked where the setting `term` does not say, and asked again every `leases.RENEW`: how long it stays when a worker and its
@@ -110,7 +110,7 @@ class Budget:
         now, bound = time.time(), 0.0
         for row in rows:
             if row.state != "GONE" and row.paid_from is not None:
-                bound += committed(row.price, max(since, row.paid_from), end(row, now))
+                bound += committed_cost(row.price, max(since, row.paid_from), end(row, now))
         return bound + sum(spent.usd for spent in gone.values())
 
     @property
@@ -143,11 +143,11 @@ class Budget:
             if self.limit is not None
             else 0.0
         )
-        return rate > 0 and self._of_run("", _own_end) <= committed(rate, 0.0, ahead)
+        return rate > 0 and self._of_run("", _own_end) <= committed_cost(rate, 0.0, ahead)
 
     def outlasts(self, row: LeaseRow, need: Need, offer: Offer) -> bool:
         """Whether the money pays for another machine like that of a lease after its time: then it is not the limit that ends it."""
-        kept = committed(row.price, 0.0, kept_back(row.until - row.asked))
+        kept = committed_cost(row.price, 0.0, kept_back(row.until - row.asked))
         return not self.pays(need, offer, left=self.left() - kept)
 
     def pays(self, need: Need, offer: Offer, shares: int = 1, left: float | None = None) -> str:

@@ -164,7 +164,7 @@ class Inventory:
         return list(found.values())
 
 
-def named(places: Collection[Place], names: Sequence[str]) -> list[Place]:
+def places_named(places: Collection[Place], names: Sequence[str]) -> list[Place]:
     """The places with these names, by rank; empty where one of them is not there."""
     known = {place.name: place for place in places if not place.lost}
     return [known[name] for name in names] if known.keys() >= set(names) else []

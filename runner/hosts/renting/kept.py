@@ -24,8 +24,8 @@ from ...settings import Stack
 from ...storage.crash import crashpoint
 from ...storage.records.ledger import LeaseRow
 from ..link.contact import LONG, SOON
-from .leases import Leases, ended, lease_of, offer_of
-from .money import committed
+from .leases import Leases, is_ended, lease_of, offer_of
+from .money import committed_cost
 
 FOREVER: Final = 32_503_680_000.0
 """The end of a machine that is kept, in seconds since the epoch: nothing ends it automatically."""
@@ -192,7 +192,7 @@ class KeptLeases(Leases):
 
     async def _stopped(self, machine: LeaseRow) -> bool:
         """Whether the provider stops a machine."""
-        return await ended(self, partial(self.driver.stop, lease_of(machine)))
+        return await is_ended(self, partial(self.driver.stop, lease_of(machine)))
 
     def stays_alive(self, row: LeaseRow) -> bool:
         """Whether the machine of a lease goes on running when a run has no use for it any more."""
@@ -210,7 +210,7 @@ class KeptLeases(Leases):
             if row.state not in ("ASKED", "GONE"):
                 self.ledger.accrue(row)
         spent = self.ledger.costs([row.key for row in uses])
-        return committed(machine.price, machine.asked, now) + sum(
+        return committed_cost(machine.price, machine.asked, now) + sum(
             each.usd for each in spent.values()
         )
 

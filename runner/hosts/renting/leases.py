@@ -48,8 +48,8 @@ from ...storage.crash import crashpoint
 from ...storage.records.ledger import LeaseRow, Ledger
 from ..link.contact import LONG, SOON, patient
 from .budget import Budget
-from .money import ENDING, committed
-from .resting import RESTS, account_digest, denied
+from .money import ENDING, committed_cost
+from .resting import RESTS, account_digest, is_denied
 
 _T = TypeVar("_T")
 RENEW: Final = 3600.0
@@ -247,7 +247,7 @@ class Leases:
         """Why nothing is rented although the money may be there."""
         minutes = self.driver.traits.comes_up.total_seconds() / 60
         now = time.time()
-        most = sum(committed(row.price, now, row.until) for row in ending)
+        most = sum(committed_cost(row.price, now, row.until) for row in ending)
         return (
             f"{self.name} has not ended {_names(ending)} in {minutes:g} minutes, and by its own "
             f"end it may cost ${most:.4g} more: {short}"
@@ -414,7 +414,7 @@ class Leases:
             if row.lease
             else await self._find(row, LONG if self.driver.traits.priced else SOON)
         )
-        return lease is None or await ended(self, partial(self.driver.release, lease))
+        return lease is None or await is_ended(self, partial(self.driver.release, lease))
 
     async def adopt(self) -> list[LeaseRow]:
         """Take over what earlier workers of this run had: the leases that are COMING or UP.  What they were giving back goes, or is asked for again.
@@ -466,7 +466,7 @@ class Leases:
         """Keep a lease for another term, where the driver can."""
         price = 0.0 if offer_of(row).queued else row.price
         until = self.budget.until(
-            price, self.budget.certain(row.key) - committed(row.price, row.asked, time.time())
+            price, self.budget.certain(row.key) - committed_cost(row.price, row.asked, time.time())
         )
         if until.timestamp() <= max(
             row.until, time.time() + ENDING
@@ -503,7 +503,7 @@ class Leases:
     async def denied(self) -> None:
         """Raises Denied while the provider rests that refused the last order to this account with these settings."""
         row = self.ledger.last(self.name)
-        if row is None or not denied(row, time.time()):
+        if row is None or not is_denied(row, time.time()):
             return
         if row.account == account_digest(self.settings, await _account(self)):
             minutes = RESTS[LeaseFailure.DENIED] / 60
@@ -625,7 +625,7 @@ def _names(rows: Sequence[LeaseRow]) -> str:
     return ", ".join(f"{row.driver} {row.key}" for row in rows)
 
 
-async def ended(leases: Leases, ask: Callable[[], Awaitable[bool]]) -> bool:
+async def is_ended(leases: Leases, ask: Callable[[], Awaitable[bool]]) -> bool:
     """Whether the provider ends a machine, or stops it, asked a few times.  Raises DriverError."""
     for tried in range(SOON):
         if tried:

@@ -21,7 +21,7 @@ def kept_back(term: float) -> float:
     return min(ENDING, term / 9)
 
 
-def committed(price: float, asked: float, until: float) -> float:
+def committed_cost(price: float, asked: float, until: float) -> float:
     """What a machine costs by its end."""
     return price * max(0.0, until - asked) / 3600
 

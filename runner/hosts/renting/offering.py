@@ -88,7 +88,7 @@ def left_out(excluded: Mapping[str, int]) -> str:
     )
 
 
-def renting(ws: Workspace, name: str, hosts: Sequence[str] = ()) -> Driver | None:
+def driver_that_rents(ws: Workspace, name: str, hosts: Sequence[str] = ()) -> Driver | None:
     """The driver of that name, if what it has costs money; `hosts` instead of those in its settings.  Raises RecipeError."""
     driver = (
         driver_of(name, ws.config.driver(name), hosts, str(ws.home)) if name not in FREE else None
@@ -105,7 +105,7 @@ def renters(ws: Workspace) -> dict[str, Driver]:
     found = {}
     for name in sorted({*DRIVERS, *ws.config.drivers} - {*FREE}):
         with suppress(RecipeError):
-            if (driver := renting(ws, name)) is not None:
+            if (driver := driver_that_rents(ws, name)) is not None:
                 found[name] = driver
     return found
 
@@ -117,7 +117,7 @@ class PricedDrivers(NamedTuple):
     not_installed: list[str]
 
 
-def priced(ws: Workspace, asked: str) -> PricedDrivers:
+def priced_drivers(ws: Workspace, asked: str) -> PricedDrivers:
     """Return the drivers that were asked for, as `all` or by their names; a cluster without prices only by its name.
 
     Raises CannotRun for one that rents nothing, and for one asked for by its name that is not installed.
@@ -143,7 +143,7 @@ def priced(ws: Workspace, asked: str) -> PricedDrivers:
     not_installed: list[str] = []
     for name in sorted({*DRIVERS, *ws.config.drivers} - {*FREE}):
         try:
-            if (driver := renting(ws, name)) is not None:
+            if (driver := driver_that_rents(ws, name)) is not None:
                 able[name] = driver
         except CannotRun:
             if _is_set_up(ws, name):

@@ -96,7 +96,9 @@ def run_status(row: LeaseRow, environ: Mapping[str, str]) -> RunStatus:
         return "gone"
 
 
-def judged(rows: Iterable[LeaseRow], environ: Mapping[str, str]) -> list[tuple[LeaseRow, Fate]]:
+def judge_leases(
+    rows: Iterable[LeaseRow], environ: Mapping[str, str]
+) -> list[tuple[LeaseRow, Fate]]:
     """Each lease and what becomes of it."""
     now = time.time()
     return [(row, fate(row, run_status(row, environ), now)) for row in rows]
@@ -117,7 +119,7 @@ async def end(leases: Leases, row: LeaseRow, why: str) -> str:
 async def tidy(leases: Leases, environ: Mapping[str, str]) -> list[str]:
     """At the beginning of a run: end what is to be ended, of the same driver.  Answers what a person should know of the rest."""
     said = []
-    for row, found in judged(leases.ledger.living(), environ):
+    for row, found in judge_leases(leases.ledger.living(), environ):
         ends, why = found.end, found.why
         if row.run == leases.run or found.reason == "kept":
             continue
@@ -140,7 +142,7 @@ async def tidy(leases: Leases, environ: Mapping[str, str]) -> list[str]:
                 said.append(f"the lease {row.key} of {row.driver} could not be given back: {left}")
         elif tell and found.reason != "at-work":
             said.append(
-                f"{described(row, time.time())}: {why}; it is left alone, and `recipe reap {row.key}` ends it"
+                f"{describe_lease(row, time.time())}: {why}; it is left alone, and `recipe reap {row.key}` ends it"
             )
     if leases.driver.traits.priced:
         with suppress(DriverError):  # the run itself meets what is wrong
@@ -193,18 +195,18 @@ def settle(name: str, hosts: Sequence[str], ws: Workspace, stack: str) -> list[s
             with Ledger.open(path) as ledger:
                 leases = KeptLeases(driver, name, ledger, "", str(ws.root))
                 leases.stack = ws.config.stack(stack).id if stack else ""
-                said += asyncio.run(_closed(leases, ws.environ))
+                said += asyncio.run(_tidy_and_close(leases, ws.environ))
     return said
 
 
-async def _closed(leases: Leases, environ: Mapping[str, str]) -> list[str]:
+async def _tidy_and_close(leases: Leases, environ: Mapping[str, str]) -> list[str]:
     try:
         return await tidy(leases, environ)
     finally:
         await leases.driver.aclose()
 
 
-def described(row: LeaseRow, now: float) -> str:
+def describe_lease(row: LeaseRow, now: float) -> str:
     """A lease as people read it: what, whose, and what it costs."""
     if row.kept:
         hours = max(0.0, now - row.asked) / 3600

@@ -46,7 +46,7 @@ class Resting(NamedTuple):
         return offer.id in self.offers or offer.data.get("zone") in self.zones
 
 
-def resting(rows: Iterable[LeaseRow], driver: str, now: float) -> Resting:
+def find_resting(rows: Iterable[LeaseRow], driver: str, now: float) -> Resting:
     """What rests of a driver, by all leases that were asked for within the longest rest."""
     zones: dict[str, str] = {}
     for row in rows:
@@ -74,7 +74,7 @@ def account_digest(settings: Mapping[str, object], account: Iterable[tuple[str, 
     return of_value("denied/1", [values, said])[:8]
 
 
-def denied(row: LeaseRow | None, now: float) -> bool:
+def is_denied(row: LeaseRow | None, now: float) -> bool:
     """Whether a provider rests whose last lease is `row`, unless settings or account are others than they were."""
     if row is None or failure(row) != LeaseFailure.DENIED:
         return False

@@ -72,8 +72,8 @@ def data_goes_to(config: Config, name: str) -> str:
         return ""
     *most, last = names
     kept = [each for each in names if config.driver(each).get("secrets", "send") == "deny"]
-    what = "its data" if kept else "its data and secrets"
-    return f"{what} may go to machines of {', '.join(most)}{' or ' if most else ''}{last}"
+    what = "the run's data" if kept else "the run's data and secrets"
+    return f"{what} may be sent to machines of {', '.join(most)}{' or ' if most else ''}{last}"
 
 
 class Together(Driver):

@@ -21,7 +21,7 @@ from ...language.units import about
 from ...storage.content.files import Entry, no_space
 from ..link.read_range import chunks
 from ..link.wire import MOST, TRIES, CorruptReply, Gone, Meter, Wire, chunks_of, rest
-from .manifests import folders, untrusted
+from .manifests import find_fault, folders
 
 LEAST, FILES = 1 << 20, 4096
 """Bytes and files that are asked for at once, at least and at most."""
@@ -63,7 +63,7 @@ class Fetch:
         """Files that came in one piece, with the digest of what came."""
 
     async def run(self) -> None:
-        if self._tree and (trouble := untrusted(self._taken.entries)):
+        if self._tree and (trouble := find_fault(self._taken.entries)):
             raise Corrupt(f"{self._wire.name}: {trouble}", fix="look at who that host is")
         try:
             await self._begin()

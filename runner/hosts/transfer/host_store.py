@@ -20,7 +20,7 @@ from ...storage.content.files import Content, Entry
 from ..link.wire import CorruptReply, Gone, Wire, nothing, words_of
 from . import neighbours
 from .download import Fetch, Taken
-from .manifests import name_of, path_of, stamp_of, untrusted
+from .manifests import find_fault, name_of, path_of, stamp_of
 from .upload import Sender
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class HostStore(Sender):
             awaited = [name_of(content) for content in coming]
             states = list(parcel.states.values())
             linked = await self.wire.once(
-                "stage", name, stamp, states, awaited, real, read=_linked, data=data
+                "stage", name, stamp, states, awaited, real, read=_link_answer, data=data
             )
             if linked is None:
                 raise CorruptReply
@@ -199,7 +199,7 @@ class HostStore(Sender):
                 "take",
                 path,
                 [name for name, _ in outputs],
-                read=lambda answer: _taken(answer, outputs),
+                read=lambda answer: _read_taken(answer, outputs),
             )
         except Gone:
             raise Vanished(
@@ -226,7 +226,7 @@ class HostStore(Sender):
             for name, size in sent:
                 found[str(name)] = data[at : at + int(size)]
                 at += int(size)
-            trouble = untrusted(
+            trouble = find_fault(
                 [Entry(name, "f", len(held), "0" * 64) for name, held in found.items()]
             )
         except (TypeError, ValueError):
@@ -263,7 +263,7 @@ class HostStore(Sender):
     async def matching(self, path: str, pattern: str) -> list[str]:
         """Files of the attempt at `path` whose names a pattern fits."""
         found = await self.wire.ask("matching", path, pattern, read=words_of)
-        if trouble := untrusted([Entry(name, "f", 0, "0" * 64) for name in found]):
+        if trouble := find_fault([Entry(name, "f", 0, "0" * 64) for name in found]):
             raise Corrupt(
                 f"what {self.wire.name} says of {path} cannot be: {trouble}",
                 fix="look at who that host is",
@@ -322,7 +322,7 @@ def _kind_of(mode: int) -> str:
     return "x" if mode & stat.S_IXUSR else "f"
 
 
-def _linked(answer: Any) -> list[str] | None:
+def _link_answer(answer: Any) -> list[str] | None:
     return None if answer is None else words_of(answer)
 
 
@@ -332,12 +332,14 @@ def _content(path: str) -> str:
     return f"{name[65:] or 'f'}:{name[:64]}"
 
 
-def _taken(answer: Any, outputs: Sequence[tuple[str, bool]]) -> tuple[dict[str, Taken], list[str]]:
+def _read_taken(
+    answer: Any, outputs: Sequence[tuple[str, bool]]
+) -> tuple[dict[str, Taken], list[str]]:
     found, changed = answer
     if len(found) != len(outputs):
         raise ValueError
     return {
-        name: _judged(name, folder, kind, rows)
+        name: _judge_output(name, folder, kind, rows)
         for (name, folder), (kind, rows) in zip(outputs, found, strict=True)
     }, words_of(changed)
 
@@ -354,7 +356,7 @@ def _look(answer: Any) -> tuple[list[tuple[str, int, int, bool]], int, int]:
     )
 
 
-def _judged(name: str, folder: bool, kind: str, rows: Sequence[Sequence[Any]]) -> Taken:
+def _judge_output(name: str, folder: bool, kind: str, rows: Sequence[Sequence[Any]]) -> Taken:
     """One output, as content or in words.  A host says that it is f, x, d (a folder), - (nothing) or o (something else), and what is in it."""
     entries = tuple(
         Entry(str(path), str(each), int(size), str(value)) for path, each, size, value in rows
@@ -371,10 +373,10 @@ def _judged(name: str, folder: bool, kind: str, rows: Sequence[Sequence[Any]]) -
         (only,) = entries
         if folder:
             return Taken(problem=f"declared output {name}/ is not a directory")
-        if trouble := untrusted([only._replace(path="it")]):
+        if trouble := find_fault([only._replace(path="it")]):
             return Taken(problem=f"{name}: {trouble}")
         return Taken(f"{only.kind}:{only.value}", (only._replace(path=""),), only.size)
-    if trouble := untrusted(entries):
+    if trouble := find_fault(entries):
         return Taken(problem=f"{name}: {trouble}")
     return Taken(
         files.tree_id(entries), entries, sum(entry.size for entry in entries if entry.kind in "fx")

@@ -43,7 +43,7 @@ def folders(manifest: Iterable[Entry]) -> list[str]:
     return list(found)
 
 
-def untrusted(entries: Sequence[Entry]) -> str:
+def find_fault(entries: Sequence[Entry]) -> str:
     """What is wrong with a manifest that a host has sent, in words; empty when it may be made here."""
     kinds = {entry.path: entry.kind for entry in entries}
     if len(kinds) != len(entries):

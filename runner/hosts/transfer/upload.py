@@ -32,8 +32,8 @@ from ..link.wire import (
     Wire,
     nothing,
     process,
+    process_start,
     rest,
-    started,
     words_of,
 )
 from .manifests import name_of, path_of
@@ -75,7 +75,7 @@ class Sender:
         """Ask how these stand there, before any is sent: that need not be asked then."""
         if contents:
             self._ahead = await self.wire.ask(
-                "begin", [name_of(content) for content in contents], read=_standing
+                "begin", [name_of(content) for content in contents], read=_read_standing
             )
 
     async def send(
@@ -157,7 +157,7 @@ class Sender:
     async def _begin(self, wanted: Collection[str]) -> _Standing:
         standing = self._taken(wanted)
         if standing is None:
-            standing = await self.wire.ask("begin", list(wanted), read=_standing)
+            standing = await self.wire.ask("begin", list(wanted), read=_read_standing)
         if standing.how.keys() != set(wanted):
             raise Corrupt(
                 f"{self.wire.name} answers something else than it was asked",
@@ -344,7 +344,7 @@ class _Standing(NamedTuple):
     """Names of those that were used last."""
 
 
-def _standing(answer: Any) -> _Standing:
+def _read_standing(answer: Any) -> _Standing:
     how = {str(name): str(word) for name, word in answer["how"].items()}
     theirs = {str(sender): words_of(names) for sender, names in answer["theirs"].items()}
     return _Standing(
@@ -361,7 +361,7 @@ def _dead(sender: str) -> bool:
     if theirs.split(".")[:2] != mine.split(".")[:2]:
         return False
     try:
-        return started(int(theirs.split(".")[2])) != theirs.split(".")[3]
+        return process_start(int(theirs.split(".")[2])) != theirs.split(".")[3]
     except (OSError, ValueError, IndexError):
         return True
 

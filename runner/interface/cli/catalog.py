@@ -11,7 +11,7 @@ from pathlib import Path
 from ...errors import Invalid, NotFound, Problem
 from ...language import library
 from ...paths import TAGS, beside, is_path, temporary_name
-from ..tail import shown
+from ..tail import safe_line
 from .flags import JSON_HELP, color, split_words
 
 SCHEMA = Path(".recipe", "recipe.schema.json")
@@ -77,7 +77,7 @@ def _list(args: argparse.Namespace) -> int:
         )
     else:
         width = max((len(name) for name, *_ in [*known, *here]), default=0)
-        groups = {"in this folder": here}
+        groups = {"in this directory": here}
         for row in known:
             groups.setdefault(f"from {row[2].origin}" if row[2].origin else "library", []).append(
                 row
@@ -89,7 +89,7 @@ def _list(args: argparse.Namespace) -> int:
                         [
                             f"{title}:",
                             *(
-                                f"  {shown(name):{width}}  {shown(summary)}".rstrip()
+                                f"  {safe_line(name):{width}}  {safe_line(summary)}".rstrip()
                                 for name, summary, _ in members
                             ),
                             "",
@@ -98,9 +98,9 @@ def _list(args: argparse.Namespace) -> int:
                 )
         if not args.quiet:
             print(
-                "`recipe show NAME` shows more; `recipe new NAME` starts one of your own."
+                "Run `recipe show NAME` for the inputs of a recipe, `recipe new NAME` to create your own."
                 if known or here
-                else "no recipes; `recipe new NAME` begins one"
+                else "no recipes; create one with `recipe new NAME`"
             )
     if wrong:
         raise Invalid(wrong)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from ...language.units import money_text
 from ...paths import from_here, is_path
 from ...storage.workspace import Workspace
-from ..tail import shown
-from .chosen import begun
+from ..tail import safe_line
+from .chosen import open_to_work
 from .flags import add_request, color, request_of
 
 if TYPE_CHECKING:
@@ -50,20 +50,20 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     request = request_of(args)
-    with begun(args.workspace, request) as ws:
+    with open_to_work(args.workspace, request) as ws:
         ws.share(args.store)
         host = _host(ws, args)
-        found, verdict = _asked(ws, request, args, host)
+        found, verdict = _check_asked(ws, request, args, host)
         _print(found, verdict, args)
         if args.format == "text" and not args.quiet:
             _print_warnings(ws, found)
         if args.fix and verdict.findings:
-            verdict = _fixed(ws, request, args, host, found, verdict)
+            verdict = _fix_and_check(ws, request, args, host, found, verdict)
     bad = ("error", "warning") if args.strict else ("error",)
     return 3 if any(finding.rule.severity in bad for finding in verdict.findings) else 0
 
 
-def _asked(
+def _check_asked(
     ws: Workspace, request: Request, args: argparse.Namespace, host: dict[str, object] | None
 ) -> tuple[Survey, Verdict]:
     from ...advice import preflight
@@ -109,7 +109,7 @@ def _host(ws: Workspace, args: argparse.Namespace) -> dict[str, object] | None:
             machine.ask(driver_of(name, ws.config.driver(name), args.hosts, str(ws.home)))
         )
     except DriverError as error:
-        print(f"recipe: the host was not asked: {error}", file=sys.stderr)
+        print(f"recipe: cannot get facts from the host: {error}", file=sys.stderr)
         return {}
 
 
@@ -119,7 +119,7 @@ def _print_warnings(ws: Workspace, found: Survey) -> None:
     from ...planning.judge import FRESH, RESTORE
 
     for line in warnings_of(ws, found, FRESH, RESTORE):
-        print(shown(line))
+        print(safe_line(line))
 
 
 def _print(found: Survey, verdict: Verdict, args: argparse.Namespace) -> None:
@@ -136,12 +136,17 @@ def _print(found: Survey, verdict: Verdict, args: argparse.Namespace) -> None:
     if not verdict.findings and not args.quiet:
         print(
             f"{found.plan.recipe}: "
-            + (f"nothing found, {missing} not checked" if missing else "no known problems found")
+            + (
+                f"no problems found, {missing} rules not checked"
+                if missing
+                else "no known problems found"
+            )
         )
     if args.verbose:
         print(
             "".join(
-                f"not checked: {each.rule.id}: {shown(each.why)}\n" for each in verdict.unchecked
+                f"not checked: {each.rule.id}: {safe_line(each.why)}\n"
+                for each in verdict.unchecked
             ),
             end="",
         )
@@ -155,12 +160,12 @@ def _print(found: Survey, verdict: Verdict, args: argparse.Namespace) -> None:
 def _needs(verdict: Verdict) -> str:
     """What it would take to check the rest, and how many rules want it: what most of them want first."""
     counts = Counter(each.why.removeprefix("needs ") for each in verdict.unchecked)
-    return "what they need: " + "; ".join(
-        f"{shown(what)} ({count})" for what, count in counts.most_common()
+    return "to check them, provide: " + "; ".join(
+        f"{safe_line(what)} ({count})" for what, count in counts.most_common()
     )
 
 
-def _fixed(
+def _fix_and_check(
     ws: Workspace,
     request: Request,
     args: argparse.Namespace,
@@ -179,10 +184,10 @@ def _fixed(
         written += rest
     out = sys.stdout if args.format == "text" else sys.stderr
     for line in dict.fromkeys(written):
-        print(f"write: {shown(line)}", file=out)
+        print(f"write: {safe_line(line)}", file=out)
     if not typed:
         if not written:
-            print("nothing of this can be put right by a setting", file=out)
+            print("no setting fixes these problems", file=out)
         return verdict
     words = [f"{name}={_word(value)}" for name, value in {**request.inputs, **typed}.items()]
     flags = [
@@ -195,7 +200,7 @@ def _fixed(
     ]
     flags += [f"--allow {rule}" for rule in args.allow]
     print(
-        shown(
+        safe_line(
             " ".join(
                 [
                     "type: recipe run",
@@ -210,14 +215,14 @@ def _fixed(
     again = replace(
         request, inputs={**request.inputs, **{name: _word(value) for name, value in typed.items()}}
     )
-    after, left = _asked(ws, again, args, host)
+    after, left = _check_asked(ws, again, args, host)
     if left.findings:
-        print("with that there is left:", file=out)
+        print("with these changes, these problems remain:", file=out)
         _print(after, left, args) if args.format == "text" else None
     else:
         print(
-            "with that nothing is left"
-            + (f", {len(left.unchecked)} not checked" if left.unchecked else ""),
+            "with these changes, no problems remain"
+            + (f", {len(left.unchecked)} rules not checked" if left.unchecked else ""),
             file=out,
         )
     return left

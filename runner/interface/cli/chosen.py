@@ -50,7 +50,7 @@ def add_words(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def opened(root: Path) -> Workspace:
+def open_to_look(root: Path) -> Workspace:
     """The workspace, to look at.  Nothing is made where nothing was run, and where nothing can be written nothing is.
 
     Where it can, the database is opened for writing: what a killed writer left half-written is undone by the next that may write.
@@ -60,7 +60,7 @@ def opened(root: Path) -> Workspace:
     return Workspace.open(root, read_only=not writable)
 
 
-def existing(root: Path) -> Workspace:
+def open_existing(root: Path) -> Workspace:
     """The workspace, to change what it remembers.  Where nothing was run nothing is made."""
     return Workspace.open(root, read_only=not _has_store(root))
 
@@ -69,7 +69,7 @@ def _has_store(root: Path) -> bool:
     return (home(Path(os.path.abspath(root)), os.environ) / "recipe.db").exists()
 
 
-def begun(root: Path, request: Request, *, secrets: bool = True) -> Workspace:
+def open_to_work(root: Path, request: Request, *, secrets: bool = True) -> Workspace:
     """The workspace, to work in.  The first time its recipe is read beforehand: one that cannot be read makes no `.recipe`.
 
     `secrets`: those of the recipe have to be set here.
@@ -125,7 +125,7 @@ def one_request(ws: Workspace, args: argparse.Namespace) -> Request:
     if len(found) > 1:
         raise NotFound(
             f"more than one recipe: {', '.join(request.recipe for request in found)}",
-            fix="name one; inputs are written INPUT=VALUE",
+            fix="name one recipe; write inputs as INPUT=VALUE",
         )
     return found[0]
 
@@ -135,7 +135,10 @@ def recipe_of(ws: Workspace, location: Location, word: str | None) -> str:
     versions: list[str] = []
     newest = ws.store.runs.latest(last=1)
     if not newest:
-        raise NotFound("nothing was run here", fix="`recipe run` does; -C names another workspace")
+        raise NotFound(
+            "no runs in this workspace",
+            fix="start a run with `recipe run`, or select another workspace with `-C`",
+        )
     if word is None:
         return newest[0].recipe
     for last in (_NEAR, _ALL):
@@ -152,16 +155,16 @@ def recipe_of(ws: Workspace, location: Location, word: str | None) -> str:
             from ...language import parse
 
             meant = parse.load(library.find(library.meant(location, word), location.root)).id
-            versions = [id for id in (meant, swept(meant)) if id in known]
+            versions = [id for id in (meant, sweep_name(meant)) if id in known]
     if not versions:
         raise NotFound(
-            f"no recipe {word} was run here",
-            fix=did_you_mean(word, known) or f"these were: {', '.join(known[:10])}",
+            f"no runs of {word} in this workspace",
+            fix=did_you_mean(word, known) or f"recipes with runs: {', '.join(known[:10])}",
         )
     return versions[0]
 
 
-def swept(recipe: str) -> str:
+def sweep_name(recipe: str) -> str:
     """The recipe that `recipe sweep` makes of one."""
     name, _, version = recipe.partition("@")
     return f"{name}-sweep@{version}"
@@ -223,11 +226,11 @@ def find_nodes(found: Survey, word: str) -> list[int]:
     for pending in found.plan.pending:
         if word == pending.step or word.startswith(f"{pending.step}["):
             raise CannotRun(
-                f"{pending.step} is one step for each {pending.pattern} that {pending.producer} makes, which is not known yet"
+                f"the instances of {pending.step} are not known yet: one for each {pending.pattern} from {pending.producer}"
             )
     for later in found.later:
         if word in names(later.id) or bare(word) == later.id:
-            raise CannotRun(f"{later.id} {later.why}, which is not known yet")
+            raise CannotRun(f"{later.id} is not known yet: it {later.why}")
     raise NotFound(
         f'{found.plan.recipe} has no step "{word}"',
         fix=near_step(word, [*(node.id for node in nodes), *found.plan.waiting]),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ...api.differences import ASPECTS, Differences, StepDifference
 from ..differences import all_of, as_json
-from ..tail import named, shown, span
+from ..tail import safe_ids, safe_line, span
 from .one_run import moment_of
 from .overview import overview
 
@@ -29,13 +29,13 @@ def tell(a: Status, b: Status, found: Differences, args: argparse.Namespace) -> 
     print(f"A  {_head(a)}\nB  {_head(b)}")
     lines = ["inputs", *all_of(found.inputs, "  ")] if found.inputs else []
     lines += _of_steps(found.steps, all=bool(args.verbose))
-    print("\n".join(lines) if lines else "nothing differs in what both ran")
+    print("\n".join(lines) if lines else "no differences in the steps that both ran")
     for letter, other in (("A", "B"), ("B", "A")):
         only = [step.id for step in found.steps if step.only == letter]
         if only:
             more = f" and {len(only) - _LISTED} more" if len(only) > _LISTED else ""
-            ids = named(", ".join(only[:_LISTED]))
-            print(f"only in {letter}, fresh in {other} or no part of it: {ids}{more}")
+            ids = safe_ids(", ".join(only[:_LISTED]))
+            print(f"only in {letter}, cached in {other} or not part of it: {ids}{more}")
 
 
 def _facts(found: Differences) -> dict[str, object]:
@@ -59,7 +59,7 @@ def _head(run: Status) -> str:
     seconds = overview(run)["seconds"]
     took = f" in {span(seconds)}" if seconds is not None else ""
     tally = f"{run.counts.ran} ran, {run.counts.fresh} fresh, {run.counts.failed} failed"
-    return f"{run.id}  {shown(run.recipe)}  {moment_of(run.created)}  {run.word}{took}: {tally}"
+    return f"{run.id}  {safe_line(run.recipe)}  {moment_of(run.created)}  {run.word}{took}: {tally}"
 
 
 def _of_steps(steps: Sequence[StepDifference], *, all: bool) -> list[str]:
@@ -75,7 +75,7 @@ def _of_steps(steps: Sequence[StepDifference], *, all: bool) -> list[str]:
         moved = (
             f"  {step.states[0]} -> {step.states[1]}" if step.states[0] != step.states[1] else ""
         )
-        lines.append(named(step.id) + moved)
+        lines.append(safe_ids(step.id) + moved)
         for name in ASPECTS:
             changes = step.changes.get(name, ())
             lines += [f"  {name}", *all_of(changes, "    ")] if changes else []

@@ -117,9 +117,11 @@ def candidates(words: list[str]) -> Iterator[str]:
     verb = next((each for each in before if each in VERBS), None)
     if verb is None:
         if word.startswith("-"):
-            yield from _starting(word, ["--help", "--version"])
+            yield from _starting_with(word, ["--help", "--version"])
         else:
-            yield from _starting(word, (f"{name}\t{says}" for name, (_, says) in VERBS.items()))
+            yield from _starting_with(
+                word, (f"{name}\t{says}" for name, (_, says) in VERBS.items())
+            )
         return
     before.remove(verb)
     parser, _ = parser_of(verb)
@@ -146,21 +148,21 @@ def candidates(words: list[str]) -> Iterator[str]:
             for o in a.option_strings
             if o.startswith("--") or (word != "--" and len(word) < 3)
         ]
-        yield from _starting(
+        yield from _starting_with(
             word,
             (f"{option}\t{action.help}" if action.help else option for option, action in known),
         )
     else:
-        yield from _words(verb, parser, word, _loose(before, taking), _standing(before))
+        yield from _words(verb, parser, word, _loose(before, taking), _location_of(before))
 
 
 def _values(
     verb: str, action: argparse.Action, flag: str, word: str, before: list[str]
 ) -> Iterator[str]:
     """What may follow a flag."""
-    place = _standing(before)
+    place = _location_of(before)
     if action.choices is not None:
-        yield from _starting(word, map(str, action.choices))
+        yield from _starting_with(word, map(str, action.choices))
     elif flag in ("-C", "--out"):
         yield ":folders"
     elif flag in ("-f", "--file", "-i", "--inputs"):
@@ -169,14 +171,14 @@ def _values(
         done, comma, last = word.rpartition(",")
         yield from (
             f"{done}{comma}{name}"
-            for name in _starting(last, _names(_recipe(before, place), "presets"))
+            for name in _starting_with(last, _names(_recipe(before, place), "presets"))
         )
     elif action.metavar == "STEP":
-        yield from _starting(word, _names(_recipe(before, place), "steps"))
+        yield from _starting_with(word, _names(_recipe(before, place), "steps"))
     elif flag == "--driver":
         from ... import extensions
 
-        yield from _starting(word, extensions.drivers(""))
+        yield from _starting_with(word, extensions.drivers(""))
 
 
 def _words(
@@ -186,7 +188,7 @@ def _words(
     places = [action for action in parser._actions if not action.option_strings]
     choice = next((action.choices for action in places if action.choices is not None), None)
     if choice is not None:
-        yield from _starting(word, map(str, choice))
+        yield from _starting_with(word, map(str, choice))
         return
     steps = any("STEP" in str(action.metavar) or action.dest == "step" for action in places)
     takes = {action.dest for action in places} & {"recipe", "words"}
@@ -195,15 +197,15 @@ def _words(
         yield from _input_values(_recipe(loose, place), name, value)
         return
     if steps:
-        yield from _starting(word, _names(_recipe(loose, place), "steps"))
+        yield from _starting_with(word, _names(_recipe(loose, place), "steps"))
     if takes:
         if verb != "show" and loose:
             inputs = _section(_recipe(loose, place), "inputs")
             given = {each.partition("=")[0] for each in loose}
-            yield from _starting(
+            yield from _starting_with(
                 word,
                 (
-                    f"{key}=\t{_meaning(spec)}"
+                    f"{key}=\t{_describe_input(spec)}"
                     for key, spec in inputs.items()
                     if key not in given and not _is_secret(spec)
                 ),
@@ -211,11 +213,11 @@ def _words(
         if not any("=" not in each for each in loose) or verb == "validate":
             from ...language import library
 
-            yield from _starting(
+            yield from _starting_with(
                 word, (f"{entry.id}\t{entry.summary}" for entry in library.entries())
             )
             head = "./" if not word or word.startswith("./") else ""
-            yield from _starting(
+            yield from _starting_with(
                 word,
                 (
                     f"{head}{entry.path.name}\t{entry.summary}"
@@ -232,9 +234,11 @@ def _input_values(recipe: Any, name: str, value: str) -> Iterator[str]:
         return
     kind = spec.get("type")
     if kind == "choice" and isinstance(spec.get("choices"), list):
-        yield from _starting(f"{name}={value}", (f"{name}={choice}" for choice in spec["choices"]))
+        yield from _starting_with(
+            f"{name}={value}", (f"{name}={choice}" for choice in spec["choices"])
+        )
     elif kind == "boolean":
-        yield from _starting(f"{name}={value}", (f"{name}=true", f"{name}=false"))
+        yield from _starting_with(f"{name}={value}", (f"{name}=true", f"{name}=false"))
     elif kind in ("file", "dataset", "model") or spec.get("items") == "file":
         yield ":files"
 
@@ -278,7 +282,7 @@ def _is_secret(spec: Any) -> bool:
     return isinstance(spec, dict) and spec.get("type") == "secret"
 
 
-def _meaning(spec: Any) -> str:
+def _describe_input(spec: Any) -> str:
     return (
         " ".join(str(spec.get("doc") or spec.get("type") or "").split())
         if isinstance(spec, dict)
@@ -286,7 +290,7 @@ def _meaning(spec: Any) -> str:
     )
 
 
-def _standing(words: Sequence[str]) -> Location:
+def _location_of(words: Sequence[str]) -> Location:
     given = next((word for before, word in pairwise(words) if before == "-C"), None)
     return location(os.environ) if given is None else Location(Path(given).expanduser())
 
@@ -302,7 +306,7 @@ def _loose(words: list[str], taking: dict[str, argparse.Action]) -> list[str]:
     return found
 
 
-def _starting(word: str, candidates: Any) -> Iterator[str]:
+def _starting_with(word: str, candidates: Any) -> Iterator[str]:
     for candidate in candidates:
         # A summary that spans lines or rings bells stays one harmless line.
         text = "".join(

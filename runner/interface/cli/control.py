@@ -17,7 +17,7 @@ from ...execution.terms import choice_of_run, request_of_run, settings_of_run
 from ...planning.ids import stored_form
 from ...storage.records.runs import FINAL
 from ..handle.here import Here
-from ..tail import shown
+from ..tail import safe_line
 from .flags import EVENTS_HELP, RUN_HELP, check_driver
 from .places import place_of
 from .run import carried_out
@@ -117,18 +117,18 @@ def run(args: argparse.Namespace) -> int:
 def _stop(place: Transport, run: str, args: argparse.Namespace) -> int:
     """Cancel or pause a run, and wait for its worker.  Raises Busy when that does not answer."""
     keep_hosts = args.verb == "pause" and args.keep_host
-    outcome = _stopped(place, run, args.verb, keep_hosts=keep_hosts)
+    outcome = _stop_run(place, run, args.verb, keep_hosts=keep_hosts)
     if not outcome.done and outcome.state not in FINAL and not args.no_wait:
         outcome = _wait_for_end(place, run, args.verb, keep_hosts=keep_hosts)
     print(answer_of(outcome, args.verb))
     return 0 if outcome.done or outcome.state not in FINAL else 1
 
 
-def _stopped(place: Transport, run: str, verb: str, *, keep_hosts: bool) -> Outcome:
+def _stop_run(place: Transport, run: str, verb: str, *, keep_hosts: bool) -> Outcome:
     """Ask a run to end or to pause, and say what may go on elsewhere."""
     outcome = place.request(run, "cancel" if verb == "cancel" else "pause", keep_hosts=keep_hosts)
     for text in outcome.said:
-        print(shown(f"recipe: {text}"), file=sys.stderr)
+        print(safe_line(f"recipe: {text}"), file=sys.stderr)
     return outcome
 
 
@@ -140,7 +140,7 @@ def _wait_for_end(place: Transport, run: str, verb: str, *, keep_hosts: bool) ->
         if now.over or now.state == ENDS[verb]:
             return Outcome(run, now.state, now.state == ENDS[verb])
         if now.word == "NEEDS_RECOVERY":  # its worker died before it read the request
-            return _stopped(place, run, verb, keep_hosts=keep_hosts)
+            return _stop_run(place, run, verb, keep_hosts=keep_hosts)
         if time.monotonic() > deadline:
             raise _not_answered(place, run, verb)
         time.sleep(LOOK)
@@ -157,10 +157,10 @@ def answer_of(outcome: Outcome, verb: str) -> str:
     run, state = outcome.run, outcome.state
     if not outcome.done and state not in FINAL:
         if verb == "resume":
-            return f"run {run} was about to pause, and continues"
-        return f"run {run} was asked to {verb}"
+            return f"run {run} was about to pause and now continues"
+        return f"sent the request to {verb} run {run}"
     if state == "PAUSED":
-        return f"run {run} is PAUSED; `recipe resume {run}` resumes it"
+        return f"run {run} is PAUSED; resume it with `recipe resume {run}`"
     if state == "QUEUED":
         return f"run {run} is QUEUED: the next worker resumes it"
     return f"run {run} is {state}"
@@ -171,10 +171,10 @@ def _not_answered(place: Transport, run: str, verb: str) -> Busy:
     who = next((f" ({each.worker})" for each in place.workers() if run in each.runs), "")
     to = f" --to {place.name}" if place.name else ""
     fix = (
-        f"`recipe logs {run} -f{to}` shows its output; "
-        f"if the worker hangs, kill it, and run `recipe {verb} {run}{to}` again"
+        f"check the output with `recipe logs {run} -f{to}`; "
+        f"if the worker hangs, kill it and run `recipe {verb} {run}{to}` again"
     )
-    words = f"run {run} was asked to {verb}, and its worker{who} has not done it in {PATIENCE[verb]:.0f} s"
+    words = f"the worker{who} of run {run} did not {verb} it within {PATIENCE[verb]:.0f} s"
     return Busy(words, fix=fix)
 
 
@@ -213,7 +213,7 @@ def _resume(ws: Workspace, run: str, args: argparse.Namespace) -> int:
 
 
 def _driver_stays() -> Invalid:
-    fix = "leave --driver out, or run `recipe submit` with --driver"
+    fix = "remove `--driver`, or run `recipe submit` with `--driver`"
     return Invalid([Problem("bad-request", "a queued run keeps its driver", fix=fix)])
 
 

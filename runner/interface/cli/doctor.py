@@ -117,7 +117,7 @@ def _software() -> Iterator[Finding]:
     yield (
         Finding("ok", "bash", bash)
         if bash
-        else Finding("note", "bash", "not found", "install it for steps that say `shell: bash`")
+        else Finding("note", "bash", "not found", "install it for steps with `shell: bash`")
     )
 
 
@@ -134,7 +134,7 @@ def _machine() -> Iterator[Finding]:
     yield Finding(
         "ok",
         "cores",
-        f"{cores:g} (this group's limit; the machine has {os.cpu_count()})"
+        f"{cores:g} (limit of this cgroup; the machine has {os.cpu_count()})"
         if group
         else f"{cores:g}",
     )
@@ -143,7 +143,7 @@ def _machine() -> Iterator[Finding]:
     yield Finding(
         "ok",
         "memory",
-        f"{memory / 1e9:.1f} GB (this group's limit; the machine has {text})" if group else text,
+        f"{memory / 1e9:.1f} GB (limit of this cgroup; the machine has {text})" if group else text,
     )
     yield _sandbox()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -158,7 +158,7 @@ def _machine() -> Iterator[Finding]:
             "note",
             "gpus",
             f"none{setting}",
-            "recipes that need one run elsewhere, or with a preset that does not (`--preset smoke`)",
+            "for recipes that need a GPU, use another machine or a preset for CPUs (`--preset smoke`)",
         )
         return
     try:
@@ -204,16 +204,22 @@ def _workspace(root: Path) -> Iterator[Finding]:
     from ...storage.records.store import home
 
     if not root.is_dir():
-        yield Finding("missing", "workspace", str(root), "it is not a folder; give one with -C")
+        yield Finding(
+            "missing", "workspace", str(root), "not a directory; select the workspace with `-C`"
+        )
         return
     folder = home(Path(os.path.abspath(root)), os.environ)
     if "RECIPE_HOME" in os.environ:
         yield Finding("ok", "RECIPE_HOME", os.environ["RECIPE_HOME"])
     else:
-        yield Finding("ok", "RECIPE_HOME", f"not set; what is remembered is kept in {folder}")
+        yield Finding("ok", "RECIPE_HOME", f"not set; results are cached in {folder}")
     for what, place, advice in (
-        ("workspace", root, "results of recipes given by path cannot be published here"),
-        ("store", _existing(folder), "make it writable, or set RECIPE_HOME to a folder that is"),
+        ("workspace", root, "make it writable to publish results of recipe files here"),
+        (
+            "store",
+            _nearest_folder(folder),
+            "make it writable, or set RECIPE_HOME to a writable directory",
+        ),
     ):
         trouble = _write_trouble(place)
         yield (
@@ -221,20 +227,20 @@ def _workspace(root: Path) -> Iterator[Finding]:
             if not trouble
             else Finding("missing", what, f"{place}: {trouble}", advice)
         )
-    place = _existing(folder)
+    place = _nearest_folder(folder)
     kind, remote = file_system(place)
     if remote:
         yield Finding(
             "missing",
             "file system",
-            f"{kind}, of a network",
-            "set RECIPE_HOME to a folder on a local disk: locks and the store need one",
+            f"{kind}, a network file system",
+            "set RECIPE_HOME to a directory on a local disk: locks and the store require one",
         )
     else:
         yield Finding(
             "ok",
             "file system",
-            f"{kind}, {'shares bytes between copies' if _reflinks(place) else 'copies are copies (no reflinks)'}",
+            f"{kind}, {'copies share disk blocks (reflinks)' if _reflinks(place) else 'no reflinks: each copy takes disk space'}",
         )
     yield _overlay(place)
     free = shutil.disk_usage(place).free
@@ -242,13 +248,11 @@ def _workspace(root: Path) -> Iterator[Finding]:
     yield (
         Finding("ok", "disk", text)
         if free >= 1e9
-        else Finding(
-            "note", "disk", text, "`recipe gc` removes what is stored and no longer needed"
-        )
+        else Finding("note", "disk", text, "delete unused cached data with `recipe gc`")
     )
 
 
-def _existing(folder: Path) -> Path:
+def _nearest_folder(folder: Path) -> Path:
     """The folder, or the nearest one above it that is there."""
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent

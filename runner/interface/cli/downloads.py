@@ -14,7 +14,7 @@ from ...paths import beside
 from ...storage.records.runs import FINAL
 from ..handle.shells import Run
 from ..handle.there import There
-from ..tail import shown
+from ..tail import safe_line
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,7 +47,7 @@ def _fetch(there: There, args: argparse.Namespace) -> int:
         )
     elif not args.quiet:
         for path in paths:
-            print(shown(f"{names[path]}  {beside(str(path))}  {about(path.lstat().st_size)}"))
+            print(safe_line(f"{names[path]}  {beside(str(path))}  {about(path.lstat().st_size)}"))
     if now.state not in FINAL and not args.quiet:
         print(f"recipe: run {run.id} is not over: there may be more later", file=sys.stderr)
     return 0

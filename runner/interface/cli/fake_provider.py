@@ -65,7 +65,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.provider not in fakes.WORLDS:
         raise NotFound(
-            f'there is no fake provider "{args.provider}"',
+            f'unknown fake provider "{args.provider}"',
             fix=did_you_mean(args.provider, fakes.WORLDS) or f"known: {', '.join(fakes.WORLDS)}",
         )
     try:
@@ -80,16 +80,17 @@ def run(args: argparse.Namespace) -> int:
         )
     except ModuleNotFoundError as error:
         raise Infrastructure(
-            f"a fake provider needs {error.name}, which is not installed", fix=install_line("fakes")
+            f"the fake provider requires {error.name}, which is not installed",
+            fix=install_line("fakes"),
         ) from error
     except ValueError as error:
         raise Invalid(
-            [Problem("bad-request", str(error), fix="docs/fakes.md lists the faults")]
+            [Problem("bad-request", str(error), fix="see the list of faults in docs/fakes.md")]
         ) from error
     except (OSError, OverflowError) as error:
         raise Infrastructure(
             f"cannot listen on 127.0.0.1:{args.port}: {error}",
-            fix="give another --port, or none for a free one",
+            fix="choose another `--port`, or omit it to get a free port",
         ) from error
     except KeyboardInterrupt:
         return 0
@@ -98,4 +99,4 @@ def run(args: argparse.Namespace) -> int:
 
 def _ready(lines: str) -> None:
     print(lines, end="", flush=True)
-    print("Ctrl-C ends it", file=sys.stderr, flush=True)
+    print("press Ctrl-C to stop", file=sys.stderr, flush=True)

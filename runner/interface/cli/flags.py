@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from ...errors import Invalid, NotFound, Problem, RecipeError, did_you_mean
 from ...settings import ANY
-from ..pairs import paired
+from ..pairs import parse_pairs
 
 RECIPE: Final = "Library recipe such as sft@1, NAME for ./NAME.yaml, or a path such as ./pipeline.yaml (default: recipe.yaml)"
 """Which recipe a word means, as help."""
@@ -132,7 +132,7 @@ def recipe_and_values(args: argparse.Namespace) -> tuple[str, dict[str, object],
         if args.file is not None
         else library.meant(args.location, name)
     )
-    return recipe, *values_of(args, paired(words))
+    return recipe, *values_of(args, parse_pairs(words))
 
 
 def request_of(args: argparse.Namespace) -> Any:
@@ -171,11 +171,13 @@ def take_stack(args: argparse.Namespace) -> None:
     stack = settings.load(Path(os.path.abspath(args.workspace)), os.environ).stack(args.stack)
     named = any(word.partition("=")[0] == "--driver" for word in args.line)
     if named and args.driver != stack.driver:
-        words = f"the stack {stack.name} is of the driver {stack.driver}, and --driver names {args.driver}"
-        raise Invalid([Problem("clash", words, fix="leave --driver out, or take another stack")])
+        words = (
+            f"the stack {stack.name} uses the driver {stack.driver}, but --driver is {args.driver}"
+        )
+        raise Invalid([Problem("clash", words, fix="remove `--driver`, or choose another stack")])
     if args.hosts and stack.driver != "ssh":
-        words = f"--host names a server for the driver ssh, and the stack {stack.name} is of {stack.driver}"
-        raise Invalid([Problem("clash", words, fix="leave --host out, or take another stack")])
+        words = f"--host requires the driver ssh, but the stack {stack.name} uses {stack.driver}"
+        raise Invalid([Problem("clash", words, fix="remove `--host`, or choose another stack")])
     args.driver, args.store = stack.driver, args.store or stack.store or None
     if hasattr(args, "nodes"):
         args.nodes = args.nodes or stack.nodes
@@ -214,7 +216,9 @@ def values_of(
     """The values that files and words give, and the files of those that words do not replace.  Raises Invalid, NotFound."""
     words: dict[str, object] = {
         **typed,
-        **paired(args.parts, '--set "{}" is not NAME=VALUE', "write --set name=value"),
+        **parse_pairs(
+            args.parts, 'invalid --set "{}": expected NAME=VALUE', "write --set name=value"
+        ),
     }
     if not args.values_files:
         return words, {}
@@ -257,7 +261,7 @@ def check_driver(name: str) -> None:
     known = extensions.drivers(name)
     if name not in known:
         raise NotFound(
-            f'there is no driver "{name}"',
+            f'unknown driver "{name}"',
             fix=did_you_mean(name, known) or f"known: {', '.join(sorted(known))}",
         )
 
@@ -269,7 +273,7 @@ def color(stream: Any) -> bool:
     )
 
 
-def agreed(question: str, unasked: RecipeError) -> bool:
+def ask_consent(question: str, unasked: RecipeError) -> bool:
     """Whether the person at the terminal says yes.  Raises `unasked` where there is none."""
     if not sys.stdin.isatty():
         raise unasked

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from ...execution.session import look
 from ...planning.ids import names, readable
-from ..tail import named, shown
-from .chosen import add_words, opened, requests, title
+from ..tail import safe_ids, safe_line
+from .chosen import add_words, open_to_look, requests, title
 
 if TYPE_CHECKING:
     from ...survey.survey import Survey
@@ -45,7 +45,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with opened(args.workspace) as ws:
+    with open_to_look(args.workspace) as ws:
         surveys = [look(ws, request) for request in requests(ws, args)]
     if args.format == "json":
         print(json.dumps([as_json(found) for found in surveys], indent=2))
@@ -121,7 +121,9 @@ def tree(boxes: Mapping[str, Box]) -> list[str]:
         box = boxes[id]
         again = id in drawn and bool(box.needs)
         deep = depth >= DEEPEST and bool(box.needs)
-        lines.append(f"{head}{named(id)}  {named(box.label)}" + ("  …" if again or deep else ""))
+        lines.append(
+            f"{head}{safe_ids(id)}  {safe_ids(box.label)}" + ("  …" if again or deep else "")
+        )
         if id in drawn or deep:
             continue
         drawn.add(id)
@@ -158,14 +160,14 @@ def mermaid(boxes: Mapping[str, Box]) -> list[str]:
 def dot(boxes: Mapping[str, Box], name: str) -> list[str]:
     """A graph for Graphviz."""
     lines = [
-        f"digraph {_quoted(name)} {{",
+        f"digraph {_quote(name)} {{",
         "  rankdir=LR; node [shape=box, style=filled, fontname=sans];",
     ]
     lines += [
-        f"  {_quoted(id)} [label={_quoted(readable(id), box.label)}, fillcolor={_quoted(_COLOURS[box.answer])}];"
+        f"  {_quote(id)} [label={_quote(readable(id), box.label)}, fillcolor={_quote(_COLOURS[box.answer])}];"
         for id, box in boxes.items()
     ]
-    lines += [f"  {_quoted(need)} -> {_quoted(id)};" for id, need in _edges(boxes)]
+    lines += [f"  {_quote(need)} -> {_quote(id)};" for id, need in _edges(boxes)]
     return [*lines, "}"]
 
 
@@ -205,13 +207,14 @@ def _family(id: str) -> str:
 
 def _entities(text: str) -> str:
     return "".join(
-        char if char.isalnum() or char in " ._/-=,:…" else f"#{ord(char)};" for char in shown(text)
+        char if char.isalnum() or char in " ._/-=,:…" else f"#{ord(char)};"
+        for char in safe_line(text)
     )
 
 
-def _quoted(*lines: str) -> str:
+def _quote(*lines: str) -> str:
     return (
         '"'
-        + "\\n".join(shown(line).replace("\\", "\\\\").replace('"', '\\"') for line in lines)
+        + "\\n".join(safe_line(line).replace("\\", "\\\\").replace('"', '\\"') for line in lines)
         + '"'
     )

@@ -17,11 +17,11 @@ from ...planning.ids import names, readable, stored_form
 from ...planning.waiting import WaitKind
 from ..handle import core
 from ..handle.here import Here
-from ..handle.shells import given, runs_of
+from ..handle.shells import carry_out, runs_of
 from ..handle.transport import Listing, LogPart
 from ..logs import Follower, for_stdout, show
-from ..tables import aligned
-from ..tail import shown, span
+from ..tables import align
+from ..tail import safe_line, span
 from .chosen import has_run, makers, near_step
 from .compared import tell
 from .flags import JSON_HELP, positive
@@ -133,7 +133,7 @@ def _runs(place: Transport, args: argparse.Namespace) -> int:
         print("\n".join(_table(found)))
     else:
         where = whereabouts(place)
-        none = f"there is no such run {where}" if chosen else f"nothing was run {where} yet"
+        none = f"no matching run {where}" if chosen else f"no runs {where} yet"
         print(none, file=sys.stderr)
     return 0
 
@@ -158,7 +158,7 @@ def _table(found: Sequence[Status]) -> list[str]:
         name for name in COLUMNS if name not in SOMETIMES or any(row[name] for row in rows)
     ]
     right = [n for n, name in enumerate(shown_columns) if name in RIGHT]
-    return aligned([shown_columns, *([row[name] for name in shown_columns] for row in rows)], right)
+    return align([shown_columns, *([row[name] for name in shown_columns] for row in rows)], right)
 
 
 def _cells(row: Status, *, several: bool) -> dict[str, str]:
@@ -172,16 +172,16 @@ def _cells(row: Status, *, several: bool) -> dict[str, str]:
     return {
         "RUN": row.id,
         "BEGAN": moment_of(row.created),
-        "STATE": _standing(row),
+        "STATE": _state_of(row),
         "RAN": str(row.counts.ran),
         "FRESH": str(row.counts.fresh),
         "FAILED": str(row.counts.failed),
         "TIME": span(took) if took is not None else "",
         "COST": f"${row.cost:.2f}" if row.cost else "",
-        "RECIPE": shown(row.recipe),
-        "INPUTS": shown(" ".join(given)),
-        "USER": shown(row.user) if several else "",
-        "LABEL": shown(" ".join(words)),
+        "RECIPE": safe_line(row.recipe),
+        "INPUTS": safe_line(" ".join(given)),
+        "USER": safe_line(row.user) if several else "",
+        "LABEL": safe_line(" ".join(words)),
     }
 
 
@@ -191,7 +191,7 @@ def _axis(name: str, values: Sequence[str]) -> str:
     return f"{name}={','.join(values[:TRIED])}{more}"
 
 
-def _standing(row: Status) -> str:
+def _state_of(row: Status) -> str:
     """The state of a run, and how far it is."""
     percent = row.progress.percent
     return f"{row.word} {percent:.0f}%" if percent and not row.ended else row.word
@@ -205,20 +205,22 @@ def _logs(place: Transport, args: argparse.Namespace) -> int:
     writer = for_stdout()
     if args.follow and args.attempt is None:
         return _follow(place, run, step, writer, args.node)
-    chosen = _chosen(place, run, step, args)
+    chosen = _choose_attempts(place, run, step, args)
     if step and not chosen:
         return _logs_of_others(place, args, run, step, writer)
     any_shown = show(place, run, chosen, writer, _say, heads=not step or len(chosen) > 1)
     if not any_shown and not args.quiet:
-        _say("nothing was printed")
+        _say("no output")
     return 0
 
 
-def _chosen(place: Transport, run: str, step: str, args: argparse.Namespace) -> list[LogPart]:
+def _choose_attempts(
+    place: Transport, run: str, step: str, args: argparse.Namespace
+) -> list[LogPart]:
     """The attempts whose logs were asked for: the last of each step, or those of a number.  Raises NotFound where there is no such attempt."""
     found: list[Attempt] = []
     going: dict[str, Attempt] = {}
-    for event in given(place, core.events(run, 0, False)):
+    for event in carry_out(place, core.events(run, 0, False)):
         core.hear(event, found, going, lambda id, _number: not step or step in names(id))
     if args.attempt is None:
         found = list({each.step: each for each in found}.values())
@@ -241,7 +243,7 @@ def _logs_of_others(
         made = makers(place.ws, place.ws.store.runs.get(run), step)
         made = [each for each in made if args.attempt in (None, each.n)]
     if not made and state:
-        _say(f"{readable(step)} was not started: {state}")
+        _say(f"{readable(step)} did not start (state: {state})")
         return 0
     if not made:
         raise NotFound(f'"{step}" did not run in {run}', fix=near_step(step, list(steps)))
@@ -252,7 +254,7 @@ def _logs_of_others(
         chosen = [LogPart(each.step, each.n, 0, False, args.node) for each in mine]
         any_shown |= show(place, maker, chosen, writer, _say, heads=len(made) > 1)
     if not any_shown and not args.quiet:
-        _say("nothing was printed, or its log is not kept")
+        _say("no output, or the log is no longer stored")
     return 0
 
 
@@ -301,9 +303,9 @@ def _follow(place: Transport, run: str, step: str, writer: Writer, node: int) ->
     )
     ended = follower.follow(step)
     if ended.state == "PAUSED":
-        _say(f"run {run} is paused; `recipe resume {run}` continues it")
+        _say(f"run {run} is paused; continue it with `recipe resume {run}`")
     elif not ended.over and ended.waits is not None:
-        _say(f"run {run} died: its worker is gone; `recipe run` resumes it")
+        _say(f"run {run} died: lost its worker; resume it with `recipe run`")
     return 0
 
 
@@ -312,24 +314,24 @@ def _did_not_run(place: Transport, run: Status, step: str, known: list[str]) -> 
     if isinstance(place, Here):
         before = place.ws.store.runs.latest_attempts(run.recipe, [step]).get(step)
         if before is not None:
-            fix = f"it ran last in {before.run}: recipe logs {before.run}/{step}"
+            fix = f"show its last log with `recipe logs {before.run}/{step}`"
     return NotFound(f'"{step}" did not run in {run.id}', fix=fix)
 
 
 def _say(text: str) -> None:
-    print(shown(text), file=sys.stderr)
+    print(safe_line(text), file=sys.stderr)
 
 
 # -- diff --------------------------------------------------------------------------------------------------------------------------------------------
 
 
 def _diff(place: Transport, args: argparse.Namespace) -> int:
-    first, second = _compared(place, args.a, args.b)
+    first, second = _runs_to_compare(place, args.a, args.b)
     tell(place.run(first), place.run(second), place.differences(first, second), args)
     return 0
 
 
-def _compared(place: Transport, a: str | None, b: str | None) -> tuple[str, str]:
+def _runs_to_compare(place: Transport, a: str | None, b: str | None) -> tuple[str, str]:
     """The two runs that were named; one that would be compared with itself is compared with the run of its recipe before it.  Raises NotFound."""
     second = place.find(b or "last")
     first = place.find(a) if a else second
@@ -347,5 +349,5 @@ def _compared(place: Transport, a: str | None, b: str | None) -> tuple[str, str]
 
 def _rank(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError("must be a number from 0 on")
+        raise argparse.ArgumentTypeError("must be 0 or greater")
     return int(text)

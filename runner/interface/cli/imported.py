@@ -15,7 +15,7 @@ from typing import Any
 from ...errors import CannotRun, Invalid, NotFound, Problem
 from ...language import parse, yaml_text
 from ..importing import Imported, Table, from_dvc, from_sky, text_of
-from .flags import agreed
+from .flags import ask_consent
 from .new import write
 
 _LARGEST = 4 << 20
@@ -46,22 +46,30 @@ def run(args: argparse.Namespace) -> int:
     value = {} if is_snakefile else _read(source, args.file)
     if is_snakefile:
         made = _snakemake(
-            _named(args.name or args.location.root.resolve().name), source, args.location.root, args
+            _parse_target(args.name or args.location.root.resolve().name),
+            source,
+            args.location.root,
+            args,
         )
     elif isinstance(value.get("stages"), dict):
         made = _dvc(
-            _named(args.name or source.resolve().parent.name), source, value, args.location.root
+            _parse_target(args.name or source.resolve().parent.name),
+            source,
+            value,
+            args.location.root,
         )
     elif "run" in value and "steps" not in value:
         made = _sky(
-            _named(args.name or str(value.get("name") or source.stem)),
+            _parse_target(args.name or str(value.get("name") or source.stem)),
             source,
             value,
             args.location.root,
         )
     else:
-        words = f"{args.file} is neither a dvc.yaml with `stages` nor a task of SkyPilot with `run`"
-        raise Invalid([Problem("bad-file", words, fix="name one that is")])
+        words = f"{args.file} is neither a dvc.yaml with `stages` nor a SkyPilot task with `run`"
+        raise Invalid(
+            [Problem("bad-file", words, fix="pass a dvc.yaml, a SkyPilot task or a Snakefile")]
+        )
     path = (
         source.parent.relative_to(args.location.here)
         if source.parent.is_relative_to(args.location.here)
@@ -77,15 +85,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _explain(path: Path, shown: Path, made: Imported) -> None:
     """Say what has to be looked at, and what `recipe validate` would."""
-    lines = [f"look at: {line}" for line in made.look]
+    lines = [f"check: {line}" for line in made.look]
     try:
         parse.load(path)
     except Invalid as error:
         lines += [
-            f"{len(error.problems)} problems are left: `recipe validate {shown}` points at each"
+            f"{len(error.problems)} problems remain; list them with `recipe validate {shown}`"
         ]
     else:
-        lines += [f"now: recipe plan ./{shown}"]
+        lines += [f"next: recipe plan ./{shown}"]
     print("\n".join(lines), file=sys.stderr)
 
 
@@ -95,31 +103,31 @@ def _read(path: Path, shown: str) -> Table:
     try:
         if path.stat().st_size > _LARGEST:
             raise CannotRun(
-                f"{shown} is larger than {_LARGEST >> 20} MB", fix="name a pipeline or a task"
+                f"{shown} is larger than {_LARGEST >> 20} MB", fix="pass a pipeline or task file"
             )
         value = yaml_text.load(path.read_text("utf-8"))
     except FileNotFoundError:
         raise NotFound(
-            f"there is no file {shown}", fix="name a dvc.yaml, a task of SkyPilot or a Snakefile"
+            f"there is no file {shown}", fix="pass a dvc.yaml, a SkyPilot task or a Snakefile"
         ) from None
     except OSError as error:
         raise CannotRun(
-            f"{shown} cannot be read: {error.strerror}", fix="name a file that can be"
+            f"cannot read {shown}: {error.strerror}", fix="make the file readable"
         ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise Invalid(
             [
                 Problem(
                     "bad-file",
-                    f"{shown} is no YAML: {' '.join(str(error).split())[:300]}",
-                    fix="mend it there first",
+                    f"{shown} is not valid YAML: {' '.join(str(error).split())[:300]}",
+                    fix="fix the error in the file, then import again",
                 )
             ]
         ) from error
     return value if isinstance(value, dict) else {}
 
 
-def _named(word: str) -> str:
+def _parse_target(word: str) -> str:
     name = re.sub(r"[^a-z0-9_-]+", "-", word.lower()).strip("-_")
     return name if name[:1].isalpha() else f"from-{name}".rstrip("-")
 
@@ -132,12 +140,14 @@ def _snakemake(name: str, source: Path, root: Path, args: argparse.Namespace) ->
     from ..importing_snakemake import from_snakemake, rules_of
 
     if not source.is_file():
-        raise NotFound(f"there is no file {args.file}", fix="name a Snakefile")
+        raise NotFound(f"there is no file {args.file}", fix="pass the path of a Snakefile")
     python = _python_of_snakemake()
     unasked = CannotRun(
-        f"Snakemake reads {args.file} by executing it", fix="look it over, and add --yes"
+        f"to read {args.file}, Snakemake executes it", fix="review the file, then add `--yes`"
     )
-    if not args.yes and not agreed(f"Snakemake executes {args.file} to read it: go on?", unasked):
+    if not args.yes and not ask_consent(
+        f"to read {args.file}, Snakemake executes it. Continue?", unasked
+    ):
         raise unasked
     read = rules_of(python, source, root)
     return from_snakemake(name, read, lambda path: _kind(root / path))
@@ -153,8 +163,8 @@ def _python_of_snakemake() -> str:
             return python
     if importlib.util.find_spec("snakemake") is None:
         raise CannotRun(
-            "a Snakefile is read by Snakemake's own parser, which is not installed",
-            fix="put `snakemake` on PATH, version 8 or newer, such as in a virtual environment",
+            "importing a Snakefile requires Snakemake, which is not installed",
+            fix="install Snakemake 8 or newer and put `snakemake` on PATH",
         )
     return sys.executable
 
@@ -199,7 +209,7 @@ def _base(source: Path, root: Path) -> str:
     if not home.is_relative_to(top):
         raise CannotRun(
             f"{source} is not below {root}",
-            fix=f"run it there: recipe import -C {source.parent} {source.name}",
+            fix=f"import in its directory: recipe import -C {source.parent} {source.name}",
         )
     return "" if home == top else str(home.relative_to(top))
 

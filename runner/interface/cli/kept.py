@@ -18,9 +18,9 @@ from ...planning.ids import bare, inner_names, names, readable, stored_form
 from ...planning.judge import FRESH
 from ...storage.content.files import Content
 from ...survey import kept_state
-from ..tables import aligned
-from ..tail import named, shown, span
-from .chosen import add_words, existing, find_nodes, one_request, opened
+from ..tables import align
+from ..tail import safe_ids, safe_line, span
+from .chosen import add_words, find_nodes, one_request, open_existing, open_to_look
 from .flags import JSON_HELP
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     ):  # no step, but the first of the words
         args.words.insert(0, args.step)
         args.step = None
-    with (existing if args.resume else opened)(args.workspace) as ws:
+    with (open_existing if args.resume else open_to_look)(args.workspace) as ws:
         request = one_request(ws, args)
         found = look(ws, request)
         chosen = (
@@ -95,20 +95,20 @@ def run(args: argparse.Namespace) -> int:
             )
             raise NotFound(
                 f"{what} no checkpoints",
-                fix='give the step a state: `state: {checkpoints: {checkpoint: "step-*"}}`',
+                fix='declare checkpoints in the step: `state: {checkpoints: {checkpoint: "step-*"}}`',
             )
         if args.resume:
             return _resume(ws, states, args, request)
     if args.export is not None:
         print(
-            shown(
+            safe_line(
                 beside(
                     str(kept_state.export(_only(states).numbered(args.number), Path(args.export)))
                 )
             )
         )
     elif args.path or args.number is not None:
-        print("\n".join(shown(str(state.numbered(args.number).path)) for state in states))
+        print("\n".join(safe_line(str(state.numbered(args.number).path)) for state in states))
     elif args.json:
         print(json.dumps([_as_json(state) for state in states], indent=2))
     else:
@@ -120,16 +120,16 @@ def run(args: argparse.Namespace) -> int:
                 if found.verdicts[found.plan.index[each.step]].answer == FRESH
             ]
             print(
-                f"to resume from the newest whole one: {_typed(request)}{''.join(dict.fromkeys(again))}"
+                f"to resume from the newest complete checkpoint: {_command_of(request)}{''.join(dict.fromkeys(again))}"
             )
-            print("from an earlier one: recipe checkpoints STEP --number N --resume")
+            print("to resume from an earlier one: recipe checkpoints STEP --number N --resume")
     return 0
 
 
 def _only(states: list[StepState]) -> StepState:
     if len(states) > 1:
         raise NotFound(
-            f"{len(states)} steps and states keep checkpoints",
+            f"{len(states)} checkpoint directories match",
             fix=f"name one step: {', '.join(readable(each.step) for each in states[:5])}",
         )
     return states[0]
@@ -140,18 +140,18 @@ def _resume(
 ) -> int:
     if args.number is None:
         raise NotFound(
-            "--resume needs the number of a checkpoint",
-            fix="add --number N; `recipe checkpoints` lists them",
+            "--resume requires --number",
+            fix="add `--number N`, from the list of `recipe checkpoints`",
         )
     state = _only(states)
     chosen = kept_state.go_back(ws, state, args.number)
     print(
-        f"{named(state.step)} resumes from {shown(chosen.path.name)}: {_typed(request)} -R {shlex.quote(readable(state.step))}"
+        f"{safe_ids(state.step)} resumes from {safe_line(chosen.path.name)}: {_command_of(request)} -R {shlex.quote(readable(state.step))}"
     )
     return 0
 
 
-def _typed(request: Request) -> str:
+def _command_of(request: Request) -> str:
     """The line that asks for the same."""
     given = [
         f"{name}={value if isinstance(value, str) else json.dumps(value)}"
@@ -162,32 +162,32 @@ def _typed(request: Request) -> str:
 
 
 def _as_text(state: StepState) -> list[str]:
-    text = [f"{named(state.step)}  {shown(beside(str(state.folder)))}"]
-    text += [f"  {shown(state.note)}"] if state.note else []
+    text = [f"{safe_ids(state.step)}  {safe_line(beside(str(state.folder)))}"]
+    text += [f"  {safe_line(state.note)}"] if state.note else []
     if not state.checkpoints:
         return [
             *text,
             "  no checkpoint yet"
             if state.pattern
-            else "  no `checkpoint:` says what one is called",
+            else "  `checkpoint:` is not set, so checkpoints cannot be listed",
         ]
     newest, best = state.newest(), state.best()
     table = []
     for each in state.checkpoints:
         word = each.why or (
-            "put aside" if each.aside else "a run resumes from it" if each is newest else ""
+            "set aside" if each.aside else "the next run resumes here" if each is newest else ""
         )
         word += (", the best" if word else "the best") if each is best else ""
         table.append(
             [
                 "",
-                shown(each.path.name),
+                safe_line(each.path.name),
                 about(each.size),
                 f"{span(max(0.0, time.time() - each.made))} ago",
-                shown(word),
+                safe_line(word),
             ]
         )
-    return [*text, *aligned(table, (2, 3))]
+    return [*text, *align(table, (2, 3))]
 
 
 def _as_json(state: StepState) -> dict[str, object]:
@@ -206,7 +206,7 @@ def _as_json(state: StepState) -> dict[str, object]:
 
 
 def _path(args: argparse.Namespace) -> int:
-    with opened(args.workspace) as ws:
+    with open_to_look(args.workspace) as ws:
         found = look(ws, one_request(ws, args))
         chosen = _outputs(found, args.output)
         some = [each for each in chosen if found.verdicts[each[0]].answer != "skip"]
@@ -222,7 +222,7 @@ def _path(args: argparse.Namespace) -> int:
             )
         )
     else:
-        print("\n".join(shown(path) for _, _, path in paths))
+        print("\n".join(safe_line(path) for _, _, path in paths))
     return 0
 
 
@@ -241,14 +241,14 @@ def _outputs(found: Survey, word: str) -> list[tuple[int, str]]:
             return chosen
     known = dict.fromkeys(f"{bare(id)}.{name}" for _, id, name in every)
     if found.plan.nodes_named(word):
-        fix = (
-            "`outputs` in its step says what is kept; `recipe checkpoints` shows what is in a state"
-        )
+        fix = "declare `outputs` in the step; for checkpoints, run `recipe checkpoints`"
         raise NotFound(
             f'the step "{readable(word)}" of {found.plan.recipe} declares no outputs', fix=fix
         )
     there = (
-        f"there are {', '.join(list(known)[:10])}" if known else "no step of it declares `outputs`"
+        f"available outputs: {', '.join(list(known)[:10])}"
+        if known
+        else "no step of the recipe declares `outputs`"
     )
     raise NotFound(
         f'{found.plan.recipe} has no output "{readable(word)}"',
@@ -262,8 +262,8 @@ def place(ws: Workspace, found: Survey, n: int, output: str) -> str:
     content = made.outputs.get(output) if made is not None else None
     if content is None:
         raise CannotRun(
-            f"{node.id} has not made {output} under these inputs",
-            fix=f"recipe run --until {readable(node.id)}",
+            f"{node.id} has not produced {output} with these inputs",
+            fix=f"run `recipe run --until {readable(node.id)}`",
         )
     for each in found.targets.get(n, ()):
         if each.output == output and found.facts.there.get(each.path) == content:
@@ -271,6 +271,6 @@ def place(ws: Workspace, found: Survey, n: int, output: str) -> str:
     if ws.objects.has(Content(content)):
         return str(ws.objects.path(Content(content)))
     raise CannotRun(
-        f"{output} of {node.id} is not stored here any more",
-        fix=f"recipe run --until {readable(node.id)}",
+        f"{output} of {node.id} is no longer stored in this workspace",
+        fix=f"run `recipe run --until {readable(node.id)}`",
     )

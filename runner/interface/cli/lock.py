@@ -44,25 +44,26 @@ def run(args: argparse.Namespace) -> int:
     )
     if not names:
         raise NotFound(
-            f"there is none of {', '.join(_NAMES)} here", fix="name the file: recipe lock FILE"
+            f"found none of {', '.join(_NAMES)} in this directory",
+            fix="pass the file: recipe lock FILE",
         )
     path = here / Path(names[0]).expanduser()
     if not path.is_file():
         raise NotFound(
-            f"there is no file {names[0]}", fix="name a requirements.txt or a pyproject.toml"
+            f"there is no file {names[0]}", fix="pass a requirements.txt or a pyproject.toml"
         )
     if (fix := other_lock(path.name)) is not None:
-        raise CannotRun(f"{names[0]} cannot be locked here", fix=fix)
+        raise CannotRun(f"recipe lock does not support {names[0]}", fix=fix)
     lock = locks.lock_file(path)
     if lock == path:
         raise CannotRun(
-            f"{names[0]} is a lock already",
+            f"{names[0]} is already a lock file",
             fix=f"write `python: {{lock: {names[0]}}}` in the recipe",
         )
     if lock.name == "uv.lock":
         raise CannotRun(
-            f"uv.lock beside {names[0]} is its lock",
-            fix="`uv lock` makes it again; write `python: {lock: uv.lock}` in the recipe",
+            f"uv.lock already locks {names[0]}",
+            fix="update it with `uv lock`, and write `python: {lock: uv.lock}` in the recipe",
         )
     made = locks.make_lock(path, os.environ, python=args.python, upgrade=args.upgrade)
     many = len(re.findall(r"^[A-Za-z0-9][^\n]*==", made.read_text(encoding="utf-8"), re.MULTILINE))

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; the exit code is its answer."""
     _open_streams()
-    code = _flushed(_answered(list(sys.argv[1:] if argv is None else argv)))
+    code = _flush(_answer(list(sys.argv[1:] if argv is None else argv)))
     # Python ends by SIGINT if a KeyboardInterrupt ever left an `exec`, such as that of a dataclass, and forgets it with the next.
     exec("")  # noqa: S102
     return code
 
 
-def _answered(words: list[str]) -> int:
+def _answer(words: list[str]) -> int:
     try:
         from . import verbs
 
@@ -55,7 +55,7 @@ def _open_streams() -> None:
             setattr(sys, name, Guarded(stream))
 
 
-def _flushed(code: int) -> int:
+def _flush(code: int) -> int:
     """Write out the answer while an error can still be shown."""
     try:
         sys.stdout.flush()
@@ -63,7 +63,7 @@ def _flushed(code: int) -> int:
         return _unheard() or code
     except OSError as error:
         _discard()
-        _complain(f"recipe: the answer could not be written: {error.strerror}\n")
+        _complain(f"recipe: cannot write the output: {error.strerror}\n")
         return code or 5
     return code
 

@@ -60,27 +60,27 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    path, name = _named(args.path)
-    shown = _shown(path)
+    path, name = _parse_target(args.path)
+    shown = _show_path(path)
     if args.origin is not None or args.gpu is not None:
-        files, next_words = _tailored(args, path, name)
+        files, next_words = _tailor(args, path, name)
     elif args.inputs or args.preset is not None:
         raise Invalid(
             [
                 Problem(
                     "bad-input",
-                    "inputs and --preset say something with --from only",
+                    "inputs and --preset require --from",
                     fix="add --from RECIPE --gpu NAME",
                 )
             ]
         )
     elif args.script is not None:
-        made = _drafted(args.location, path, name, args.script)
+        made = _draft_script(args.location, path, name, args.script)
         files, next_words = {path.name: made.text}, _after_draft(shown, made)
     else:
         files = _scaffold(name, shown, _from_root(args.location, path.parent / name))
         next_words = [
-            f"now: recipe run {shown} --preset smoke; then put your programs in the place of those in {name}/"
+            f"next: recipe run {shown} --preset smoke; then replace the example programs in {name}/"
         ]
     written = write(args.location, path, files)
     print(shown)
@@ -98,8 +98,8 @@ def write(location: Location, path: Path, files: dict[str, str]) -> list[str]:
     for file in files:
         if os.path.lexists(folder / file):
             raise NotFound(
-                f"{_shown(path.parent / file)} is there already, and is left as it is",
-                fix="give another name",
+                f"{_show_path(path.parent / file)} already exists and was not changed",
+                fix="choose another name",
             )
     root = Path(os.path.abspath(location.root))
     home = Path(os.path.abspath(folder))
@@ -120,13 +120,13 @@ def write(location: Location, path: Path, files: dict[str, str]) -> list[str]:
         for target in reversed(made):
             target.rmdir() if target.is_dir() else target.unlink()
         raise CannotRun(
-            f"{_shown(path)} cannot be written: {error.strerror}",
-            fix="name a folder that exists and is yours",
+            f"cannot write {_show_path(path)}: {error.strerror}",
+            fix="choose an existing directory that you can write to",
         ) from error
-    return [_shown(path.parent / file) for file in files]
+    return [_show_path(path.parent / file) for file in files]
 
 
-def _named(word: str) -> tuple[Path, str]:
+def _parse_target(word: str) -> tuple[Path, str]:
     """The file to write and the name of the recipe in it.  Raises Invalid."""
     path = Path(word)
     if path.suffix not in (".yaml", ".yml"):
@@ -136,14 +136,14 @@ def _named(word: str) -> tuple[Path, str]:
         better = re.sub(r"[^a-z0-9_-]+", "-", name.lower()).strip("-_0123456789") or "mine"
         problem = Problem(
             "bad-name",
-            f'"{path.stem}" is not the name of a first recipe',
-            fix=f"lower case, digits, - and _, such as {better}",
+            f'invalid recipe name "{path.stem}"',
+            fix=f"use lower-case letters, digits, - and _, such as {better}",
         )
         raise Invalid([problem])
     return path, name
 
 
-def _shown(path: Path) -> str:
+def _show_path(path: Path) -> str:
     return f"./{path}" if not path.is_absolute() and path.parts[0] not in (".", "..") else str(path)
 
 
@@ -168,12 +168,12 @@ def _scaffold(name: str, shown: str, programs_at: str) -> dict[str, str]:
     }
 
 
-def _tailored(args: argparse.Namespace, path: Path, name: str) -> tuple[dict[str, str], list[str]]:
+def _tailor(args: argparse.Namespace, path: Path, name: str) -> tuple[dict[str, str], list[str]]:
     """A recipe that uses one of the library on a kind of GPU, and what to say of it.  Raises Invalid, NotFound, CannotRun."""
     from ...advice.estimates import figures
     from ...language import parse
     from ...storage.workspace import Workspace
-    from ..pairs import paired
+    from ..pairs import parse_pairs
     from ..tailoring import tailor
 
     if args.origin is None or args.gpu is None or args.script is not None:
@@ -182,17 +182,17 @@ def _tailored(args: argparse.Namespace, path: Path, name: str) -> tuple[dict[str
             [
                 Problem(
                     "bad-input",
-                    "--from and --gpu go together, and without --script",
+                    "--from requires --gpu, and excludes --script",
                     fix=f"known GPUs: {known}",
                 )
             ]
         )
-    given = paired(args.inputs)
+    given = parse_pairs(args.inputs)
     recipe = parse.load(library.find(args.origin, args.workspace))
     if "/" in args.origin or args.origin.endswith((".yaml", ".yml")):
         raise NotFound(
-            f"{args.origin} is no recipe of the library",
-            fix="put `gpu` and `gpu_memory` into its own resources",
+            f"unknown library recipe {args.origin}",
+            fix="for a recipe of your own, set `gpu` and `gpu_memory` in its `resources`",
         )
     with Workspace.open(args.workspace, read_only=True) as ws:
         made = tailor(ws, name, recipe, figures().find(args.gpu), given, args.preset)
@@ -200,11 +200,11 @@ def _tailored(args: argparse.Namespace, path: Path, name: str) -> tuple[dict[str
     return {path.name: made.text}, [
         *(f"chosen: {note}" for note in made.notes),
         *made.estimated.lines,
-        f"now: recipe plan {' '.join([_shown(path), *words])}",
+        f"next: recipe plan {' '.join([_show_path(path), *words])}",
     ]
 
 
-def _drafted(location: Location, recipe: Path, name: str, script: Path) -> Draft:
+def _draft_script(location: Location, recipe: Path, name: str, script: Path) -> Draft:
     """A recipe around a script.  Raises NotFound, Invalid."""
     from dataclasses import replace
 
@@ -216,23 +216,25 @@ def _drafted(location: Location, recipe: Path, name: str, script: Path) -> Draft
     home = root if home.is_relative_to(root := Path(os.path.abspath(location.root))) else home
     source = Path(os.path.abspath(location.here / script))
     if not source.is_file():
-        raise NotFound(f"there is no file {script}", fix="name the Python program that trains")
+        raise NotFound(
+            f"there is no file {script}", fix="pass the path of your Python training script"
+        )
     if not source.is_relative_to(home):
-        fix = f"write the recipe beside it: recipe new {script.parent / name} --script {script}"
+        fix = f"create the recipe next to the script: recipe new {script.parent / name} --script {script}"
         raise Invalid(
             [
                 Problem(
                     "bad-place",
-                    f"{script} is not in {home}, where the code of {_shown(recipe)} has to lie",
+                    f"{script} is outside {home}, the directory for the code of {_show_path(recipe)}",
                     None,
                     fix,
                 )
             ]
         )
     if source.suffix == ".ipynb":
-        fix = f"make a program of it: jupyter nbconvert --to script {script}, then --script {script.with_suffix('.py')}"
+        fix = f"convert the notebook: jupyter nbconvert --to script {script}, then --script {script.with_suffix('.py')}"
         raise Invalid(
-            [Problem("not-python", f"{script} is a notebook, which no step can run", None, fix)]
+            [Problem("not-python", f"{script} is a notebook; steps run scripts only", None, fix)]
         )
     read, path = _read(source, home), source.relative_to(home).as_posix()
     start, folders = way_to_start(str(home), path)
@@ -252,10 +254,11 @@ def _drafted(location: Location, recipe: Path, name: str, script: Path) -> Draft
 
     read = replace(read, imports=tuple(dict.fromkeys(imports)))
     made = drafting.draft(
-        name, path, read, list(needed.files), _shown(recipe), kind, start, folders
+        name, path, read, list(needed.files), _show_path(recipe), kind, start, folders
     )
     made.look += [
-        f"{file}: {doubt}: see that `code` lists what it needs" for file, doubt in needed.doubts
+        f"{file}: {doubt}: check that `code` lists every file that it imports"
+        for file, doubt in needed.doubts
     ]
     return made
 
@@ -308,18 +311,18 @@ def _read(source: Path, home: Path) -> Script:
             [
                 Problem(
                     "not-python",
-                    f"{where}: this is not Python that can be read: {getattr(error, 'msg', error)}",
+                    f"{where}: invalid Python: {getattr(error, 'msg', error)}",
                     None,
-                    "name the program that trains",
+                    "pass the path of your Python training script",
                 )
             ]
         ) from error
     except OSError as error:
-        raise CannotRun(f"{source} cannot be read: {error.strerror}") from error
+        raise CannotRun(f"cannot read {source}: {error.strerror}") from error
 
 
 def _after_draft(shown: str, made: Draft) -> list[str]:
     lines = [f"note: {note}" for note in made.look]
     words = [f"{name}=…" for name in made.needed]
     words += ["--preset smoke"] if made.smaller else []
-    return [*lines, f"now: recipe validate {shown}; recipe run {' '.join([shown, *words])}"]
+    return [*lines, f"next: recipe validate {shown}; recipe run {' '.join([shown, *words])}"]

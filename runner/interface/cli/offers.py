@@ -20,8 +20,8 @@ from ...hosts.renting.offering import Shelf
 from ...hosts.renting.several import names_of
 from ...storage.workspace import Workspace
 from ..pairs import filters
-from ..shelves import Asked, lines, on_market_of, pricing, ranked, wishes
-from .chosen import begun
+from ..shelves import Asked, lines, on_market_of, pricing_of, rank_for_programs, wishes
+from .chosen import open_to_work
 from .flags import JSON_HELP, add_request, add_where, request_of, take_stack
 
 SHOWN: Final = 15
@@ -50,16 +50,16 @@ def run(args: argparse.Namespace) -> int:
             if args.stack:
                 ws.on(args.stack)
             card = Wish(Need(gpus=1))
-            found = _asked(
+            found = _ask_drivers(
                 args, ws, asked, lambda cluster: {"": Asked(Wish() if cluster else card)}, where
             )
     else:
         request = request_of(args)
-        with begun(args.workspace, request) as ws:
+        with open_to_work(args.workspace, request) as ws:
             if args.stack:
                 ws.on(args.stack)
             survey = look(ws, request, Choice())
-            found = _asked(
+            found = _ask_drivers(
                 args,
                 ws,
                 asked,
@@ -70,21 +70,28 @@ def run(args: argparse.Namespace) -> int:
     for step, shelf in found:
         by_step.setdefault(step, []).append(shelf)
     if args.json:
-        print(json.dumps([shown for each in by_step.items() for shown in ranked(*each)], indent=2))
+        print(
+            json.dumps(
+                [shown for each in by_step.items() for shown in rank_for_programs(*each)], indent=2
+            )
+        )
         return 0
     if not found:
-        print("no step that is to run needs a rented machine")
+        print("no step in this plan requires a rented machine")
     for step, shelves in by_step.items():
         asked_ones = [shelf for shelf in shelves if not shelf.failed]
         if asked_ones:
             print("\n".join(lines(step, asked_ones, SHOWN)))
         for shelf in shelves:
             if shelf.failed:
-                print(f"warning: {shelf.driver} was not asked: {shelf.failed}", file=sys.stderr)
+                print(
+                    f"warning: cannot get offers from {shelf.driver}: {shelf.failed}",
+                    file=sys.stderr,
+                )
     return 0
 
 
-def _asked(
+def _ask_drivers(
     args: argparse.Namespace,
     ws: Workspace,
     asked: str,
@@ -92,7 +99,7 @@ def _asked(
     where: Mapping[str, str],
 ) -> list[tuple[str, Shelf]]:
     """What each driver offers; `wanted` has the wishes for a cluster, and those for any other."""
-    drivers, not_installed = offering.priced(ws, asked)
+    drivers, not_installed = offering.priced_drivers(ws, asked)
     if not drivers:
         extras = [name for name in not_installed if name in DRIVERS] or ["vastai"]
         others = "" if not_installed else "; or gcp, prime, runpod in its place"
@@ -102,7 +109,7 @@ def _asked(
         )
     if not_installed:
         print(
-            f"recipe: not asked, because they are not installed: {', '.join(not_installed)} "
+            f"recipe: skipped drivers that are not installed: {', '.join(not_installed)} "
             f"({install_line(*(name for name in not_installed if name in DRIVERS))})",
             file=sys.stderr,
         )
@@ -110,8 +117,8 @@ def _asked(
         lists = asyncio.run(offering.update(drivers))
         if not lists and args.recipe is None and args.file is None:
             raise CannotRun(
-                f"{', '.join(drivers)}: prices are asked for each time, there is no list to update",
-                fix="leave out --update",
+                f"{', '.join(drivers)}: has no price list to update; prices are always current",
+                fix="remove `--update`",
             )
         for name, words in lists.items():
             print(f"recipe: {name}: {words}", file=sys.stderr)
@@ -129,5 +136,5 @@ def _asked(
         )
         for name, driver in drivers.items()
     }
-    costing = pricing(ws, [each for wanted in by_kind.values() for each in wanted.values()])
+    costing = pricing_of(ws, [each for wanted in by_kind.values() for each in wanted.values()])
     return list(zip(steps, asyncio.run(offering.shelves(asking, costing)), strict=True))

@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...language.units import about
-from ..tables import aligned
-from ..tail import named, shown, span
+from ..tables import align
+from ..tail import safe_ids, safe_line, span
 from .chosen import moment
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def show(found: Status, args: argparse.Namespace) -> int:
     eta = f", {span(found.progress.eta)} left" if found.progress.eta and not found.over else ""
     took = took_of(found)
     print(
-        shown(
+        safe_line(
             f"{found.id}  {found.recipe}  {moment_of(found.created)}  {found.word}{percent}{eta}{f' in {took}' if took and found.over else ''}"
         )
     )
@@ -41,7 +41,7 @@ def show(found: Status, args: argparse.Namespace) -> int:
         ("reason", found.reason),
         ("waits", _waits(found)),
         ("asked", found.request),
-        ("inputs", given(found)),
+        ("inputs", inputs_as_typed(found)),
         ("driver", found.driver if found.driver != "local" else ""),
     ]
     facts += [
@@ -51,30 +51,30 @@ def show(found: Status, args: argparse.Namespace) -> int:
     ]
     for name, value in facts:
         if value:
-            print(f"{name}: {shown(value)}")
+            print(f"{name}: {safe_line(value)}")
     steps = [
         (
-            named(each.id),
+            safe_ids(each.id),
             each.state,
             str(each.attempts or ""),
             span(each.seconds) if each.seconds is not None else "",
-            shown(each.host),
-            _doing(each),
+            safe_line(each.host),
+            _activity_of(each),
         )
         for each in found.steps
     ]
     if steps:
         head = ("STEP", "STATE", "ATTEMPTS", "TIME", "HOST", "WHY")
-        print("\n".join(aligned([head, *steps], range(2, 4))))
+        print("\n".join(align([head, *steps], range(2, 4))))
     if found.failed is not None:
         print("\n".join(_failure(found.failed)))
     for warning in found.warnings:
-        print(f"warning: {named(warning)}")
+        print(f"warning: {safe_ids(warning)}")
     for link in found.links:
-        print(f"{shown(link.name)}: {shown(link.to)}  ({named(link.step)})")
+        print(f"{safe_line(link.name)}: {safe_line(link.to)}  ({safe_ids(link.step)})")
     for output in found.outputs:
         print(
-            f"{named(output.name)}  {about(output.bytes) if output.bytes is not None else ''}{' (folder)' if output.folder else ''}"
+            f"{safe_ids(output.name)}  {about(output.bytes) if output.bytes is not None else ''}{' (folder)' if output.folder else ''}"
         )
     return 0
 
@@ -87,11 +87,11 @@ def _waits(found: Status) -> str:
     return f"{found.waits.words}{fix} (number {found.position} of those that wait)"
 
 
-def _doing(step: StepStatus) -> str:
+def _activity_of(step: StepStatus) -> str:
     """How far a running step is, or why it is in its state."""
     at, total, percent, eta = step.progress
     if step.state != "RUNNING":
-        return shown(step.reason)
+        return safe_line(step.reason)
     said = [step.reason]
     if at is not None:
         said.append(f"step {at:.0f}" + (f"/{total:.0f}" if total else ""))
@@ -100,30 +100,32 @@ def _doing(step: StepStatus) -> str:
     if eta:
         said.append(f"{span(eta)} left")
     said += [f"{name} {value:.4g}" for name, value in step.values.items() if name in SHOWN]
-    return shown("  ".join(filter(None, said)))
+    return safe_line("  ".join(filter(None, said)))
 
 
 def _failure(failed: Failed) -> list[str]:
     """The failure of a run, with the last lines that its step printed, which begin with the name of the step."""
-    name = named(failed.step)
-    text = [f"{name}: failed: {named(failed.words)}" if name else f"failed: {named(failed.words)}"]
-    text += [f"  {name} | {shown(line)}" for line in failed.lines]
-    return [*text, f"  fix: {named(failed.fix)}"] if failed.fix else text
+    name = safe_ids(failed.step)
+    text = [
+        f"{name}: failed: {safe_ids(failed.words)}" if name else f"failed: {safe_ids(failed.words)}"
+    ]
+    text += [f"  {name} | {safe_line(line)}" for line in failed.lines]
+    return [*text, f"  fix: {safe_ids(failed.fix)}"] if failed.fix else text
 
 
 def plain(found: NamedTuple) -> dict[str, object]:
     """Return a value for programs: with the names of the fields of tuples."""
-    return {name: _named(value) for name, value in found._asdict().items()}
+    return {name: _as_json(value) for name, value in found._asdict().items()}
 
 
-def _named(value: object) -> object:
+def _as_json(value: object) -> object:
     """A value as JSON has it, with the names of the fields of tuples."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {name: _named(inner) for name, inner in value._asdict().items()}
-    return [_named(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+        return {name: _as_json(inner) for name, inner in value._asdict().items()}
+    return [_as_json(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
-def given(found: Status) -> str:
+def inputs_as_typed(found: Status) -> str:
     """Return the inputs of a run as they are typed."""
     words: Sequence[str] = [f"--preset {found.preset}"] if found.preset else []
     return " ".join([*words, *(f"{name}={value}" for name, value in found.inputs.items())])

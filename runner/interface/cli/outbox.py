@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
             [
                 Problem(
                     "bad-request",
-                    f"`recipe outbox {args.what}` takes no number",
+                    f"`recipe outbox {args.what}` takes no delivery number",
                     fix="recipe outbox retry NUMBER",
                 )
             ]
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     with Workspace.open(args.workspace, read_only=args.what == "list") as ws:
         outbox = ws.store.runs.outbox
         if args.what == "retry":
-            print(f"{outbox.retry(args.numbers)} are tried again", file=sys.stderr)
+            print(f"{outbox.retry(args.numbers)} deliveries will be retried", file=sys.stderr)
         found = outbox.list_letters()
     now = time.time()
     if args.json:

@@ -21,8 +21,8 @@ from ...storage.content.files import Changed, Content, Entry, entries, scan
 from ...storage.content.pack import Shard, shards
 from ...storage.workspace import Workspace, local_folder
 from ...survey import input_manifests
-from ..tail import canvas, shown
-from .chosen import opened
+from ..tail import canvas, safe_line
+from .chosen import open_to_look
 from .flags import JSON_HELP
 
 TRIES = 3
@@ -61,15 +61,13 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.path is None and args.verify is None:
-        raise NotFound("pack what?", fix="name a directory or a file: `recipe pack data/`")
+        raise NotFound("no path given", fix="pass a directory or a file: `recipe pack data/`")
     if args.verify is None:
         with Workspace.open(args.workspace) as ws:
             return _pack(ws, args)
     if args.out is not None:
-        raise NotFound(
-            "--verify writes nothing, so --out has nothing to do", fix="leave one of them out"
-        )
-    with opened(args.workspace) as ws:
+        raise NotFound("--verify and --out exclude each other", fix="remove one of the two flags")
+    with open_to_look(args.workspace) as ws:
         return _check(ws, args) if args.path is None else _compare(ws, args)
 
 
@@ -80,11 +78,13 @@ def _pack(ws: Workspace, args: argparse.Namespace) -> int:
     path = _there(ws, args)
     out = None if args.out is None else ws.absolute(args.location.typed(str(args.out)))
     if out is not None and (out == path or path in out.parents):
-        raise NotFound(f"{out} is in what is packed", fix="write the pack somewhere else")
+        raise NotFound(
+            f"{out} is inside the directory to pack", fix="write the pack outside that directory"
+        )
     if path in ws.home.parents:
         raise NotFound(
-            f"{path} holds what recipe remembers, {ws.home}, which changes while it is packed",
-            fix="name the directory of the data alone",
+            f"{path} contains {ws.home}, which changes while recipe runs",
+            fix="pass the data directory only",
         )
 
     def pack() -> tuple[Content, list[Entry], list[Shard]]:
@@ -101,7 +101,7 @@ def _pack(ws: Workspace, args: argparse.Namespace) -> int:
 
     def once_more(error: Exception) -> None:
         if args.quiet < 2:
-            print(f"recipe: {error}; once more", file=sys.stderr)
+            print(f"recipe: {error}; trying again", file=sys.stderr)
 
     content, manifest, cut = retry(pack, backoff(Changed, TRIES, 0.0, 0.0), on_retry=once_more)
     if content[0] == "t":
@@ -113,7 +113,7 @@ def _pack(ws: Workspace, args: argparse.Namespace) -> int:
         _tell(args, content, manifest, cut, out)
     if args.quiet < 2:
         for doubt in doubts:
-            print(f"recipe: warning: {shown(doubt)}", file=sys.stderr)
+            print(f"recipe: warning: {safe_line(doubt)}", file=sys.stderr)
     return 0
 
 
@@ -123,7 +123,7 @@ def _there(ws: Workspace, args: argparse.Namespace) -> Path:
     if path.exists():
         return path
     if "://" not in args.path:
-        raise NotFound(f"{args.path}: there is nothing here", fix="name a directory or a file")
+        raise NotFound(f"{args.path} does not exist", fix="pass an existing directory or file")
     from ...storage.sources import ask, fetch
 
     given = _address(args.path)
@@ -132,7 +132,7 @@ def _there(ws: Workspace, args: argparse.Namespace) -> Path:
     identity = ask(ws, kind, address)
     if not args.quiet and not args.json:
         print(
-            f"recipe: {shown(address)} is fetched into this workspace, unless it is there",
+            f"recipe: {safe_line(address)} will be downloaded into this workspace, unless it is already there",
             file=sys.stderr,
         )
     return fetch(ws, kind, address, identity, ())
@@ -170,12 +170,11 @@ def _tell(
     files = [entry.size for entry in manifest if entry.kind in "fx"]
     print(
         f"{_many(len(files), 'file')}, {about(sum(files))}, in {_many(len(cut), 'shard')}"
-        + (f", written to {shown(str(args.out))}" if out else "")
+        + (f", written to {safe_line(str(args.out))}" if out else "")
     )
     for shard in cut:
-        print(
-            f"  {shard.name[:12]}  {about(shard.size):>8}  {_many(len(shard.entries), 'entry', 'entries'):>14}  from {shown(shard.entries[0].path)}"
-        )
+        count, first = _many(len(shard.entries), "entry", "entries"), shard.entries[0].path
+        print(f"  {shard.name[:12]}  {about(shard.size):>8}  {count:>14}  from {safe_line(first)}")
 
 
 def _tell_json(
@@ -223,7 +222,7 @@ def _check(ws: Workspace, args: argparse.Namespace) -> int:
         print(json.dumps({"id": pack.content, "ok": not wrong, "faults": wrong}, indent=2))
     else:
         for fault in wrong:
-            print(shown(fault))
+            print(safe_line(fault))
         if not wrong and not args.quiet:
             print(
                 f"{pack.content} is intact: {_many(len(pack.manifest), 'entry', 'entries')} in {_many(len(pack.shards), 'shard')}"
@@ -234,7 +233,7 @@ def _check(ws: Workspace, args: argparse.Namespace) -> int:
 def _compare(ws: Workspace, args: argparse.Namespace) -> int:
     """A dataset, read anew, against a pack or an id."""
     path = _there(ws, args)
-    wanted, before = _wanted(ws, args)
+    wanted, before = _expected_content(ws, args)
     if path.is_dir():
         now = entries(path)
         content = packed.content_of(now, "t")
@@ -259,21 +258,23 @@ def _compare(ws: Workspace, args: argparse.Namespace) -> int:
         )
         return 0 if content == wanted else 1
     for what, name in differ:
-        print(f"{what:<8} {shown(name)}")
+        print(f"{what:<8} {safe_line(name)}")
     if content == wanted:
         if not args.quiet:
-            print(f"{shown(args.path)} is {content}")
+            print(f"{safe_line(args.path)} is {content}")
         return 0
-    print(f"{shown(args.path)} is {content}, not {wanted}", file=sys.stderr)
+    print(f"{safe_line(args.path)} is {content}, not {wanted}", file=sys.stderr)
     if before is None and wanted[0] == "t":
         print(
-            "  what that one held is not remembered here, so the differences have no names",
+            "  the earlier version's file list is not stored here, so the changed files cannot be named",
             file=sys.stderr,
         )
     return 1
 
 
-def _wanted(ws: Workspace, args: argparse.Namespace) -> tuple[Content, list[Entry] | None]:
+def _expected_content(
+    ws: Workspace, args: argparse.Namespace
+) -> tuple[Content, list[Entry] | None]:
     """The content that is expected, and its manifest where it is known."""
     word = args.verify
     if re.fullmatch(r"[fxt]:[0-9a-f]{64}", word):

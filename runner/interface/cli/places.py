@@ -64,7 +64,7 @@ def choose(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     elif address.startswith(("postgresql://", "postgres://")):
         os.environ["RECIPE_RUNS"] = address
     else:
-        fix = "write https://HOST:PORT of a server, postgresql://USER@HOST/DATABASE, or `here`"
+        fix = "use https://HOST:PORT of a server, postgresql://USER@HOST/DATABASE, or `here`"
         raise Invalid([Problem("bad-address", "--to is neither a server nor a database", fix=fix)])
 
 
@@ -72,18 +72,18 @@ def place_of(args: argparse.Namespace) -> Transport:
     """What keeps the runs of a command line, to ask something of them.  Raises RecipeError."""
     from ..handle.here import Here
     from ..handle.there import There
-    from .chosen import existing
+    from .chosen import open_existing
 
-    return There(args.server) if args.server else Here(existing(args.workspace))
+    return There(args.server) if args.server else Here(open_existing(args.workspace))
 
 
 def looked_at(args: argparse.Namespace) -> Transport:
     """What keeps the runs of a command line, to look at.  Raises RecipeError."""
     from ..handle.here import Here
     from ..handle.there import There
-    from .chosen import opened
+    from .chosen import open_to_look
 
-    return There(args.server) if args.server else Here(opened(args.workspace))
+    return There(args.server) if args.server else Here(open_to_look(args.workspace))
 
 
 def recipe_at(place: Transport, args: argparse.Namespace) -> str:
@@ -99,8 +99,8 @@ def recipe_at(place: Transport, args: argparse.Namespace) -> str:
 
 
 def whereabouts(place: Transport) -> str:
-    """`here`, or `at` a server."""
-    return f"at {place.name}" if place.name else "here"
+    """Where runs were looked for."""
+    return f"at {place.name}" if place.name else "in this workspace"
 
 
 def _refuse_what_servers_ignore(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
@@ -111,7 +111,7 @@ def _refuse_what_servers_ignore(args: argparse.Namespace, parser: argparse.Argum
         and getattr(args, action.dest, action.default) not in (action.default, [], None)
     ]
     if given:
-        fix = "leave it out, or give --to here or --to postgresql://…"
+        fix = "remove it, or pass `--to here` or `--to postgresql://…`"
         words = [
             action.option_strings[-1]
             if action.option_strings
@@ -119,5 +119,8 @@ def _refuse_what_servers_ignore(args: argparse.Namespace, parser: argparse.Argum
             for action in given
         ]
         raise Invalid(
-            [Problem("only-here", f"{word} means nothing to a server", fix=fix) for word in words]
+            [
+                Problem("only-here", f"{word} does not apply to runs on a server", fix=fix)
+                for word in words
+            ]
         )

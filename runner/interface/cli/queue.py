@@ -27,7 +27,7 @@ from ..handle.here import Here
 from ..handle.there import There
 from ..handle.transport import New, Transport
 from . import run as run_verb
-from .chosen import begun
+from .chosen import open_to_work
 from .flags import EVENTS_HELP, check_driver, positive, request_of, split_words, values_of
 
 ENDS = (signal.SIGTERM, signal.SIGINT)
@@ -167,9 +167,9 @@ def _submit(args: argparse.Namespace) -> int:
     if not args.quiet:
         _say_where_data_goes(args)
         to = f" --to {place.name}" if place.name else ""
-        follows = f"`recipe logs -f {run}{to}` follows it"
-        waits = f"`recipe worker` carries it out, `recipe cancel {run}` takes it back"
-        where = f"is stored at {place.name}; {follows}" if to else f"is stored; {waits}"
+        follows = f"follow it with `recipe logs -f {run}{to}`"
+        waits = f"execute it with `recipe worker`, or cancel it with `recipe cancel {run}`"
+        where = f"is queued at {place.name}; {follows}" if to else f"is queued; {waits}"
         print(f"recipe: run {run} {where}", file=sys.stderr)
     return 0
 
@@ -198,8 +198,8 @@ def _new(args: argparse.Namespace) -> New:
     names, typed = split_words(words)
     names += [str(args.file)] if args.file is not None else []
     if len(names) != 1:
-        fix = f"name one of its catalog: recipe submit NAME INPUT=VALUE --to {args.server}"
-        words_ = f"a server runs one recipe by its name, and {len(names)} are named"
+        fix = f"name one recipe of the server's catalog: recipe submit NAME INPUT=VALUE --to {args.server}"
+        words_ = f"a server takes exactly one recipe name, but {len(names)} are given"
         raise Invalid([Problem("no-recipe", words_, fix=fix)])
     given, _ = values_of(args, typed)
     request = Request(names[0], given, args.preset)
@@ -211,7 +211,7 @@ def _place_for(new: New, args: argparse.Namespace) -> Transport:
     if args.server:
         return There(args.server)
     secrets = args.here or not os.environ.get("RECIPE_RUNS")
-    return Here(begun(args.workspace, new.request, secrets=secrets))
+    return Here(open_to_work(args.workspace, new.request, secrets=secrets))
 
 
 def _work(args: argparse.Namespace) -> int:
@@ -304,7 +304,7 @@ def _several(args: argparse.Namespace) -> int:
         bad = bad or os.waitstatus_to_exitcode(status)
         if died and not handover.asked:
             print(
-                f"recipe: worker process {pid} died ({signal.Signals(os.WTERMSIG(status)).name}); another takes its place",
+                f"recipe: worker process {pid} died ({signal.Signals(os.WTERMSIG(status)).name}); a new worker process replaces it",
                 file=sys.stderr,
             )
             time.sleep(1.0)
@@ -350,7 +350,7 @@ def _label(text: str) -> tuple[str, str]:
 def _most(text: str) -> tuple[str, int]:
     kind, number = _label(text)
     if kind not in LIMITED:
-        raise argparse.ArgumentTypeError(f'"{kind}" is none of {", ".join(LIMITED)}')
+        raise argparse.ArgumentTypeError(f'"{kind}" is not one of {", ".join(LIMITED)}')
     return kind, positive(number)
 
 
@@ -359,5 +359,5 @@ def _moment(text: str) -> float:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f'"{text}" is no time; write it as 2026-12-01T20:00'
+            f'"{text}" is not a valid time; use the form 2026-12-01T20:00'
         ) from None

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from ..tables import aligned
-from ..tail import shown
+from ..tables import align
+from ..tail import safe_line
 from .flags import JSON_HELP
 from .one_run import moment_of, plain
 from .places import place_of
@@ -43,35 +43,37 @@ def run(args: argparse.Namespace) -> int:
 
 def _runs(runs: Sequence[QueuedRun]) -> list[str]:
     if not runs:
-        return ["no run waits"]
+        return ["no queued runs"]
     rows = [
         (
             str(each.position),
             each.run,
             each.recipe,
             str(each.priority),
-            shown(each.user),
-            shown(f"{each.waits.words}; {each.waits.fix}" if each.waits.fix else each.waits.words),
+            safe_line(each.user),
+            safe_line(
+                f"{each.waits.words}; {each.waits.fix}" if each.waits.fix else each.waits.words
+            ),
         )
         for each in runs
     ]
-    return aligned([("", "RUN", "RECIPE", "PRIORITY", "USER", "WAITS BECAUSE"), *rows], (0, 3))
+    return align([("", "RUN", "RECIPE", "PRIORITY", "USER", "WAITS BECAUSE"), *rows], (0, 3))
 
 
 def _workers(workers: Sequence[WorkerStatus]) -> list[str]:
     if not workers:
-        return ["no worker is running; `recipe worker` starts one"]
+        return ["no worker is running; start one with `recipe worker`"]
     rows = [
         (
             each.worker,
             "idle" if each.idle else "busy" if each.alive else "dead",
-            shown(_takes(each)),
+            safe_line(_takes(each)),
             moment_of(each.heard) if each.heard else "",
             " ".join(each.runs),
         )
         for each in workers
     ]
-    return aligned([("WORKER", "STATE", "TAKES", "HEARD OF", "RUNS"), *rows], ())
+    return align([("WORKER", "STATE", "TAKES", "LAST SEEN", "RUNS"), *rows], ())
 
 
 def _takes(worker: WorkerStatus) -> str:
@@ -80,6 +82,6 @@ def _takes(worker: WorkerStatus) -> str:
         return "its own run"
     words = [f"driver {worker.driver}"] if worker.driver else []
     words += [f"{name}={value}" for name, value in worker.labels.items()]
-    words += [f"at most {most} of a {kind}" for kind, most in worker.at_most.items()]
+    words += [f"at most {most} per {kind}" for kind, most in worker.at_most.items()]
     words += ["any workspace"] if worker.any_workspace else []
     return ", ".join(words) or "any"

@@ -21,7 +21,7 @@ from ...hosts.renting import reaper
 from ...hosts.renting.leases import Leases, driver_of, rents
 from ...storage.records.ledger import Ledger, of_user
 from ...storage.records.store import home
-from .flags import JSON_HELP, agreed
+from .flags import JSON_HELP, ask_consent
 
 _ID = re.compile(r"[0-9a-f]{8}")
 
@@ -77,19 +77,19 @@ def run(args: argparse.Namespace) -> int:
     if args.installation is not None and (
         not _ID.fullmatch(args.installation) or args.adopt or args.dead
     ):
-        words = "--installation wants the eight digits of another installation, and neither --adopt nor --dead: nothing here knows its runs"
+        words = "--installation requires the eight-digit ID of another installation, and excludes --adopt and --dead"
         raise Invalid(
             [
                 Problem(
                     "bad-input",
                     words,
                     None,
-                    "its machines are called recipe-ID-KEY at their provider",
+                    "find the ID in the machine name at the provider: recipe-ID-KEY",
                 )
             ]
         )
     strange, silent = asyncio.run(_strange(args.driver, root, args.installation))
-    entered = _entered(args, strange)
+    entered = _enter_in_ledger(args, strange)
     strange = [lease for lease in strange if lease not in entered]
     own = {lease.key for lease in entered}
     known = [
@@ -97,7 +97,9 @@ def run(args: argparse.Namespace) -> int:
         for each in known_leases(root, os.environ, args.driver)
         if args.installation is None or each.row.key in own
     ]
-    ends = _chosen(args, known, [*args.keys, *(lease.key for lease in entered if args.unknown)])
+    ends = _choose_leases(
+        args, known, [*args.keys, *(lease.key for lease in entered if args.unknown)]
+    )
     left = {} if args.dry_run else asyncio.run(end_leases(ends, root, os.environ))
     if args.json:
         unknown = [
@@ -120,18 +122,20 @@ def run(args: argparse.Namespace) -> int:
     for why in silent:
         print(f"warning: {why}", file=sys.stderr)
     for lease in strange:
-        remedy = f"`recipe reap --adopt {lease.key}` enters it, `--unknown` ends it"
+        remedy = (
+            f"`recipe reap --adopt {lease.key}` adds it to the ledger, `--unknown` terminates it"
+        )
         if args.installation is not None:
-            remedy = f"`recipe reap --installation {args.installation} {lease.key}` ends it, `--unknown` all of them"
+            remedy = f"`recipe reap --installation {args.installation} {lease.key}` terminates it, `--unknown` terminates all of them"
         print(f"{'unknown':11}  {reaper.unknown(lease, args.installation)}; {remedy}")
     if not known and not strange and not args.quiet:
         print(
-            "there is no lease"
+            "no leases"
             if args.installation is None
-            else f"there is no machine of the installation {args.installation}"
+            else f"no machines of the installation {args.installation}"
         )
     for each in known:
-        words = f"{reaper.described(each.row, now)}: {each.fate.why}"
+        words = f"{reaper.describe_lease(each.row, now)}: {each.fate.why}"
         if each.row.key in left:
             print(f"still there  {words}; {left[each.row.key]}", file=sys.stderr)
         elif each in ends:
@@ -139,7 +143,11 @@ def run(args: argparse.Namespace) -> int:
         elif not args.quiet:
             print(
                 f"{'kept':11}  {words}"
-                + ("" if _left_alone(each.fate) else f"; `recipe reap {each.row.key}` ends it")
+                + (
+                    ""
+                    if _left_alone(each.fate)
+                    else f"; `recipe reap {each.row.key}` terminates it"
+                )
             )
     return 5 if left else 0
 
@@ -162,7 +170,7 @@ async def _strange(
             if rents(
                 name
             ):  # servers of one's own bear no mark, and may have no hosts but the head of a stack
-                silent.append(f"{name} cannot be asked for machines that bear our mark: {error}")
+                silent.append(f"cannot list the machines of this installation at {name}: {error}")
             continue
         try:
             has_marks = installation is None or driver.look_for(installation)
@@ -170,25 +178,26 @@ async def _strange(
                 with Ledger.open(of_user(os.environ)) as ledger:
                     found += await Leases(driver, name, ledger, "", str(root)).strangers()
         except DriverError as error:
-            silent.append(f"{name} cannot be asked for machines that bear our mark: {error}")
+            silent.append(f"cannot list the machines of this installation at {name}: {error}")
         finally:
             await driver.aclose()
     return found, silent
 
 
-def _entered(args: argparse.Namespace, strange: Sequence[Lease]) -> list[Lease]:
+def _enter_in_ledger(args: argparse.Namespace, strange: Sequence[Lease]) -> list[Lease]:
     """Enter in the ledger what was asked for by its key, or, to be ended, all that is unknown.  Raises NotFound, Invalid."""
     named = [args.adopt] if args.installation is None else args.keys
     chosen = [lease for lease in strange if args.unknown or lease.key in named]
     if args.adopt and not chosen:
         known = [lease.key for lease in strange]
         raise NotFound(
-            f"there is no unknown machine {args.adopt}",
-            fix=did_you_mean(args.adopt, known) or "`recipe reap -n` lists them",
+            f"no untracked machine {args.adopt}",
+            fix=did_you_mean(args.adopt, known)
+            or "list the untracked machines with `recipe reap -n`",
         )
     if args.dry_run or not chosen:
         return []
-    if args.unknown and not _agreed(
+    if args.unknown and not _ask_to_end(
         args, [reaper.unknown(lease, args.installation) for lease in chosen], "--unknown"
     ):
         return []
@@ -198,22 +207,24 @@ def _entered(args: argparse.Namespace, strange: Sequence[Lease]) -> list[Lease]:
     return chosen
 
 
-def _agreed(args: argparse.Namespace, lines: Sequence[str], option: str) -> bool:
+def _ask_to_end(args: argparse.Namespace, lines: Sequence[str], option: str) -> bool:
     """Whether a person wants these ended.  Raises Invalid where none can be asked."""
     if args.yes:
         return True
     unasked = Problem(
         "bad-input",
-        f"{option} ends machines on which a training may be",
-        fix="look with `recipe reap -n`, then add --yes",
+        f"{option} terminates machines that may still run a training",
+        fix="check the machines with `recipe reap -n`, then add `--yes`",
     )
-    return agreed(
-        "\n".join([*lines, f"end {len(lines)} machine(s), and what runs there?"]),
+    return ask_consent(
+        "\n".join([*lines, f"terminate {len(lines)} machine(s) and their running jobs?"]),
         Invalid([unasked]),
     )
 
 
-def _chosen(args: argparse.Namespace, known: Sequence[Known], keys: Sequence[str]) -> list[Known]:
+def _choose_leases(
+    args: argparse.Namespace, known: Sequence[Known], keys: Sequence[str]
+) -> list[Known]:
     """What is to be ended.  Raises NotFound, CannotRun, Invalid."""
     for key in keys:
         lease_to_end(known, key)
@@ -222,7 +233,9 @@ def _chosen(args: argparse.Namespace, known: Sequence[Known], keys: Sequence[str
     if (
         dead
         and not args.dry_run
-        and not _agreed(args, [reaper.described(each.row, time.time()) for each in dead], "--dead")
+        and not _ask_to_end(
+            args, [reaper.describe_lease(each.row, time.time()) for each in dead], "--dead"
+        )
     ):
         dead = []
     return [*ends, *dead]

@@ -26,9 +26,9 @@ from ...survey import rows, samples
 from ...survey.comparison import is_outcome, lower_is_better
 from ...survey.results import reported_metrics, summarize_points
 from .. import costs as told
-from ..tables import aligned
-from ..tail import named, shown, span
-from .chosen import makers, moment, near_step, opened
+from ..tables import align
+from ..tail import safe_ids, safe_line, span
+from .chosen import makers, moment, near_step, open_to_look
 from .flags import JSON_HELP, RUN_HELP
 from .history import earlier
 from .overview import ProgressOverview
@@ -59,7 +59,7 @@ class _Done(NamedTuple):
         return "STOPPED" if stopped else self.view.state
 
     @property
-    def following(self) -> Path | None:
+    def running_metrics(self) -> Path | None:
         """What the attempt that runs reports."""
         return Path(f"{self.going.raw.removesuffix('.log')}.metrics") if self.going else None
 
@@ -102,21 +102,21 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.cost and args.month:
         return _costs(costs.of_month(), args)
-    with opened(args.workspace) as ws:
+    with open_to_look(args.workspace) as ws:
         row = find_run(ws.store, args.run)
         if args.cost:
             return _costs(costs.of_run(row.id), args)
         if args.html:
             return _html(ws, row, args.output)
         try:
-            found = described(ws, row, args.step)
+            found = describe_run(ws, row, args.step)
         except NotFound:
             made = makers(ws, row, args.step)
             if not made:
                 raise
             last = max(made, key=lambda attempt: attempt.ended or 0.0)
             print(earlier(last.ended or 0.0, last.run), file=sys.stderr)
-            found = described(ws, ws.store.runs.get(last.run), args.step)
+            found = describe_run(ws, ws.store.runs.get(last.run), args.step)
     print(json.dumps(found, indent=2) if args.json else "\n".join(as_text(found)))
     return 0
 
@@ -137,12 +137,13 @@ def _html(ws: Workspace, row: RunRow, output: str | None) -> int:
     target = Path(output or f"{row.recipe.partition('@')[0]}-{row.id}.html")
     if target.resolve().is_relative_to(ws.home):
         raise CannotRun(
-            f"{target} is in the folder that recipe keeps", fix="name another place with -o"
+            f"cannot write {target}: the directory .recipe/ is reserved",
+            fix="choose another path with `-o`",
         )
     new = target.with_name(temporary_name(target.name))
     new.write_text(text, "utf-8")
     new.replace(target)
-    print(shown(str(target)))
+    print(safe_line(str(target)))
     return 0
 
 
@@ -217,7 +218,7 @@ class RunReport(TypedDict):
     steps: list[StepReport]
 
 
-def described(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
+def describe_run(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
     """A run and its steps, for programs; the text is a part of it.  Raises NotFound when it has no such step."""
     view = ws.run_views.of(row)
     seconds = row.ended - row.created if row.ended is not None else None
@@ -228,8 +229,10 @@ def described(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
     chosen = [each for each in done if step is None or step in names(each.view.id)]
     if step is not None and not chosen:
         raise NotFound(
-            f'"{step}" had nothing to do in {row.id}',
-            fix=near_step(step, [each.view.id for each in done]) if done else "all was fresh in it",
+            f'"{step}" did not run in {row.id}',
+            fix=near_step(step, [each.view.id for each in done])
+            if done
+            else "its result was up to date; choose a run in which the step ran",
         )
     return {
         "id": row.id,
@@ -271,7 +274,7 @@ def _report_of(ws: Workspace, run: str, done: _Done, inputs: Mapping[str, Any]) 
     step, going = done.view, done.going
     live: Sequence[Mapping[str, Any]] = []
     live_samples: Sequence[Mapping[str, Any]] = []
-    if going is not None and (path := done.following) is not None:
+    if going is not None and (path := done.running_metrics) is not None:
         live = rows.read_points(ws, run, step.id, going.number, path)
         sampled = samples.samples_path(going.raw)
         live_samples = rows.read_points(ws, run, step.id, going.number, sampled)
@@ -336,9 +339,9 @@ def _cause(done: _Done) -> str:
     """Why a step failed, or does not get on; empty where nothing is wrong."""
     if done.view.failure is not None:
         return done.view.failure.kind
-    if done.following is None or done.state != "RUNNING":
+    if done.running_metrics is None or done.state != "RUNNING":
         return ""
-    return "stalled" if causes.is_stalled(*metrics.pace(done.following)) else ""
+    return "stalled" if causes.is_stalled(*metrics.pace(done.running_metrics)) else ""
 
 
 def _lines(points: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -364,42 +367,40 @@ def as_text(run: RunReport) -> list[str]:
         text.append(causes.REMEDIES[run["failure"]])
     steps = run["steps"]
     if run["fresh"]:
-        text.append(f"{run['fresh']} step{'s were' if run['fresh'] > 1 else ' was'} fresh")
+        text.append(f"{run['fresh']} step{'s were' if run['fresh'] > 1 else ' was'} up to date")
     if not steps:
-        return [*text, "no step was begun"]
+        return [*text, "no step started"]
     table = [("STEP", "STATE", "ATTEMPTS", "TIME", "MEMORY", "COST")]
     for step in steps[:_LISTED]:
         memory = about(step["peak_memory"]) if step["peak_memory"] else ""
-        table.append(
-            (
-                named(step["id"]), step["state"], str(step["attempts"] or ""), span(step["seconds"]) if step["seconds"] is not None else "", memory,
-                f"${step['usd']:.2f}" if step["usd"] else "",
-            )
-        )  # fmt: skip
-    text += aligned(
+        took = span(step["seconds"]) if step["seconds"] is not None else ""
+        usd = f"${step['usd']:.2f}" if step["usd"] else ""
+        attempts = str(step["attempts"] or "")
+        table.append((safe_ids(step["id"]), step["state"], attempts, took, memory, usd))
+    text += align(
         table if any(step["usd"] for step in steps) else [row[:-1] for row in table], range(2, 6)
     )
     if len(steps) > _LISTED:
         text.append(f"… and {len(steps) - _LISTED} more (--step names one, --json has all)")
     for step in steps[:_LISTED]:
         if step["reason"]:
-            logs = f"`recipe logs {run['id']}/{step['id']}` shows its end"
+            logs = f"see its log with `recipe logs {run['id']}/{step['id']}`"
             remedy = step["fix"] or causes.REMEDIES.get(step["reason"], logs)
-            words = f" ({named(step['detail'])})" if step["detail"] else ""
+            words = f" ({safe_ids(step['detail'])})" if step["detail"] else ""
             text.append(
-                f"{named(step['id'])} {'is' if step['state'] == 'RUNNING' else 'failed:'} {step['reason']}{words}; {named(remedy)}"
+                f"{safe_ids(step['id'])} {'is' if step['state'] == 'RUNNING' else 'failed:'} {step['reason']}{words}; {safe_ids(remedy)}"
             )
     for step in steps[:_LISTED]:
-        text += [f"{named(step['id'])}: warning: {shown(each)}" for each in step["warnings"]]
+        text += [f"{safe_ids(step['id'])}: warning: {safe_line(each)}" for each in step["warnings"]]
     text += [
-        f"{shown(each['name'])}: {shown(each['to'])}  ({named(each['step'])})"
+        f"{safe_line(each['name'])}: {safe_line(each['to'])}  ({safe_ids(each['step'])})"
         for each in run["links"][:_LISTED]
     ]
     for many in _alike(steps):
         text += ["", *_metrics(many)]
     for step in [step for step in steps if step["machine"]][:_LISTED]:
         text.append(
-            f"the machine of {named(step['id'])}: {samples.describe_samples(step['machine'])}"
+            f"machine of {safe_ids(step['id'])}: {samples.describe_samples(step['machine'])}"
         )
     timed = [
         (step["id"], training)
@@ -411,12 +412,12 @@ def as_text(run: RunReport) -> list[str]:
     if not any(step["metrics"] for step in steps):
         text += [
             "",
-            "no step reported metrics: write `metrics: true` and append JSON lines to $RECIPE_METRICS, or `metrics: {pattern: …}`",
+            "no step reported metrics: set `metrics: true` and append JSON lines to $RECIPE_METRICS, or set `metrics: {pattern: …}`",
         ]
     elif not timed:
         text += [
             "",
-            "no timings (time_step, time_data, …, or those of prime-rl) among the metrics: no bottleneck analysis",
+            "no bottleneck analysis: the metrics contain no timings (time_step, time_data, …, or the timings of prime-rl)",
         ]
     return text
 
@@ -444,21 +445,21 @@ def _metrics(steps: Sequence[StepReport]) -> list[str]:
     columns: list[tuple[str, str, str]] = []  # head, metric, which value of it
     for name in wanted[:_COLUMNS]:
         best = "min" if lower_is_better(name) else "max"
-        columns.append((shown(name), name, "last"))
+        columns.append((safe_line(name), name, "last"))
         if any(_cell(step, name, best) not in ("", _cell(step, name, "last")) for step in steps):
-            columns.append((f"{best} {shown(name)}", name, best))
+            columns.append((f"{best} {safe_line(name)}", name, best))
     table = [("METRICS", *(head for head, _, _ in columns))]
     table += [
-        (named(step["id"]), *(_cell(step, name, which) for _, name, which in columns))
+        (safe_ids(step["id"]), *(_cell(step, name, which) for _, name, which in columns))
         for step in steps[:_LISTED]
     ]
-    text = aligned(table, range(1, len(table[0])))
+    text = align(table, range(1, len(table[0])))
     if len(wanted) > _COLUMNS:
         text.append(f"… and {len(wanted) - _COLUMNS} more metrics (--json has all)")
-    if lost := [named(step["id"]) for step in steps if not step["kept"]]:
+    if lost := [safe_ids(step["id"]) for step in steps if not step["kept"]]:
         more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
         text.append(
-            f"no log or file is kept of {', '.join(lost[:5])}{more}: only last values are known"
+            f"the log or metrics file of {', '.join(lost[:5])}{more} is no longer stored: only the last values are known"
         )
     return text
 
@@ -468,7 +469,7 @@ def _cell(step: StepReport, name: str, which: str) -> str:
     return (
         f"{value:.4g}"
         if isinstance(value, (int, float))
-        else shown(str(value))
+        else safe_line(str(value))
         if value is not None
         else ""
     )
@@ -488,9 +489,9 @@ def _training(id: str, training: Training) -> list[str]:
     if training["memory_gb"] is not None:
         facts.append(
             f"peak {training['memory_gb']:g} GB "
-            + (f"on {shown(training['gpu'])}" if training["gpu"] else "of main memory")
+            + (f"on {safe_line(training['gpu'])}" if training["gpu"] else "of CPU memory")
         )
-    text = [f"{named(id)}: {', '.join(facts)}"]
+    text = [f"{safe_ids(id)}: {', '.join(facts)}"]
     for name, part in training["parts"].items():
         bar = "#" * round(part["share"] * 30)
         text.append(

@@ -12,9 +12,9 @@ from ...errors import NotFound, did_you_mean
 from ...planning.ids import bare, inner_names, names, stored_form
 from ...survey import comparison
 from ...survey.comparison import OWN, Cell, Comparison
-from ..tables import aligned, cell, markdown
-from ..tail import named, shown, span
-from .chosen import moment, near_step, opened, recipe_of, swept
+from ..tables import align, cell, markdown
+from ..tail import safe_ids, safe_line, span
+from .chosen import moment, near_step, open_to_look, recipe_of, sweep_name
 from .flags import JSON_HELP
 
 _LISTED = 60  # results of a step
@@ -72,10 +72,10 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with opened(args.workspace) as ws:
+    with open_to_look(args.workspace) as ws:
         recipe = recipe_of(ws, args.location, args.recipe)
         found = comparison.collect_results(ws, recipe)
-        found += comparison.collect_results(ws, swept(recipe))
+        found += comparison.collect_results(ws, sweep_name(recipe))
         chosen = comparison.read_criteria(ws, recipe)
     if args.step is not None:
         known = [result.step for result in found]
@@ -95,15 +95,15 @@ def run(args: argparse.Namespace) -> int:
         if not tables:
             known = sorted({name for result in found for name in (*result.values, *result.metrics)})
             raise NotFound(
-                f'no result of {recipe} has "{args.sort}"',
-                fix=did_you_mean(args.sort, known) or f"it has {', '.join(known)}",
+                f'no result of {recipe} has a column "{args.sort}"',
+                fix=did_you_mean(args.sort, known) or f"available columns: {', '.join(known)}",
             )
     wanted = (
         [name.strip() for name in args.columns.split(",")] if args.columns is not None else None
     )
     _check(wanted, tables)
     if args.opens:
-        return _compared(args, tables)
+        return _open_comparison(args, tables)
     if args.json:
         print(
             json.dumps(
@@ -128,18 +128,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _compared(args: argparse.Namespace, tables: Sequence[Comparison]) -> int:
+def _open_comparison(args: argparse.Namespace, tables: Sequence[Comparison]) -> int:
     """Open the page where it compares the runs that made the newest results.  Raises NotFound where there are none."""
     from .serve import page
 
     made = {result.run: result.made for table in tables for result in table.results}
     if not made:
-        raise NotFound("there are no results to compare", fix=_NONE)
+        raise NotFound("no results to compare", fix=_NONE)
     newest = sorted(made, key=lambda run: made[run], reverse=True)[:_COMPARED]
     return page(args.workspace, f"&compare={'+'.join(newest)}")
 
 
-_NONE = "write `metrics: true` and append JSON lines to $RECIPE_METRICS, or `metrics: {pattern: …}`"
+_NONE = (
+    "set `metrics: true` and append JSON lines to $RECIPE_METRICS, or set `metrics: {pattern: …}`"
+)
 
 
 def _check(wanted: Sequence[str] | None, tables: Sequence[Comparison]) -> None:
@@ -148,8 +150,8 @@ def _check(wanted: Sequence[str] | None, tables: Sequence[Comparison]) -> None:
     for name in wanted or ():
         if name not in known:
             raise NotFound(
-                f'there is no column "{name}"',
-                fix=did_you_mean(name, known) or f"there are {', '.join(known)}",
+                f'unknown column "{name}"',
+                fix=did_you_mean(name, known) or f"available columns: {', '.join(known)}",
             )
 
 
@@ -173,7 +175,9 @@ def as_text(
     columns = list(wanted) if wanted is not None else _columns(table, rows)
     marks = [] if best is None or in_markdown else [""]
     listed = rows[:_LISTED]
-    text = [[*marks, *(shown(name).upper() if name in OWN else shown(name) for name in columns)]]
+    text = [
+        [*marks, *(safe_line(name).upper() if name in OWN else safe_line(name) for name in columns)]
+    ]
     for row in listed:
         cells = [_text(name, row.get(name)) for name in columns]
         if in_markdown and row["best"]:
@@ -189,16 +193,16 @@ def as_text(
         f"{len(rows)} result{'s' if len(rows) != 1 else ''} of {runs} run{'s' if runs != 1 else ''}"
     )
     lines = [
-        f"{named(bare(table.results[0].step))} of {recipe}: {many}",
+        f"{safe_ids(bare(table.results[0].step))} of {recipe}: {many}",
         *gap,
-        *(markdown if in_markdown else aligned)(text, right),
+        *(markdown if in_markdown else align)(text, right),
     ]
     if len(rows) > len(listed):
         lines.append(f"… and {len(rows) - len(listed)} more (--csv and --json have all)")
     if best is not None and by is not None:
         lines += [
             *gap,
-            f"{'In bold' if in_markdown else '*'}: {shown(by.words)}, {named(best.step)} of {best.run}",
+            f"{'In bold' if in_markdown else '*'}: {safe_line(by.words)}, {safe_ids(best.step)} of {best.run}",
         ]
     return lines
 
@@ -245,7 +249,7 @@ def _text(name: str, value: Cell) -> str:
     if name == "made" and isinstance(value, (int, float)):
         return moment(value)
     if name == "step" and isinstance(value, str):
-        return named(value)
+        return safe_ids(value)
     if name == "where" and not value:
         return "here"
     return "yes" if name == "best" and value else "" if name == "best" else cell(value)

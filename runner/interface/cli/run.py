@@ -20,8 +20,8 @@ from ...language.units import money_text
 from ...planning.ids import stored_form
 from ...survey.empty_globs import empty_warnings
 from ..pairs import filters
-from ..tail import named, shown, span
-from .chosen import answers, begun, in_all
+from ..tail import safe_ids, safe_line, span
+from .chosen import answers, in_all, open_to_work
 from .flags import (
     COST,
     EVENTS_HELP,
@@ -33,7 +33,7 @@ from .flags import (
     WHERE,
     add_request,
     add_where,
-    agreed,
+    ask_consent,
     color,
     positive,
     request_of,
@@ -222,13 +222,13 @@ def _add_execution(parser: argparse.ArgumentParser, verb: str) -> None:
 def usd(text: str) -> float:
     amount = float(text.removesuffix("USD"))
     if not 0 < amount < 1e9:
-        raise argparse.ArgumentTypeError("must be more than 0")
+        raise argparse.ArgumentTypeError("must be greater than 0")
     return amount
 
 
 def run(args: argparse.Namespace) -> int:
     request = request_of(args)
-    with begun(args.workspace, request) as ws:
+    with open_to_work(args.workspace, request) as ws:
         ws.share(args.store)
         if args.stack:
             ws.on(args.stack)
@@ -243,7 +243,7 @@ def done(ws: Workspace, request: Request, args: argparse.Namespace, *, more: boo
 
         _print_plan(ws, plan_run(ws, request, choice), args)
         return 0
-    if not _agreed(ws, request, choice, args):
+    if not _ask_about_cost(ws, request, choice, args):
         return 3
     settings = settings_of(args)
     if getattr(args, "in_cluster", False) and look(ws, request, choice).todo:
@@ -265,8 +265,8 @@ def _in_cluster(ws: Workspace, args: argparse.Namespace) -> int:
     driver = driver_of(args.driver, ws.config.driver(args.driver), args.hosts, str(ws.home))
     if not driver.traits.works:
         raise CannotRun(
-            f"the driver {args.driver} has no jobs for a worker",
-            fix="--in-cluster goes with --driver slurm",
+            f"--in-cluster requires --driver slurm (driver: {args.driver})",
+            fix="pass `--driver slurm`, or remove `--in-cluster`",
         )
     folder = ws.home / "in-cluster"
     folder.mkdir(exist_ok=True)
@@ -281,10 +281,10 @@ def _in_cluster(ws: Workspace, args: argparse.Namespace) -> int:
     except DriverError as error:
         raise Infrastructure(
             str(error),
-            fix=f"`recipe doctor --driver {args.driver}` looks at each part of the way there",
+            fix=f"run `recipe doctor --driver {args.driver}` to test the connection step by step",
         ) from error
     print(
-        f"job {job} works on this run\n  follow it: tail -F {log}\n  its steps: recipe status\n  end it:    recipe cancel"
+        f"job {job} executes this run\n  follow it: tail -F {log}\n  its steps: recipe status\n  cancel it: recipe cancel"
     )
     return 0
 
@@ -326,7 +326,7 @@ def _rents(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
         return []
     from ...execution.refusals import sends, signed_there
     from ...hosts.renting.several import data_goes_to
-    from ..shelves import chosen
+    from ..shelves import describe_choice
 
     try:
         shelves = _shelves(ws, found, args)
@@ -337,15 +337,15 @@ def _rents(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
             for name in names
         }
         taken |= {
-            f"addresses signed for the objects of {address}"
+            f"signed URLs of the objects in {address}"
             for address in signed_there(ws, found, there, args.driver)
         }
         return [
-            *chosen(shelves),
+            *describe_choice(shelves),
             *filter(None, [data_goes_to(ws.config, args.driver)]),
             *_crews(ws, found, args),
             *(
-                [f"secrets that go to machines of {args.driver}: {', '.join(sorted(taken))}"]
+                [f"secrets sent to {args.driver} machines: {', '.join(sorted(taken))}"]
                 if taken
                 else ()
             ),
@@ -361,13 +361,13 @@ def _head(ws: Workspace, args: argparse.Namespace) -> Head | None:
 def _crews(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
     """How many machines each step of several nodes has, beside the head of the stack if it has one."""
     head = _head(ws, args)
-    if head is None and not any(each.traits.joins for each in _renting(ws, args).values()):
+    if head is None and not any(each.traits.joins for each in _renting_drivers(ws, args).values()):
         return []
     counts = {found.plan.nodes[n].id: found.plan.specs()[n].node_count for n in found.todo}
     crews = [
-        f"{'':9}with {count - 1} of {args.driver} as the workers of {named(id)}"
+        f"{'':9}with {count - 1} {args.driver} machines as workers of {safe_ids(id)}"
         if head is not None
-        else f"{'':9}{count} of these, in one zone, as the nodes of {named(id)}"
+        else f"{'':9}{count} of these machines, in one zone, as the nodes of {safe_ids(id)}"
         for id, count in counts.items()
         if count > 1
     ]
@@ -384,7 +384,7 @@ def _refuse_alone(
     traits = [driver.traits for driver in drivers.values()]
     words = [
         why_alone(
-            named(found.plan.nodes[n].id),
+            safe_ids(found.plan.nodes[n].id),
             found.plan.specs()[n],
             args.driver,
             traits[0] if len(traits) == 1 else traits[0]._replace(joins=False),
@@ -397,17 +397,18 @@ def _refuse_alone(
         for n in (found.todo if traits else ())
     ]
     if wrong := [*dict.fromkeys(filter(None, words))]:
-        fix = "name a driver whose machines join (gcp), or a stack with a `head`"
+        fix = "choose a driver that supports several nodes (gcp), or a stack with a `head`"
         raise CannotRun("\n".join(wrong[:20]), fix=fix)
 
 
-def _renting(ws: Workspace, args: argparse.Namespace) -> dict[str, Driver]:
+def _renting_drivers(ws: Workspace, args: argparse.Namespace) -> dict[str, Driver]:
     """The drivers by name whose machines the run may rent; empty where it rents none."""
     from ...hosts.renting import offering
     from ...hosts.renting.several import names_of
 
     made = {
-        name: offering.renting(ws, name, args.hosts) for name in names_of(ws.config, args.driver)
+        name: offering.driver_that_rents(ws, name, args.hosts)
+        for name in names_of(ws.config, args.driver)
     }
     return {name: driver for name, driver in made.items() if driver is not None}
 
@@ -417,9 +418,9 @@ def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str
     import asyncio
 
     from ...hosts.renting import offering
-    from ..shelves import on_market_of, pricing, wishes
+    from ..shelves import on_market_of, pricing_of, wishes
 
-    drivers = _renting(ws, args)
+    drivers = _renting_drivers(ws, args)
     where = filters(args.where)
     if not drivers:
         return {}
@@ -435,7 +436,7 @@ def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str
         for name, driver in drivers.items()
     }
     asking = {name: (driver, [*wanted[name].values()]) for name, driver in drivers.items()}
-    shelves = iter(asyncio.run(offering.shelves(asking, pricing(ws, asked.values()))))
+    shelves = iter(asyncio.run(offering.shelves(asking, pricing_of(ws, asked.values()))))
     by_step: dict[str, list[Shelf]] = {step: [] for step in asked}
     for steps in wanted.values():
         for step in steps:
@@ -443,7 +444,9 @@ def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str
     return {step: each for step, each in by_step.items() if each}
 
 
-def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Namespace) -> bool:
+def _ask_about_cost(
+    ws: Workspace, request: Request, choice: Choice, args: argparse.Namespace
+) -> bool:
     """Whether it may cost what it will: a person is asked above the setting `confirm`.  Raises Invalid where none can be asked."""
     if args.driver == "local":
         return True
@@ -451,16 +454,16 @@ def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Name
     from ...hosts.renting.offering import rank_offers
     from ...hosts.renting.several import data_goes_to
 
-    drivers = _renting(ws, args)
+    drivers = _renting_drivers(ws, args)
     endless = [name for name, driver in drivers.items() if driver.traits.ends == "nothing"]
     if endless and not args.unattended and not sys.stdin.isatty():
-        words = f"{', '.join(endless)}: {offering.ENDS['nothing']}, and stdin is no terminal"
+        words = f"{', '.join(endless)}: {offering.ENDS['nothing']}, and stdin is not a terminal"
         raise Invalid(
             [
                 Problem(
                     "bad-input",
                     words,
-                    fix="add --unattended, and `limits.cost` to the recipe; `recipe reap` ends what is left",
+                    fix="pass `--unattended` and set `limits.cost` in the recipe; terminate leftover machines with `recipe reap`",
                 )
             ]
         )
@@ -482,13 +485,15 @@ def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Name
     if total is None:
         return True
     among = data_goes_to(ws.config, args.driver)
-    cost = f"it would cost about ${total:.2f}" + f"; {among}" * bool(among)
-    return agreed(
+    cost = f"the run would cost about ${total:.2f}" + f"; {among}" * bool(among)
+    return ask_consent(
         f"{cost}; rent?",
         Invalid(
             [
                 Problem(
-                    "bad-input", cost, fix="add --yes, or raise `confirm` in the driver's settings"
+                    "bad-input",
+                    cost,
+                    fix="pass `--yes`, or raise `confirm` in the driver's settings",
                 )
             ]
         ),
@@ -499,7 +504,7 @@ def _print_plan(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
     _warn(ws, found, args)
     for notice in ws.remote_cache.pop_notices() if ws.remote_cache is not None else ():
         print(f"recipe: {notice}", file=sys.stderr)
-    verdict = _checked(ws, found, args)
+    verdict = _run_preflight(ws, found, args)
     expected = ws.store.index.expected_seconds(
         found.plan.recipe, [node.id for node in found.plan.nodes]
     )
@@ -514,12 +519,13 @@ def _print_plan(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
         print(as_text(ws, found, expected, commands=args.print_commands, quiet=args.quiet))
         if not args.quiet:
             print(
-                "".join(f"warning: {named(each)}\n" for each in empty_warnings(ws, found)), end=""
+                "".join(f"warning: {safe_ids(each)}\n" for each in empty_warnings(ws, found)),
+                end="",
             )
         _print_findings(verdict, found, args)
         print("".join(f"{line}\n" for line in _rents(ws, found, args)), end="")
         if isinstance(args.out, str):
-            print(f"results go to {shown(args.out)}")
+            print(f"results will be uploaded to {safe_line(args.out)}")
 
 
 def carried_out(
@@ -559,7 +565,7 @@ def carried_out(
         )
         if not notify(f"{request.recipe}: {summary.state}", f"{counts} in {span(summary.seconds)}"):
             print(
-                "recipe: there is no notify-send (package libnotify) to show a notification with",
+                "recipe: cannot show a notification: notify-send (package libnotify) is not installed",
                 file=sys.stderr,
             )
     if summary.interrupted and (more or summary.state != "COMPLETED"):
@@ -579,8 +585,8 @@ def as_text(
 
     lines = []
     why = reasons(ws, found)
-    estimated = _estimated(ws, found)
-    width = min(40, max((len(named(node.id)) for node in found.plan.nodes), default=0))
+    estimated = _estimate_steps(ws, found)
+    width = min(40, max((len(safe_ids(node.id)) for node in found.plan.nodes), default=0))
     for n, node in enumerate(found.plan.nodes):
         verdict = found.verdicts[n]
         if verdict.answer == "fresh" and quiet:
@@ -588,9 +594,9 @@ def as_text(
         # What a training on a GPU takes is estimated: an earlier one may have been a smoke without a GPU.
         known = verdict.answer in ("run", "maybe") and node.id in expected and n not in estimated
         takes = f"  ~{span(expected[node.id])}" if known else ""
-        lines.append(f"{verdict.answer:8} {named(node.id):<{width}}{takes}")
+        lines.append(f"{verdict.answer:8} {safe_ids(node.id):<{width}}{takes}")
         lines += [
-            f"{'':9}{named(line)}" for reason in why[n] for line in reason.splitlines() if line
+            f"{'':9}{safe_ids(line)}" for reason in why[n] for line in reason.splitlines() if line
         ]
         lines += [
             f"{'':9}would replace {words}" for words in describe_replaced(ws, verdict.conflicts)
@@ -598,16 +604,16 @@ def as_text(
         if verdict.answer in ("run", "maybe") and (count := found.plan.specs()[n].node_count) > 1:
             lines.append(f"{'':9}on {count} nodes")
         if verdict.answer == "run" and (words := describe_resume(ws, found, n)):
-            lines.append(f"{'':9}{named(words)}")
+            lines.append(f"{'':9}{safe_ids(words)}")
         if n in estimated:
             lines += [f"{'':9}{line}" for line in estimated[n].lines]
         if commands and verdict.answer in ("run", "maybe"):
             command, files = shown_command(found, n)
-            lines += [f"{'':9}$ {shown(line)}" for line in command.splitlines()]
+            lines += [f"{'':9}$ {safe_line(line)}" for line in command.splitlines()]
             for path, text in sorted(files.items()):
                 lines += [
-                    f"{'':9}> {shown(path)}",
-                    *(f"{'':11}{line}" for line in _beginning(text)),
+                    f"{'':9}> {safe_line(path)}",
+                    *(f"{'':11}{line}" for line in _first_lines(text)),
                 ]
     for later in found.later:
         lines.append(f"maybe    {later.shown}")
@@ -619,7 +625,7 @@ def as_text(
     return "\n".join(lines)
 
 
-def _estimated(ws: Workspace, found: Survey) -> dict[int, StepEstimate]:
+def _estimate_steps(ws: Workspace, found: Survey) -> dict[int, StepEstimate]:
     """Memory and time of the steps that may run and train on GPUs."""
     if not any(spec.resources.gpus for spec in found.plan.specs()):
         return {}
@@ -628,9 +634,9 @@ def _estimated(ws: Workspace, found: Survey) -> dict[int, StepEstimate]:
     return estimates.of_plan(ws, found.plan, found.todo)
 
 
-def _beginning(text: str) -> list[str]:
+def _first_lines(text: str) -> list[str]:
     """The first lines of a file, to be looked at."""
-    lines = [shown(line) for line in text.splitlines()]
+    lines = [safe_line(line) for line in text.splitlines()]
     return lines if len(lines) <= LINES else [*lines[:LINES], f"… {len(lines) - LINES} more lines"]
 
 
@@ -649,7 +655,7 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping
 
     steps = []
     why = reasons(ws, found)
-    estimated = _estimated(ws, found)
+    estimated = _estimate_steps(ws, found)
     for n, node in enumerate(found.plan.nodes):
         verdict = found.verdicts[n]
         steps.append(
@@ -681,7 +687,7 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping
     }
 
 
-def _checked(ws: Workspace, found: Survey, args: argparse.Namespace) -> Verdict | None:
+def _run_preflight(ws: Workspace, found: Survey, args: argparse.Namespace) -> Verdict | None:
     """What preflight rules say of the steps that will run; no host is asked for it."""
     if not (numbers := concerned(found)):
         return None
@@ -739,5 +745,11 @@ def _pool(word: str) -> tuple[str, float]:
         return name, float(amount)
     except ValueError:
         raise Invalid(
-            [Problem("bad-pool", f'"{word}" is not NAME=N', fix="such as --pool api=2")]
+            [
+                Problem(
+                    "bad-pool",
+                    f'"{word}" is not NAME=N',
+                    fix="use NAME=N, for example `--pool api=2`",
+                )
+            ]
         ) from None

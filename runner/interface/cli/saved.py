@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 from ...errors import CannotRun, Corrupt, Invalid, NotFound, Problem, did_you_mean
 from ...paths import beside
 from ...storage.workspace import Workspace
-from ..tables import aligned
-from ..tail import shown
-from .chosen import moment, one_request, opened
+from ..tables import align
+from ..tail import safe_line
+from .chosen import moment, one_request, open_to_look
 
 VERBS: Final = ("save", "list", "show", "diff", "restore")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         raise Invalid(
             [Problem("bad-input", f"config {args.what} takes {wanted}", fix="recipe config --help")]
         )
-    with (Workspace.open if args.what == "save" else opened)(args.workspace) as ws:
+    with (Workspace.open if args.what == "save" else open_to_look)(args.workspace) as ws:
         if args.what == "save":
             return _save(ws, args, words[0], words[1:])
         if args.what == "list":
@@ -71,8 +71,8 @@ def _path(ws: Workspace, name: str) -> Path:
             [
                 Problem(
                     "bad-input",
-                    f'"{name}" is no name',
-                    fix="letters, digits, `.`, `_` and `-`, at most 64",
+                    f'invalid name "{name}"',
+                    fix="use at most 64 letters, digits, `.`, `_` and `-`",
                 )
             ]
         )
@@ -86,11 +86,13 @@ def load(ws: Workspace, name: str) -> Saved:
         return Saved(**json.loads(path.read_text("utf-8")))
     except FileNotFoundError:
         raise NotFound(
-            f'nothing is saved as "{name}"',
-            fix=did_you_mean(name, _names(ws)) or "`recipe config list` lists what is",
+            f'no saved inputs "{name}"',
+            fix=did_you_mean(name, _names(ws)) or "list the saved inputs with `recipe config list`",
         ) from None
     except (ValueError, TypeError):
-        raise Corrupt(f"{path} is damaged", fix="remove it, and save it again") from None
+        raise Corrupt(
+            f"{path} is damaged", fix="remove the file, and save the inputs again"
+        ) from None
 
 
 def _names(ws: Workspace) -> list[str]:
@@ -103,7 +105,10 @@ def _save(ws: Workspace, args: argparse.Namespace, name: str, words: Sequence[st
 
     path = _path(ws, name)
     if path.exists() and not args.replace:
-        raise CannotRun(f'"{name}" is saved already', fix="another name, or --replace")
+        raise CannotRun(
+            f'saved inputs "{name}" already exist',
+            fix="choose another name, or pass `--replace` to overwrite",
+        )
     request = one_request(ws, argparse.Namespace(**{**vars(args), "words": words}))
     plan = compile_request(
         ws, find(request.recipe, ws.root), request, {}
@@ -119,7 +124,7 @@ def _save(ws: Workspace, args: argparse.Namespace, name: str, words: Sequence[st
     )
     ws.write(path, json.dumps(saved._asdict(), indent=2).encode())
     if not args.quiet:
-        print(shown(f"{name}: {saved.line}"))
+        print(safe_line(f"{name}: {saved.line}"))
     return 0
 
 
@@ -129,11 +134,12 @@ def _list(ws: Workspace, args: argparse.Namespace) -> int:
         print(json.dumps([each._asdict() for each in found], indent=2))
     elif found:
         rows = [
-            (each.name, moment(each.saved), shown(each.line), shown(each.note)) for each in found
+            (each.name, moment(each.saved), safe_line(each.line), safe_line(each.note))
+            for each in found
         ]
-        print("\n".join(aligned([("NAME", "SAVED", "WHAT", "NOTE"), *rows], ())))
+        print("\n".join(align([("NAME", "SAVED", "WHAT", "NOTE"), *rows], ())))
     elif not args.quiet:
-        print("nothing is saved")
+        print("no saved inputs")
     return 0
 
 
@@ -142,10 +148,10 @@ def _show(args: argparse.Namespace, found: Sequence[Saved]) -> int:
     if args.json:
         print(json.dumps(each._asdict(), indent=2))
         return 0
-    print(shown(f"{each.name}  {each.recipe}  {moment(each.saved)}"))
+    print(safe_line(f"{each.name}  {each.recipe}  {moment(each.saved)}"))
     for name, value in [("note", each.note), ("preset", each.preset), *each.inputs.items()]:
         if value not in ("", None):
-            print(shown(f"{name}: {value if isinstance(value, str) else json.dumps(value)}"))
+            print(safe_line(f"{name}: {value if isinstance(value, str) else json.dumps(value)}"))
     return 0
 
 
@@ -158,7 +164,7 @@ def _diff(args: argparse.Namespace, found: Sequence[Saved]) -> int:
     if args.json:
         print(json.dumps([as_json(change) for change in changes], indent=2))
     else:
-        print("\n".join(all_of(changes, "")) or "nothing differs")
+        print("\n".join(all_of(changes, "")) or "no differences")
     return 0
 
 
@@ -169,11 +175,12 @@ def _restore(args: argparse.Namespace, found: Sequence[Saved]) -> int:
     data = json.dumps(dict(each.inputs), indent=2) + "\n"
     if target.exists() and target.read_text("utf-8", "replace") != data and not args.replace:
         raise CannotRun(
-            f"{beside(str(target))} is there and differs", fix="another file: -o FILE; or --replace"
+            f"{beside(str(target))} already exists with other content",
+            fix="choose another file with `-o FILE`, or pass `--replace`",
         )
     target.write_text(data, "utf-8")
     print(
-        shown(
+        safe_line(
             f"recipe run {each.recipe}{f' --preset {each.preset}' if each.preset else ''} -i {beside(str(target))}"
         )
     )

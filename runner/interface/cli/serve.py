@@ -91,7 +91,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.verb == "ui":
         return page(args.workspace, _place(args), port=args.port, opens=args.opens)
-    serving = _serving()
+    serving = _load_server()
     where = serving.Listening(args.address, args.port, args.certificate, args.key, args.insecure)
     with suppress(KeyboardInterrupt):
         serving.serve(
@@ -100,13 +100,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _serving() -> ModuleType:
+def _load_server() -> ModuleType:
     """The server, which SIGTERM ends from now on as Ctrl-C does.  Raises Infrastructure where it is not installed."""
     try:
         from ...server import serving
     except ModuleNotFoundError as error:
         raise Infrastructure(
-            f"the server needs {error.name}, which is not installed", fix=install_line("server")
+            f"the server requires {error.name}, which is not installed", fix=install_line("server")
         ) from error
     signal.signal(signal.SIGTERM, _end)
     return serving
@@ -114,7 +114,7 @@ def _serving() -> ModuleType:
 
 def page(workspace: Path, place: str, *, port: int = 0, opens: bool = True) -> int:
     """Show the page at a place, as its address has it: of the server that runs, or of one that is started and ends with Ctrl-C."""
-    serving = _serving()
+    serving = _load_server()
     if (found := serving.known(workspace)) is not None:
         address, token = found
         _show(address, token, place, opens)
@@ -124,7 +124,7 @@ def page(workspace: Path, place: str, *, port: int = 0, opens: bool = True) -> i
         address, token = serving.known(workspace) or (address, "")
         _show(address, token, place, opens)
         print(
-            "recipe: the server of this page ends with Ctrl-C; runs wait until a worker is there again",
+            "recipe: press Ctrl-C to stop the server of this page; queued runs then wait for the next worker",
             file=sys.stderr,
             flush=True,
         )
@@ -140,9 +140,9 @@ def _place(args: argparse.Namespace) -> str:
     if not args.run:
         return ""
     from ...api.finding import find_run
-    from .chosen import opened
+    from .chosen import open_to_look
 
-    with opened(args.workspace) as ws:
+    with open_to_look(args.workspace) as ws:
         return f"&run={find_run(ws.store, args.run).id}"
 
 
@@ -169,11 +169,11 @@ def _close_to_others(stream: TextIO) -> None:
         os.fchmod(stream.fileno(), stat.S_IMODE(found.st_mode) & stat.S_IRWXU)
     except PermissionError as error:
         raise CannotRun(
-            "the token would go to a file that others can read",
-            fix="write to a file of mode 0600: `umask 077` before the command",
+            "the token would be written to a file that other users can read",
+            fix="write to a file with mode 0600: run `umask 077` before the command",
         ) from error
     print(
-        "recipe: the token goes to a file, which only its owner can read from now on",
+        "recipe: the token is written to a file; its mode is now 0600",
         file=sys.stderr,
     )
 
@@ -191,4 +191,4 @@ def _ready(address: str, token: str) -> None:
             file=sys.stderr,
         )
     print(f"serving: {address}", flush=True)
-    print("recipe: Ctrl-C ends it", file=sys.stderr, flush=True)
+    print("recipe: press Ctrl-C to stop", file=sys.stderr, flush=True)

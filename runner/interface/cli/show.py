@@ -17,8 +17,8 @@ from ...errors import Invalid, Problem, RecipeError
 from ...language import library
 from ...paths import is_path
 from ...reading import whole
-from ..tables import aligned
-from ..tail import shown
+from ..tables import align
+from ..tail import safe_line
 from .flags import JSON_HELP, RECIPE, RUN, add_values, split_words, values_of
 
 if TYPE_CHECKING:
@@ -105,17 +105,17 @@ def run(args: argparse.Namespace) -> int:
         recipe,
         took(args.workspace, recipe.id),
         data(recipe),
-        locked(recipe),
-        estimated(args.workspace, recipe),
+        describe_locks(recipe),
+        estimate_presets(args.workspace, recipe),
     )
     if args.json:
-        print(json.dumps(datasheet.described(sheet), indent=2))
+        print(json.dumps(datasheet.describe_sheet(sheet), indent=2))
         return 0
     # Beyond this a line is hard to read; a pipe has no width.
     width = (
         min(100, max(40, shutil.get_terminal_size((80, 24)).columns)) if sys.stdout.isatty() else 80
     )
-    print("\n".join(shown(line) for line in datasheet.text(sheet, width)))
+    print("\n".join(safe_line(line) for line in datasheet.text(sheet, width)))
     return 0
 
 
@@ -146,34 +146,34 @@ def _values(recipe: Recipe, args: argparse.Namespace, typed: Mapping[str, str]) 
         rows = [
             [
                 name,
-                _shown(values[name]) if name in values else "?",
+                _show_value(values[name]) if name in values else "?",
                 whence[name] if name in values else "nowhere",
             ]
             for name in whence
         ]
-        print("\n".join(aligned([["INPUT", "VALUE", "FROM"], *rows], ())))
+        print("\n".join(align([["INPUT", "VALUE", "FROM"], *rows], ())))
     if problems:
         raise Invalid(problems)
     return 0
 
 
-def _shown(value: Tree) -> str:
+def _show_value(value: Tree) -> str:
     """A value as a file of values says it: text that could be taken for a number is in quotes."""
     from ...language.yaml_text import scalar
 
     text = scalar(value)
-    return shown(text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…")
+    return safe_line(text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…")
 
 
 def took(root: Path, recipe: str) -> dict[str | None, Took]:
     """What whole runs of a recipe in this workspace took, by preset.  Runs in which something was fresh say nothing about all of it."""
     from ..datasheet import Took
-    from .chosen import opened
+    from .chosen import open_to_look
 
     seconds: dict[str | None, list[float]] = {}
     memory: dict[str | None, int] = {}
     try:
-        with opened(root) as ws:
+        with open_to_look(root) as ws:
             rows = [
                 row
                 for row in ws.store.runs.latest(recipe=recipe, last=_LISTED)
@@ -202,7 +202,7 @@ def took(root: Path, recipe: str) -> dict[str | None, Took]:
     return {preset: Took(tuple(times), memory.get(preset, 0)) for preset, times in seconds.items()}
 
 
-def estimated(root: Path, recipe: Recipe) -> dict[str | None, list[str]]:
+def estimate_presets(root: Path, recipe: Recipe) -> dict[str | None, list[str]]:
     """What the training of each preset is estimated to take on the GPUs that it means; nothing where too little is given, or known."""
     from ...advice.estimates import of_values, suiting
     from ...language import inputs
@@ -264,7 +264,7 @@ def data(recipe: Recipe) -> list[Data]:
     return list(found.values())
 
 
-def locked(recipe: Recipe) -> dict[str, str]:
+def describe_locks(recipe: Recipe) -> dict[str, str]:
     """What the locks hold, in a few words: how many packages, and the versions of those that matter to a training."""
     from ..datasheet import locks
 

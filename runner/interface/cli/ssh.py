@@ -21,7 +21,7 @@ from ...hosts.renting.leases import driver_of, lease_of
 from ...hosts.renting.several import alternatives
 from ...planning.ids import names
 from ...storage.records.ledger import LeaseRow, Ledger, of_user, of_workspace
-from .chosen import opened
+from .chosen import open_to_look
 
 if TYPE_CHECKING:
     from ...storage.records.runs import RunRow
@@ -65,12 +65,12 @@ def run(args: argparse.Namespace) -> int:
         raise Invalid(
             [Problem("bad-input", f'"{args.place}" is not RUN/STEP', fix=f"write last/{word}")]
         )
-    with opened(args.workspace) as ws:
+    with open_to_look(args.workspace) as ws:
         row = find_run(ws.store, word)
-        return asyncio.run(_entered(ws, row, _place(ws, row, step), args))
+        return asyncio.run(_enter(ws, row, _place(ws, row, step), args))
 
 
-async def _entered(ws: Workspace, row: RunRow, place: str, args: argparse.Namespace) -> int:
+async def _enter(ws: Workspace, row: RunRow, place: str, args: argparse.Namespace) -> int:
     settings = placed(ws, settings_of_run(row))
     name = place.split(" ", 1)[0] if alternatives(ws.config, settings.driver) else settings.driver
     lease = _lease(ws, row.id, name, place)
@@ -80,7 +80,7 @@ async def _entered(ws: Workspace, row: RunRow, place: str, args: argparse.Namesp
         return enter(place, found[0] if found else None, args.forwards, args.command)
     except DriverError as error:
         raise Infrastructure(
-            str(error), fix=f"`recipe status` says how run {row.id} stands"
+            str(error), fix=f"check the state of run {row.id} with `recipe status`"
         ) from error
     finally:
         await driver.aclose()
@@ -90,8 +90,8 @@ def enter(place: str, host: Host | None, forwards: Sequence[str], command: Seque
     """A shell on a host, its ports here, or what a command there answers; the exit code of the client.  Raises CannotRun."""
     if host is None:
         raise Infrastructure(
-            f"{place} is not up",
-            fix="wait until it is; `recipe stack status` and `recipe status` say so",
+            f"{place} is not running",
+            fix="wait until it runs; check with `recipe stack status` or `recipe status`",
         )
     ports = [
         word
@@ -102,7 +102,7 @@ def enter(place: str, host: Host | None, forwards: Sequence[str], command: Seque
         way = [*host.way(folder)]
         if not way:
             raise CannotRun(
-                f"{place} is a folder of this machine, and has no login of its own",
+                f"{place} is a directory on this machine; no SSH needed",
                 fix=f"cd {host.root}",
             )
         words = [
@@ -114,20 +114,20 @@ def enter(place: str, host: Host | None, forwards: Sequence[str], command: Seque
         ]
         if ports and not command:
             print(
-                f"recipe: {', '.join(forwards)} of {place} is here until Ctrl-C",
+                f"recipe: {', '.join(forwards)} forwarded from {place}; press Ctrl-C to stop",
                 file=sys.stderr,
                 flush=True,
             )
-        return _called([*words, *command])
+        return _call([*words, *command])
 
 
-def _called(words: Sequence[str]) -> int:
+def _call(words: Sequence[str]) -> int:
     """The exit code of a program that has this terminal.  It gets what ends this process; Ctrl-C is its own."""
     try:
         program = subprocess.Popen(words)
     except FileNotFoundError as error:
         raise CannotRun(
-            "there is no `ssh` on this machine", fix="install OpenSSH's client"
+            "`ssh` is not installed on this machine", fix="install the OpenSSH client"
         ) from error
     before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGTERM, lambda *_: program.terminate())
@@ -143,14 +143,14 @@ def _place(ws: Workspace, row: RunRow, word: str) -> str:
     steps = [step for step in ws.store.runs.steps(row.id).values() if word in names(step.step)]
     if not steps:
         raise NotFound(
-            f'run {row.id} has no step "{word}" that was begun',
-            fix=f"`recipe status` shows the steps of run {row.id}",
+            f'run {row.id} has no started step "{word}"',
+            fix=f"list the steps of run {row.id} with `recipe status`",
         )
     running = next((step.step for step in steps if step.state == "RUNNING"), None)
     if running is None:
         raise CannotRun(
-            f"{steps[0].step} does not run: it is {steps[0].state}",
-            fix="`recipe logs` shows what it printed",
+            f"{steps[0].step} is not running (state: {steps[0].state})",
+            fix="show its output with `recipe logs`",
         )
     begun = [
         event
@@ -159,8 +159,8 @@ def _place(ws: Workspace, row: RunRow, word: str) -> str:
     ]
     if not begun:
         raise CannotRun(
-            f"{running} runs on this machine",
-            fix=f"its folder is below {os.path.join(ws.home, 'attempts')}",
+            f"{running} runs locally; no SSH needed",
+            fix=f"find its directory below {os.path.join(ws.home, 'attempts')}",
         )
     return str(begun[-1].data["site"]).partition("\n")[0]
 
@@ -175,4 +175,7 @@ def _lease(ws: Workspace, run: str, driver: str, place: str) -> LeaseRow:
                     f"{driver} {row.offer.get('id')}",
                 ):
                     return row
-    raise CannotRun(f"this machine has no lease of {place}", fix="ask where the run was started")
+    raise CannotRun(
+        f"this machine has no lease for {place}",
+        fix="run `recipe ssh` on the machine that started the run",
+    )

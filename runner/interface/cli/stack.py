@@ -66,9 +66,9 @@ def run(args: argparse.Namespace) -> int:
         stack = ws.config.stack(args.name)
         if args.pulumi is not (args.action == "export"):
             words = (
-                "--pulumi is for `recipe stack export`"
+                "--pulumi works only with `recipe stack export`"
                 if args.pulumi
-                else "`recipe stack export` writes a Pulumi program, and nothing else yet"
+                else "`recipe stack export` requires --pulumi, the only format so far"
             )
             raise Invalid(
                 [Problem("bad-input", words, None, f"recipe stack export {stack.name} --pulumi")]
@@ -77,14 +77,18 @@ def run(args: argparse.Namespace) -> int:
             print(stacks.program(ws, stack), end="")
             return 0
         if args.action == "show":
-            print(json.dumps(asdict(stack), indent=2) if args.json else "\n".join(_shown(stack)))
+            print(
+                json.dumps(asdict(stack), indent=2)
+                if args.json
+                else "\n".join(_describe_stack(stack))
+            )
             return 0
         try:
             return asyncio.run(_done(ws, stack, args))
         except DriverError as error:
             raise Infrastructure(
                 str(error),
-                fix=f"`recipe doctor --driver {stack.driver}` looks at each part of the way there",
+                fix=f"run `recipe doctor --driver {stack.driver}` to test the connection step by step",
             ) from error
 
 
@@ -93,7 +97,7 @@ async def _done(ws: Workspace, stack: Stack, args: argparse.Namespace) -> int:
         if not args.quiet:
             print(f"recipe: {words}", file=sys.stderr, flush=True)
 
-    async with stacks.kept(ws, stack) as leases:
+    async with stacks.open_kept_leases(ws, stack) as leases:
         if args.action == "status":
             print(
                 _as_json(leases, await stacks.state_of(leases))
@@ -108,19 +112,19 @@ async def _done(ws: Workspace, stack: Stack, args: argparse.Namespace) -> int:
                 args.forwards,
                 args.command,
             )
-        with stacks.held(stack, ws.environ):
+        with stacks.hold_stack(stack, ws.environ):
             if args.action in ("up", "start"):
                 if args.action == "start" and leases.machine() is None:
                     raise Infrastructure(
                         f"the stack {stack.name} has no machine yet",
-                        fix=f"recipe stack up {stack.name}",
+                        fix=f"create it with `recipe stack up {stack.name}`",
                     )
                 for made in await stacks.ensure(ws, stack, leases) if args.action == "up" else ():
-                    say(f"made {made}")
+                    say(f"created {made}")
                 row = await stacks.start(leases, say)
                 leases.leave(row)
                 print(
-                    f"{stack.name} runs until {moment(row.until)}; `recipe stack stop {stack.name}` stops it"
+                    f"{stack.name} runs until {moment(row.until)}; stop it with `recipe stack stop {stack.name}`"
                 )
                 return 0
             proved = await (
@@ -134,24 +138,26 @@ async def _done(ws: Workspace, stack: Stack, args: argparse.Namespace) -> int:
                 )
     if not proved:
         raise Infrastructure(
-            f"{stack.driver} has not done so yet",
-            fix=f"recipe stack {args.action} {stack.name}, again",
+            f"{stack.driver} has not confirmed `{args.action}` of {stack.name} yet",
+            fix=f"run `recipe stack {args.action} {stack.name}` again",
         )
-    print(f"{stack.name} {'is stopped' if args.action == 'stop' else 'has no machine any more'}")
+    print(f"{stack.name} {'is stopped' if args.action == 'stop' else 'no longer has a machine'}")
     return 0
 
 
-def _shown(stack: Stack) -> list[str]:
+def _describe_stack(stack: Stack) -> list[str]:
     """What a stack is, for people."""
     settings = ", ".join(f"{name} {value}" for name, value in stack.settings.items())
     lines = [f"{stack.name}: {stack.driver}{settings and f', {settings}'}"]
     if stack.head is not None:
         lines += [
             f"  head: {stack.head}",
-            f"  workers: {stack.driver}, one fewer than a step has nodes; `recipe offers --stack {stack.name}` says what each costs",
+            f"  workers: {stack.driver}, one fewer than the step's nodes; see their cost with `recipe offers --stack {stack.name}`",
         ]
     if stack.keep:
-        lines.append(f"  keeps one machine; `recipe stack status {stack.name}` says what it costs")
+        lines.append(
+            f"  keeps one persistent machine; see its cost with `recipe stack status {stack.name}`"
+        )
     facts = {
         "limits": ", ".join(f"{name} {value}" for name, value in stack.limits.items()),
         "store": stack.store,
@@ -164,16 +170,16 @@ def _lines(stack: Stack, leases: KeptLeases, found: stacks.StackState) -> list[s
     """What a stack has, for people."""
     machine = found.machine
     if machine is None:
-        return [f"{stack.name}: no machine; a run makes it, or `recipe stack up {stack.name}`"]
-    disk = f"its disk ${24 * machine.price:.2f} a day"
+        return [f"{stack.name}: no machine; a run or `recipe stack up {stack.name}` creates it"]
+    disk = f"disk ${24 * machine.price:.2f} a day"
     words = [
-        f"{stack.name}: {stack.driver} {machine.lease.get('id', 'on its way')}, {found.stands or machine.state.lower()}, {disk}"
+        f"{stack.name}: {stack.driver} {machine.lease.get('id', 'starting')}, {found.stands or machine.state.lower()}, {disk}"
     ]
     words += [
-        f"  runs for {f'run {row.run}' if row.run else 'no run'} until {moment(row.until)}, ${row.price:.2f} an hour"
+        f"  used by {f'run {row.run}' if row.run else 'no run'} until {moment(row.until)}, ${row.price:.2f} an hour"
         for row in found.uses
     ]
-    return [*words, f"  made {moment(machine.asked)}, ${leases.cost(machine):.2f} so far"]
+    return [*words, f"  created {moment(machine.asked)}, ${leases.cost(machine):.2f} so far"]
 
 
 def _as_json(leases: KeptLeases, found: stacks.StackState) -> str:

@@ -17,12 +17,12 @@ from ..differences import lines
 from ..handle.here import Here
 from ..handle.shells import runs_of
 from ..handle.transport import Listing
-from ..tail import named, shown, span
+from ..tail import safe_ids, safe_line, span
 from .chosen import add_words, answers, in_all, moment, requests, title
 from .flags import JSON_HELP
 from .overview import overview
 from .places import looked_at
-from .why import differences, unremembered
+from .why import differences, explain_unremembered
 
 if TYPE_CHECKING:
     from ...api.values import Status, StepProgress
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         # A server keeps no folder of which outputs could be fresh.
         here = place.ws if isinstance(place, Here) else None
         reports = [report(here, look(here, each)) for each in requests(here, args)] if here else []
-        found = unfinished(place)
+        found = find_unfinished(place)
     if args.json:
         print(json.dumps({"recipes": reports, **found._asdict()}, indent=2))
     elif not args.quiet:
@@ -72,29 +72,30 @@ def runs_as_text(found: Unfinished) -> list[str]:
     """The runs that are not over, a line or more each."""
     text = []
     for row in found.running:
-        since = f"since {moment(row['created'])}{_far(row)}{_spent(row)}"
+        since = f"since {moment(row['created'])}{_far(row)}{_cost_so_far(row)}"
         text.append(
-            f"running: {row['run']} {shown(row['recipe'])}, {since} (recipe logs {row['run']} -f)"
+            f"running: {row['run']} {safe_line(row['recipe'])}, {since} (recipe logs {row['run']} -f)"
         )
         text += [
-            f"  {named(id)}: {pulse(each, _told(row, id))}" for id, each in row["steps"].items()
+            f"  {safe_ids(id)}: {pulse(each, _last_numbers(row, id))}"
+            for id, each in row["steps"].items()
         ]
         text += [
-            f"  {named(link['step'])}: {shown(link['name'])} {shown(link['to'])}"
+            f"  {safe_ids(link['step'])}: {safe_line(link['name'])} {safe_line(link['to'])}"
             for link in row["links"]
         ]
     for row in found.queued:
-        text.append(f"queued: {_since(row)}; `recipe worker` carries it out")
+        text.append(f"queued: {_since(row)}; execute it with `recipe worker`")
     for row in found.paused:
         text.append(f"paused: {_since(row)}; `recipe resume {row['run']}` continues it")
     for row in found.died:
-        begun = f"{row['run']} {shown(row['recipe'])}, begun {moment(row['created'])}"
-        text.append(f"died: {begun}{_spent(row)}; `recipe run` resumes it")
+        begun = f"{row['run']} {safe_line(row['recipe'])}, begun {moment(row['created'])}"
+        text.append(f"died: {begun}{_cost_so_far(row)}; resume it with `recipe run`")
     return text
 
 
 def _since(row: Begun) -> str:
-    return f"{row['run']} {shown(row['recipe'])}, since {moment(row['created'])}"
+    return f"{row['run']} {safe_line(row['recipe'])}, since {moment(row['created'])}"
 
 
 class StepStatus(TypedDict):
@@ -151,7 +152,9 @@ def report(ws: Workspace, found: Survey) -> RecipeStatus:
             changes = differences(found, n, row)
             reasons += [lines(plain(change))[0] for change in changes or ()]
             if not reasons:
-                reasons.append("it has not run here before" if row is None else unremembered(row))
+                reasons.append(
+                    "no earlier run in this workspace" if row is None else explain_unremembered(row)
+                )
         steps.append({"id": nodes[n].id, "answer": verdict.answer, "reasons": reasons})
     steps += [
         {"id": later.shown, "answer": "maybe", "reasons": [later.why]} for later in found.later
@@ -175,26 +178,26 @@ def report(ws: Workspace, found: Survey) -> RecipeStatus:
 def as_text(report: RecipeStatus, *, all: bool) -> list[str]:
     total = in_all(report["counts"])
     state = f"everything is fresh ({total})" if report["fresh"] else total
-    text = [f"{shown(report['title'])}: {state}"]
+    text = [f"{safe_line(report['title'])}: {state}"]
     steps = report["steps"] if all else report["steps"][:FEW]
-    width = min(40, max((len(named(step["id"])) for step in steps), default=0))
+    width = min(40, max((len(safe_ids(step["id"])) for step in steps), default=0))
     for step in steps:
         first, *more = step["reasons"] or [""]
         text.append(
-            f"  {step['answer']:8} {named(step['id']):<{width}}  {named(first)}"
-            + (f" (and {len(more)} more: recipe why)" if more else "")
+            f"  {step['answer']:8} {safe_ids(step['id']):<{width}}  {safe_ids(first)}"
+            + (f" (and {len(more)} more reasons: run `recipe why`)" if more else "")
         )
     if len(report["steps"]) > len(steps):
         text.append(f"  … and {len(report['steps']) - len(steps)} more (-v lists all)")
     if report["edited"]:
         text += [
-            "edited by hand (`recipe adopt STEP` takes them, `recipe run --overwrite` replaces them):"
+            "edited outputs (`recipe adopt STEP` accepts them, `recipe run --overwrite` replaces them):"
         ]
-        text += [f"  {shown(path)}" for path in report["edited"]]
+        text += [f"  {safe_line(path)}" for path in report["edited"]]
     if report["stale"]:
         text += [
-            "left by earlier runs and not made now (`recipe clean --stale` removes them):",
-            *(f"  {shown(path)}" for path in report["stale"]),
+            "stale outputs of earlier runs (`recipe clean --stale` removes them):",
+            *(f"  {safe_line(path)}" for path in report["stale"]),
         ]
     return text
 
@@ -209,19 +212,19 @@ class Unfinished(NamedTuple):
     paused: list[Begun]
 
 
-def unfinished(place: Transport) -> Unfinished:
+def find_unfinished(place: Transport) -> Unfinished:
     """Return the runs that are not over, the newest first."""
     found = Unfinished([], [], [], [])
     for row in runs_of(place, Listing(LISTED, ("ACTIVE", "QUEUED", "PAUSED"))):
         run = place.run(row.id)
         if run.state == "PAUSED":
-            found.paused.append(_begun(run))
+            found.paused.append(_begun_of(run))
         elif run.waits is None:
-            found.running.append(_begun(run))
+            found.running.append(_begun_of(run))
         elif run.waits.kind != WaitKind.SUBMITTER:
-            found.queued.append(_begun(run))
+            found.queued.append(_begun_of(run))
         elif run.state == "ACTIVE" and not _made_good(place, run):
-            found.died.append(_begun(run))
+            found.died.append(_begun_of(run))
     return found
 
 
@@ -231,7 +234,7 @@ def _made_good(place: Transport, run: Status) -> bool:
     return bool(newest) and newest[0].created > run.created
 
 
-def _begun(run: Status) -> Begun:
+def _begun_of(run: Status) -> Begun:
     short = overview(run)
     going = [each for each in run.steps if each.state == "RUNNING"]
     pace = {each.id: _pace(each.progress) | dict(each.machine) for each in going}
@@ -271,7 +274,7 @@ def pulse(sample: Mapping[str, float], numbers: Sequence[str]) -> str:
     return ", ".join(filter(None, [*said, *numbers, describe_samples(sample)]))
 
 
-def _told(row: Begun, step: str) -> list[str]:
+def _last_numbers(row: Begun, step: str) -> list[str]:
     """The first numbers that a step reported last."""
     return [
         f"{name} {value:.4g}" for name, value in list(row["numbers"].get(step, {}).items())[:SOME]
@@ -285,5 +288,5 @@ def _far(row: Begun) -> str:
     return f"{said}, {span(eta)} left" if eta else said
 
 
-def _spent(row: Begun) -> str:
+def _cost_so_far(row: Begun) -> str:
     return f", ${row['usd']:.2f} so far" if row["usd"] else ""

@@ -22,9 +22,9 @@ from ...storage.records.runs import FINAL
 from ...storage.remote.cache import RemoteCache, Tally, push
 from ...storage.workspace import Workspace, local_folder
 from ...survey.remote_results import local_traces, pull
-from ..tail import canvas, named, shown
+from ..tail import canvas, safe_ids, safe_line
 from . import saved
-from .chosen import add_words, opened, requests
+from .chosen import add_words, open_to_look, requests
 from .flags import JSON_HELP, RUN_HELP
 
 if TYPE_CHECKING:
@@ -118,13 +118,13 @@ def run(args: argparse.Namespace) -> int:
         return _push(ws, args) if args.verb == "push" else _pull(ws, args)
 
 
-def shared(ws: Workspace, name: str | None) -> RemoteCache:
+def open_store(ws: Workspace, name: str | None) -> RemoteCache:
     """The store that was asked for, or the default one; what is wrong with it is an error.  Raises NotFound when there is none."""
     found = ws.share(name or ws.config.store or None)
     if found is None:
         raise NotFound(
-            "which store? recipe.toml names none",
-            fix='give --store NAME, or write `store = "NAME"` and a [stores.NAME] with a url there',
+            "no store given, and recipe.toml sets none",
+            fix='pass `--store NAME`, or set `store = "NAME"` and [stores.NAME] with a `url` in recipe.toml',
         )
     return found
 
@@ -138,14 +138,14 @@ def _push(ws: Workspace, args: argparse.Namespace) -> int:
             traces |= {
                 trace.key: (trace, kept) for trace, kept in local_traces(ws, look(ws, request))
             }
-    remote_cache = shared(ws, args.store)
+    remote_cache = open_store(ws, args.store)
     with _meter(args, lambda: remote_cache.remote.sent) as progress:
         tally = push(ws.objects, remote_cache, list(traces.values()), progress)
     return _summary(args, remote_cache, tally, "put", "into")
 
 
 def _pull(ws: Workspace, args: argparse.Namespace) -> int:
-    remote_cache = shared(ws, args.store)
+    remote_cache = open_store(ws, args.store)
     remote_cache.remote.check()
     tally = Tally()
     with _meter(args, lambda: remote_cache.remote.received) as progress:
@@ -160,12 +160,12 @@ def _fetch(ws: Workspace, args: argparse.Namespace) -> int:
     row = find_run(ws.store, args.run)
     if row.state != "COMPLETED" or not row.bundle:
         where = (
-            f"`recipe logs -f {row.id}` follows it"
+            f"follow it with `recipe logs -f {row.id}`"
             if row.state not in FINAL
-            else f"`recipe logs {row.id}` says more"
+            else f"see its log with `recipe logs {row.id}`"
         )
         words = (
-            "was carried out in this folder, and left its outputs here"
+            "ran in this directory; its outputs are already here"
             if not row.bundle
             else f"is {row.state}"
         )
@@ -178,7 +178,7 @@ def _fetch(ws: Workspace, args: argparse.Namespace) -> int:
         base = ws.absolute(str(request.out))
     elif request is not None and not is_path(request.recipe):
         base = ws.root / "out" / row.recipe / row.plan[:12]
-    cache = shared(ws, args.store or row.store)
+    cache = open_store(ws, args.store or row.store)
     paths = collect(ws, row, base, overwrite=args.overwrite)
     shown_paths = [os.path.relpath(path) for path in paths]
     if args.json:
@@ -189,7 +189,7 @@ def _fetch(ws: Workspace, args: argparse.Namespace) -> int:
         print(json.dumps({"run": row.id, "store": cache.remote.url, "outputs": outputs}, indent=2))
     elif not args.quiet:
         for each, path in zip(row.outputs, shown_paths, strict=True):
-            print(shown(f"{each.name}  {path}  {about(each.size)}"))
+            print(safe_line(f"{each.name}  {path}  {about(each.size)}"))
     return 0
 
 
@@ -245,9 +245,9 @@ def _meter(
         last = now
         if args.json or args.quiet or not (moved or args.verbose):
             return
-        rate = f"  {about(int(moved / max(now - before, 1e-6)))}/s" if moved else "  was there"
+        rate = f"  {about(int(moved / max(now - before, 1e-6)))}/s" if moved else "  already stored"
         print(
-            f"{chr(13) + chr(27) + '[K' if live else ''}{named(step)}  {about(moved)}{rate}",
+            f"{chr(13) + chr(27) + '[K' if live else ''}{safe_ids(step)}  {about(moved)}{rate}",
             file=canvas(sys.stderr),
         )
 
@@ -269,7 +269,7 @@ def _meter(
 def _config(args: argparse.Namespace) -> int:
     from ...settings import listed
 
-    with opened(args.workspace) as ws:
+    with open_to_look(args.workspace) as ws:
         config = ws.config
         files = settings_files(ws.root, os.environ)
     rows = listed(config)
@@ -288,14 +288,16 @@ def _config(args: argparse.Namespace) -> int:
         max((len(_plain(value)) for _, value, _ in rows), default=0),
     )
     for name, value, origin in rows:
-        print(f"{name:<{names}}  {_plain(value):<{min(values, 60)}}  {shown(origin)}")
+        print(f"{name:<{names}}  {_plain(value):<{min(values, 60)}}  {safe_line(origin)}")
     if not rows:
-        print("nothing is set")
+        print("no settings")
     if not args.quiet:
         for path in files:
-            print(f"{path}: {'read' if os.path.exists(path) else 'is not there'}", file=sys.stderr)
+            print(
+                f"{path}: {'read' if os.path.exists(path) else 'does not exist'}", file=sys.stderr
+            )
     return 0
 
 
 def _plain(value: object) -> str:
-    return shown(value if isinstance(value, str) else json.dumps(value))
+    return safe_line(value if isinstance(value, str) else json.dumps(value))

@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
             [
                 Problem(
                     "bad-input",
-                    f"{flag} needs to know what is better",
+                    f"{flag} requires --min or --max",
                     fix="add --min METRIC or --max METRIC",
                 )
             ]
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     args.goal = (asked.metric, args.min is not None) if args.stop_early else None
     with Workspace.open(args.workspace) as ws:
         ws.share(args.store)
-        return _searched(ws, asked) if args.tpe is not None else _tried(ws, asked)
+        return _search(ws, asked) if args.tpe is not None else _try_combinations(ws, asked)
 
 
 class _Asked(NamedTuple):
@@ -158,7 +158,7 @@ class _Asked(NamedTuple):
         )
 
 
-def _tried(ws: Workspace, asked: _Asked) -> int:
+def _try_combinations(ws: Workspace, asked: _Asked) -> int:
     """Every combination, or some by chance."""
     from ...api.sweeps import drafted
 
@@ -183,7 +183,7 @@ def _tried(ws: Workspace, asked: _Asked) -> int:
     return code
 
 
-def _searched(ws: Workspace, asked: _Asked) -> int:
+def _search(ws: Workspace, asked: _Asked) -> int:
     """Trials in rounds, each proposed from what came of those before; the recipe of the search says which there were, also to a later call."""
     from ...api import sweeps
     from .. import search
@@ -210,7 +210,7 @@ def _searched(ws: Workspace, asked: _Asked) -> int:
         if drawn and not results and code == 0 and not args.dry_run:
             break  # the table says which metrics there are
         tried = [search.Trial(values, results.get(n)) for n, values in enumerate(drawn)]
-        new = search.proposed(
+        new = search.propose(
             where,
             tried,
             min(args.tpe - len(drawn), args.jobs or ROUND),
@@ -235,7 +235,7 @@ def _round(ws: Workspace, request: Request, args: argparse.Namespace, *, more: b
     args.leave = tuple(stopped.stopped_attempts(ws, found)) if args.stop_early else ()
     if args.leave and not args.quiet:
         print(
-            f"recipe: {len(args.leave)} that an earlier sweep stopped are left; without --stop-early they continue",
+            f"recipe: {len(args.leave)} instances that an earlier sweep stopped early are skipped; to continue them, omit `--stop-early`",
             file=sys.stderr,
         )
     open = {found.plan.nodes[n].id for n in look(ws, request, running.choice_of(args)).todo}
@@ -281,9 +281,11 @@ def _print(ws: Workspace, request: Request, metric: str | None, *, least: bool) 
             known = comparison.metric_names(results)
             fix = (
                 did_you_mean(metric, known)
-                or f"they reported {', '.join(known)}: `recipe results --sort NAME`"
+                or f"use one of the reported metrics: {', '.join(known)}"
             )
-            raise NotFound(f'all ran, and no step reported "{metric}"', fix=fix)
+            raise NotFound(
+                f'all instances finished, but no step reported the metric "{metric}"', fix=fix
+            )
     if found.plan.publish and tables:
         print()  # below the paths
     print(

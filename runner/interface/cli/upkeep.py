@@ -28,9 +28,17 @@ from ...survey.upkeep import (
     unpublish,
 )
 from ..differences import brief
-from ..tail import named, shown
-from .chosen import add_words, begun, existing, find_nodes, moment, one_request, requests
-from .flags import JSON_HELP, RUN_HELP, agreed
+from ..tail import safe_ids, safe_line
+from .chosen import (
+    add_words,
+    find_nodes,
+    moment,
+    one_request,
+    open_existing,
+    open_to_work,
+    requests,
+)
+from .flags import JSON_HELP, RUN_HELP, ask_consent
 
 if TYPE_CHECKING:
     from ...storage.workspace import Workspace
@@ -119,14 +127,14 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.verb == "rm":
-        with existing(args.workspace) as ws:
+        with open_existing(args.workspace) as ws:
             return _rm(ws, args)
     if args.verb != "adopt":
-        with existing(args.workspace) as ws:
+        with open_existing(args.workspace) as ws:
             return _clean(ws, args) if args.verb == "clean" else _gc(ws, args)
-    with existing(args.workspace) as ws:
+    with open_existing(args.workspace) as ws:
         request = one_request(ws, args)
-    with begun(args.workspace, request) as ws:
+    with open_to_work(args.workspace, request) as ws:
         return _adopt(ws, args, request)
 
 
@@ -141,13 +149,13 @@ def _adopt(ws: Workspace, args: argparse.Namespace, request: Request) -> int:
         if args.quiet:
             continue
         if trace is None:
-            print(f"{named(id)} is fresh already")
+            print(f"{safe_ids(id)} is already up to date")
         else:
             made = ", ".join(
-                f"{shown(from_here(ws.root, path))} ({brief(content)})"
+                f"{safe_line(from_here(ws.root, path))} ({brief(content)})"
                 for _, path, content in trace.outputs
             )
-            print(f"{named(id)} is fresh now" + (f": {made}" if made else ""))
+            print(f"{safe_ids(id)} is now up to date" + (f": {made}" if made else ""))
     return 0
 
 
@@ -177,10 +185,12 @@ def _clean(ws: Workspace, args: argparse.Namespace) -> int:
         print(json.dumps({"removed": paths, "kept": edited, "dry_run": args.dry_run}, indent=2))
         return 0
     for path in paths if not args.quiet else ():
-        print(f"{'would remove' if args.dry_run else 'removed'} {shown(from_here(ws.root, path))}")
+        print(
+            f"{'would remove' if args.dry_run else 'removed'} {safe_line(from_here(ws.root, path))}"
+        )
     for path in edited:
         print(
-            f"kept {shown(from_here(ws.root, path))}: it was changed by hand (--force removes it)",
+            f"kept {safe_line(from_here(ws.root, path))}: it was edited (--force removes it)",
             file=sys.stderr,
         )
     return 0
@@ -244,7 +254,7 @@ def _gc(ws: Workspace, args: argparse.Namespace) -> int:
     if not args.quiet:
         print(
             f"{'would free' if args.dry_run else 'freed'} {about(freed)}"
-            + (f": {what}" if what else "; there is nothing to remove")
+            + (f": {what}" if what else "; nothing to remove")
         )
     return 0
 
@@ -260,26 +270,27 @@ def _rm(ws: Workspace, args: argparse.Namespace) -> int:
         if not args.quiet:
             size = about(sum(item.size for item in left))
             print(
-                f"{row.id}  {shown(row.recipe)}  {moment(row.created)}  {row.state}  {size} of logs and failed attempts"
+                f"{row.id}  {safe_line(row.recipe)}  {moment(row.created)}  {row.state}  {size} of logs and failed attempts"
             )
     if args.dry_run:
         return 0
     which = "this run" if len(rows) == 1 else f"these {len(rows)} runs"
-    if not args.yes and not agreed(
-        f"forget {which}?", CannotRun("there is no terminal to ask at", fix="add --yes")
+    if not args.yes and not ask_consent(
+        f"forget {which}?",
+        CannotRun("cannot ask for confirmation: not a terminal", fix="pass `--yes`"),
     ):
-        print("nothing was removed", file=sys.stderr)
+        print("removed nothing", file=sys.stderr)
         return 3
     freed = remove_runs(ws, [row.id for row in rows], beside)
     if not args.quiet:
-        print(f"freed {about(freed)}; results stay, `recipe gc` removes those that nothing needs")
+        print(f"freed {about(freed)}; results are kept; delete unused ones with `recipe gc`")
     return 0
 
 
 def _gc_store(ws: Workspace, args: argparse.Namespace) -> int:
-    from .stores import shared
+    from .stores import open_store
 
-    remote_cache = shared(ws, args.store)
+    remote_cache = open_store(ws, args.store)
     remote = remote_cache.remote
     done = remote.collect(keep_days=args.keep_days, dry=args.dry_run)
     counts = {"trace": len(done.traces), "object": len(done.objects), "upload": done.uploads}
@@ -294,7 +305,7 @@ def _gc_store(ws: Workspace, args: argparse.Namespace) -> int:
         print(json.dumps({**facts, "dry_run": args.dry_run}, indent=2))
         return 0
     for name in done.objects if args.verbose else ():
-        print(shown(name))
+        print(safe_line(name))
     what = ", ".join(
         f"{count} {kind}{'' if count == 1 else 's'}" for kind, count in counts.items() if count
     )
@@ -313,12 +324,12 @@ def _gc_store(ws: Workspace, args: argparse.Namespace) -> int:
 def _days(text: str) -> float:
     value = float(text)
     if not 0 <= value < 1e6:
-        raise argparse.ArgumentTypeError("must be 0 or more")
+        raise argparse.ArgumentTypeError("must be 0 or greater")
     return value
 
 
 def _count(text: str) -> int:
     value = int(text)
     if value < 0:
-        raise argparse.ArgumentTypeError("must be 0 or more")
+        raise argparse.ArgumentTypeError("must be 0 or greater")
     return value

@@ -158,7 +158,7 @@ class Parser(argparse.ArgumentParser):
                 message = f'unknown flag "{word}"' + (f"; {hint}" if hint else "")
             else:
                 hint = f"; `recipe show {word}` shows a run" if re.fullmatch(RUN, word) else ""
-                message = f'there is no place for "{word}"{hint}'
+                message = f'unexpected argument "{word}"{hint}'
         self.print_usage(sys.stderr)
         print(f"{self.prog}: {message}", file=sys.stderr)
         raise SystemExit(3)
@@ -191,9 +191,9 @@ def run(words: Sequence[str]) -> int:
     if verb not in VERBS:
         hint = did_you_mean(verb, VERBS)
         if not hint and ("@" in verb or verb.endswith((".yaml", ".yml"))):
-            hint = f"to run a recipe: recipe run {verb}"
+            hint = f"to run a recipe, use `recipe run {verb}`"
         print(
-            f'recipe: there is no verb "{verb}"' + (f"; {hint}" if hint else "; see recipe --help"),
+            f'recipe: unknown verb "{verb}"' + (f"; {hint}" if hint else "; see recipe --help"),
             file=sys.stderr,
         )
         return 3

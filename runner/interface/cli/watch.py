@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from ...errors import CannotRun, RecipeError
 from ...execution.session import look
 from . import run as running
-from .chosen import begun
+from .chosen import open_to_work
 from .flags import request_of
 from .main import explain
 
@@ -40,27 +40,31 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.in_cluster:
         raise CannotRun(
-            "a watch stays here, and --in-cluster leaves", fix="recipe run --in-cluster"
+            "`recipe watch` does not support --in-cluster", fix="use `recipe run --in-cluster`"
         )
     request, choice = request_of(args), running.choice_of(args)
     try:
         while True:
-            before = _seen(args, request, choice)[0]
+            before = _look(args, request, choice)[0]
             if _once(args, request, choice) == 130:
                 return 130
-            seen = _seen(args, request, choice)[0]
-            if _edited(before, seen):
+            seen = _look(args, request, choice)[0]
+            if _was_edited(before, seen):
                 continue
             if not args.quiet:
-                print("recipe: watching; Ctrl-C ends", file=sys.stderr, flush=True)
-            _changed(args, request, choice, seen)
+                print(
+                    "recipe: watching for changes; press Ctrl-C to stop",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            _await_change(args, request, choice, seen)
     except KeyboardInterrupt:
         return 130
 
 
 def _once(args: argparse.Namespace, request: Request, choice: Choice) -> int:
     try:
-        with begun(args.workspace, request) as ws:
+        with open_to_work(args.workspace, request) as ws:
             ws.share(args.store)
             return running.carried_out(
                 ws, request, choice, running.settings_of(args), args, more=True
@@ -69,7 +73,7 @@ def _once(args: argparse.Namespace, request: Request, choice: Choice) -> int:
         return explain(error)
 
 
-def _edited(before: _Seen, after: _Seen) -> bool:
+def _was_edited(before: _Seen, after: _Seen) -> bool:
     """Whether something that a step reads was changed while the run went on: a key that was known is another."""
     if isinstance(before, str) or isinstance(after, str) or len(before) != len(after):
         return before != after
@@ -79,22 +83,24 @@ def _edited(before: _Seen, after: _Seen) -> bool:
     )
 
 
-def _changed(args: argparse.Namespace, request: Request, choice: Choice, before: _Seen) -> None:
+def _await_change(
+    args: argparse.Namespace, request: Request, choice: Choice, before: _Seen
+) -> None:
     """Wait until a look finds something else than `before`, and then until two looks find the same: an editor may still be writing."""
     found, seconds = before, 0.0
     while found == before:
         time.sleep(max(LEAST, SHARE * seconds))
-        found, seconds = _seen(args, request, choice)
-    while (again := _seen(args, request, choice)[0]) != found:
+        found, seconds = _look(args, request, choice)
+    while (again := _look(args, request, choice)[0]) != found:
         found = again
         time.sleep(LEAST / 5)
 
 
-def _seen(args: argparse.Namespace, request: Request, choice: Choice) -> tuple[_Seen, float]:
+def _look(args: argparse.Namespace, request: Request, choice: Choice) -> tuple[_Seen, float]:
     """What a look finds, and how many seconds it took."""
     began = time.monotonic()
     try:
-        with begun(args.workspace, request) as ws:
+        with open_to_work(args.workspace, request) as ws:
             ws.share(args.store)
             found: _Seen = tuple(
                 (verdict.answer, verdict.key) for verdict in look(ws, request, choice).verdicts

@@ -18,8 +18,8 @@ from ...planning.halving import STOPPED
 from ...planning.ids import stored_form
 from ...survey.explain import describe_end, describe_replaced, preimage_of
 from ..differences import all_of, as_json, text
-from ..tail import named, shown, span
-from .chosen import add_words, find_nodes, moment, one_request, opened, title
+from ..tail import safe_ids, safe_line, span
+from .chosen import add_words, find_nodes, moment, one_request, open_to_look, title
 from .flags import JSON_HELP, RUN_HELP
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ WORDS = {
     "run": "would run",
     "maybe": "may run",
     "restore": "would be restored",
-    "fresh": "is fresh",
+    "fresh": "is up to date",
     "skip": "is skipped",
 }
 
@@ -62,10 +62,10 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 def run(args: argparse.Namespace) -> int:
     from ...survey import input_manifests
 
-    with opened(args.workspace) as ws:
+    with open_to_look(args.workspace) as ws:
         against = find_run(ws.store, args.vs).id if args.vs else None
         found = look(ws, one_request(ws, args))
-        answers = explained(ws, found, find_nodes(found, args.step), against)
+        answers = explain_nodes(ws, found, find_nodes(found, args.step), against)
 
         def held(content: str) -> Any:
             return input_manifests.find_manifest(ws, found, content)
@@ -106,23 +106,23 @@ class Answer:
     causes: list[tuple[str, list[Change], list[str]]]
 
     def lines(self, held: Any) -> list[str]:
-        lines = [f"{named(self.id)} {WORDS[self.answer]}"]
-        lines += [f"  {named(reason)}" for reason in self.reasons]
+        lines = [f"{safe_ids(self.id)} {WORDS[self.answer]}"]
+        lines += [f"  {safe_ids(reason)}" for reason in self.reasons]
         if self.trace is not None and self.answer in ("fresh", "restore"):
-            lines += _made(self.trace, self.metrics)
-        lines += self._compared(held)
+            lines += _describe_origin(self.trace, self.metrics)
+        lines += self._compare(held)
         for id, changes, reasons in self.causes:
-            lines.append(f"  {named(id)} would run first:")
-            lines += [f"    {named(reason)}" for reason in reasons]
+            lines.append(f"  {safe_ids(id)} would run first:")
+            lines += [f"    {safe_ids(reason)}" for reason in reasons]
             lines += all_of([resolve(each, held) for each in changes], "    ")
         return lines
 
-    def _compared(self, held: Any) -> list[str]:
+    def _compare(self, held: Any) -> list[str]:
         row = self.against
         if row is None:
             if self.chosen:
                 return [f"  it did not run in {self.chosen}"]
-            return ["  it has not run here before"] if self.answer in ("run", "maybe") else []
+            return ["  no earlier run in this workspace"] if self.answer in ("run", "maybe") else []
         how = (
             row.outcome + (f" ({row.reason})" if row.reason else "")
             if row.reason != "stopped"
@@ -133,7 +133,7 @@ class Answer:
         by = f", by {row.exit['python']}" if row.outcome != "done" and "python" in row.exit else ""
         when = f"in run {row.run}, {moment(row.started or 0)}{end}{by}"
         if self.changes is None:
-            return [f"  it ran last {when}"]
+            return [f"  it last ran {when}"]
         if not self.changes:
             return (
                 []
@@ -142,7 +142,7 @@ class Answer:
             )
         if self.answer == "fresh" and not self.chosen:
             return [
-                f"  it ran last {when}, with something else:",
+                f"  it last ran {when}, with other inputs or code:",
                 *all_of([resolve(each, held) for each in self.changes], "    "),
             ]
         return [
@@ -192,7 +192,7 @@ class Answer:
         }
 
 
-def explained(
+def explain_nodes(
     ws: Workspace, found: Survey, numbers: list[int], against: str | None
 ) -> list[Answer]:
     """One answer for each of these nodes; `against`: a run to compare with, else its last attempt in any."""
@@ -206,11 +206,9 @@ def explained(
         row = rows.get(id)
         changes = differences(found, n, row)
         reasons = list(verdict.reasons)
-        reasons += [
-            f"it would replace {words}" for words in describe_replaced(ws, verdict.conflicts)
-        ]
+        reasons += [f"would replace {words}" for words in describe_replaced(ws, verdict.conflicts)]
         if verdict.answer == "run" and not reasons and changes == [] and row is not None:
-            reasons.append(unremembered(row))
+            reasons.append(explain_unremembered(row))
         trace = (
             ws.store.index.traces([verdict.key]).get(verdict.key)
             if verdict.key is not None
@@ -249,11 +247,11 @@ def differences(found: Survey, n: int, row: AttemptRow | None) -> list[Change] |
     return fingerprint.explain(row.preimage, image)
 
 
-def unremembered(row: AttemptRow) -> str:
+def explain_unremembered(row: AttemptRow) -> str:
     """Why a step runs though nothing that its key is made of is another."""
     if row.outcome != "done":
         return describe_end(row)
-    return "nothing is remembered of its last attempt: an input changed while it ran, or `recipe gc` removed its result"
+    return "the result of the last attempt is not stored: an input changed during the attempt, or `recipe gc` removed it"
 
 
 def _causes(ws: Workspace, found: Survey, n: int) -> list[tuple[str, list[Change], list[str]]]:
@@ -268,24 +266,30 @@ def _causes(ws: Workspace, found: Survey, n: int) -> list[tuple[str, list[Change
         row = rows.get(nodes[need].id)
         reasons, changes = list(found.verdicts[need].reasons), differences(found, need, row) or []
         if not changes and not reasons:
-            reasons.append("it has not run here before" if row is None else unremembered(row))
+            reasons.append(
+                "no earlier run in this workspace" if row is None else explain_unremembered(row)
+            )
         causes.append((nodes[need].id, changes, reasons))
     return causes
 
 
-def _made(trace: Trace, metrics: Mapping[str, object]) -> list[str]:
+def _describe_origin(trace: Trace, metrics: Mapping[str, object]) -> list[str]:
     """Who made what a step left, and at what cost."""
     facts = dict(trace.facts)
-    who = "adopted by hand" if facts.pop("adopted", False) else f"made by run {trace.run}"
+    who = (
+        "adopted with `recipe adopt`"
+        if facts.pop("adopted", False)
+        else f"created by run {trace.run}"
+    )
     lines = [f"  key {trace.key[:16]}…, {who}, {moment(trace.made_at)}"]
     words = [span(trace.seconds)] if trace.seconds else []
     for name, value in facts.items():
         if name == "peak_memory" and isinstance(value, int):
-            words += [f"{about(value)} of memory at most"] if value else []
+            words += [f"{about(value)} peak memory"] if value else []
         elif name == "cpu" and isinstance(value, (int, float)):
-            words.append(f"{span(value)} of processor time")
+            words.append(f"{span(value)} CPU time")
         elif name == "checkpoint_bytes" and isinstance(value, int):
-            words.append(f"{about(value)} of checkpoints brought here")
+            words.append(f"{about(value)} of checkpoints copied here")
         else:
             words.append(f"{name} {text(name, value)}")
     if words:
@@ -293,6 +297,6 @@ def _made(trace: Trace, metrics: Mapping[str, object]) -> list[str]:
     if metrics:
         lines.append(
             "  "
-            + ", ".join(f"{shown(name)} {text(name, value)}" for name, value in metrics.items())
+            + ", ".join(f"{safe_line(name)} {text(name, value)}" for name, value in metrics.items())
         )
     return lines

@@ -70,7 +70,7 @@ class Download:
             and not self._overwrite
             and not (target.is_symlink() and os.readlink(target) == where)
         ):
-            raise self._taken(target)
+            raise self._taken_error(target)
         self._part(target).unlink(missing_ok=True)
         self._part(target).symlink_to(where)
         self._part(target).replace(target)
@@ -96,14 +96,14 @@ class Download:
             and os.path.lexists(target)
             and of_file(target) != self._hash.hexdigest()
         ):
-            raise self._taken(target)
+            raise self._taken_error(target)
         if file.content.startswith("x:"):
             self._part(target).chmod(0o755)
         self._part(target).replace(target)
         self._file = self._out = None
 
     @staticmethod
-    def _taken(target: Path) -> CannotRun:
+    def _taken_error(target: Path) -> CannotRun:
         return CannotRun(
             f"{target} is there and is another file",
             fix="move it away, or give overwrite=True (--overwrite)",

@@ -132,7 +132,7 @@ class Here:
 
     def events(self, run: str, after: int) -> Sequence[Event]:
         with self._lock:
-            return _shown(read_events(self.ws, run, after))
+            return _without_private(read_events(self.ws, run, after))
 
     def follow(self, run: str, after: int) -> Events:
         while True:
@@ -142,7 +142,7 @@ class Here:
                 some = read_events(self.ws, run, after)
             if some:
                 after = some[-1].seq
-                yield _shown(some)
+                yield _without_private(some)
             elif over:
                 return
             else:
@@ -193,7 +193,7 @@ class Here:
                 return None
             absent = ", ".join(unset)
             raise CannotRun(
-                f"the log of {part.step} is shown when it is over; {absent} is not set here, so it could not be masked",
+                f"the log of {part.step} is hidden until the step finishes: {absent} is not set here, so the secret cannot be masked",
                 fix=f"set {absent} here",
             )
         return tail_of(self.ws, run, part)
@@ -284,7 +284,7 @@ class _Heard:
         return None
 
 
-def _shown(events: Sequence[Event]) -> list[Event]:
+def _without_private(events: Sequence[Event]) -> list[Event]:
     """Events without what they hold for workers alone."""
     return [event_of(event_facts(each)) for each in events]
 

@@ -17,7 +17,7 @@ from ...execution.terms import Choice, Settings
 from ...storage.workspace import Workspace
 from . import core
 from .here import AsyncHere, Here
-from .shells import AsyncRun, Run, given, given_async
+from .shells import AsyncRun, Run, carry_out, given_async
 from .there import AsyncThere, There, is_server
 from .transport import AsyncTransport, New, Transport
 
@@ -50,7 +50,7 @@ class How(TypedDict, total=False):
     here: bool  # in a database: only a worker of this workspace takes it
 
 
-def checked(how: Mapping[str, Any]) -> None:
+def check_options(how: Mapping[str, Any]) -> None:
     """Raises TypeError for an option that there is not, Invalid for values that a run cannot have: one that is misspelt would be left out."""
     for name in how:
         if name not in How.__annotations__:
@@ -101,7 +101,7 @@ def checked(how: Mapping[str, Any]) -> None:
         raise Invalid(problems)
 
 
-def opened(to: str | None, root: Path) -> Transport:
+def open_transport(to: str | None, root: Path) -> Transport:
     """What keeps runs at an address.  Raises RecipeError."""
     return There(to) if to is not None and is_server(to) else Here(_workspace(to, root))
 
@@ -123,7 +123,7 @@ def _workspace(to: str | None, root: Path) -> Workspace:
 
 def run_of(id: str, to: str | None, root: Path) -> Run:
     """A handle of a run that exists.  Raises NotFound."""
-    run = Run(opened(to, root), id)
+    run = Run(open_transport(to, root), id)
     try:
         run.status()
     except BaseException:
@@ -143,11 +143,11 @@ async def run_of_async(id: str, to: str | None, root: Path) -> AsyncRun:
     return run
 
 
-def submitted(new: New, to: str | None, root: Path) -> Run:
+def submit_run(new: New, to: str | None, root: Path) -> Run:
     """Store a run, and answer its handle.  Raises RecipeError with every problem."""
-    transport = opened(to, root)
+    transport = open_transport(to, root)
     try:
-        return Run(transport, next(given(transport, _submit(new))))
+        return Run(transport, next(carry_out(transport, _submit(new))))
     except BaseException:
         transport.close()
         raise
@@ -184,8 +184,8 @@ async def forecast_async(new: New, to: str | None, root: Path) -> Forecast:
 
 
 def _ask(to: str | None, root: Path, of: Callable[[Transport], T]) -> T:
-    with closing(opened(to, root)) as transport:
-        answer: T = next(given(transport, core.ask(of)))
+    with closing(open_transport(to, root)) as transport:
+        answer: T = next(carry_out(transport, core.ask(of)))
         return answer
 
 

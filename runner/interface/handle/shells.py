@@ -32,7 +32,7 @@ def clock(timeout: float | None) -> Clock:
     return Clock(time.monotonic, math.inf if timeout is None else time.monotonic() + timeout)
 
 
-def given(transport: Transport, talk: Talk) -> Iterator[Any]:
+def carry_out(transport: Transport, talk: Talk) -> Iterator[Any]:
     """What a conversation gives, carried out at once."""
     heard: Heard = None
     pieces: Generator[object, None, None] | None = None
@@ -109,9 +109,9 @@ class Run:
         self.transport, self.id = transport, id
 
     def _one(self, talk: Talk) -> Any:
-        return next(given(self.transport, talk))
+        return next(carry_out(self.transport, talk))
 
-    def _asked(self, of: Callable[[Transport], Outcome]) -> Outcome:
+    def _ask(self, of: Callable[[Transport], Outcome]) -> Outcome:
         """Ask something once.  Raises CannotAsk with a fix for Python."""
         try:
             outcome: Outcome = self._one(core.ask(of, core.ONCE))
@@ -131,11 +131,11 @@ class Run:
 
     def events(self, after: int = 0, follow: bool = False) -> Iterator[Event]:
         """What happened, in order, behind the event with the number `after`; with `follow` also what will, until the run is over."""
-        return given(self.transport, core.events(self.id, after, follow))
+        return carry_out(self.transport, core.events(self.id, after, follow))
 
     def logs(self, follow: bool = False, step: str = "", attempt: int = 0) -> Iterator[Line]:
         """The lines that the steps printed, one step after another; with `follow` also those that come, until the run is over."""
-        return given(self.transport, core.lines(self.id, step, attempt, follow))
+        return carry_out(self.transport, core.lines(self.id, step, attempt, follow))
 
     def metrics(self, step: str = "", attempt: int = 0, of: Of = "step") -> list[Point]:
         """What the steps reported so far; with `of="machine"` what their machines had to do."""
@@ -150,30 +150,30 @@ class Run:
     def download(self, folder: str | Path, *names: str, overwrite: bool = False) -> list[Path]:
         """Put the outputs, or those of these names, into a folder; answers where each file is.  What is there and is another file is an error."""
         with Download(folder, overwrite) as files:
-            for item in given(self.transport, core.download(self.id, names)):
+            for item in carry_out(self.transport, core.download(self.id, names)):
                 files.take(item)
         return files.paths
 
     def cancel(self) -> Outcome:
         """End the run for good; its results and checkpoints stay.  Returns when that is asked for: `wait` waits for the end."""
-        return self._asked(lambda there: there.request(self.id, "cancel"))
+        return self._ask(lambda there: there.request(self.id, "cancel"))
 
     def pause(self) -> Outcome:
         """Stop the run so that it can be resumed; trainings save a checkpoint first.  Returns when that is asked for."""
-        return self._asked(lambda there: there.request(self.id, "pause"))
+        return self._ask(lambda there: there.request(self.id, "pause"))
 
     def resume(self) -> Outcome:
         """Let a run continue that is paused, or has lost its worker."""
-        return self._asked(lambda there: there.request(self.id, "resume"))
+        return self._ask(lambda there: there.request(self.id, "resume"))
 
     def retry(self, begin: str | None = None) -> Run:
         """Run what an ended run was asked for once more, as a new run; from the step `begin` on, whatever is remembered."""
-        outcome = self._asked(lambda there: there.retry(self.id, begin))
+        outcome = self._ask(lambda there: there.retry(self.id, begin))
         return Run(self.transport, outcome.run)
 
     def prioritize(self, priority: int) -> Outcome:
         """Have workers take the run earlier (a higher number) or later; of one that they have, it counts when it waits again."""
-        return self._asked(lambda there: there.prioritize(self.id, priority))
+        return self._ask(lambda there: there.prioritize(self.id, priority))
 
     def close(self) -> None:
         """Let go of the connection, or of the workspace.  The run goes on."""
@@ -204,7 +204,7 @@ class AsyncRun:
         async with aclosing(given_async(self.transport, talk)) as items:
             return await anext(items)
 
-    async def _asked(self, of: Callable[[Transport], Outcome]) -> Outcome:
+    async def _ask(self, of: Callable[[Transport], Outcome]) -> Outcome:
         """Ask something once.  Raises CannotAsk with a fix for Python."""
         try:
             outcome: Outcome = await self._one(core.ask(of, core.ONCE))
@@ -251,24 +251,24 @@ class AsyncRun:
 
     async def cancel(self) -> Outcome:
         """End the run for good; its results and checkpoints stay.  Returns when that is asked for."""
-        return await self._asked(lambda there: there.request(self.id, "cancel"))
+        return await self._ask(lambda there: there.request(self.id, "cancel"))
 
     async def pause(self) -> Outcome:
         """Stop the run so that it can be resumed.  Returns when that is asked for."""
-        return await self._asked(lambda there: there.request(self.id, "pause"))
+        return await self._ask(lambda there: there.request(self.id, "pause"))
 
     async def resume(self) -> Outcome:
         """Let a run continue that is paused, or has lost its worker."""
-        return await self._asked(lambda there: there.request(self.id, "resume"))
+        return await self._ask(lambda there: there.request(self.id, "resume"))
 
     async def retry(self, begin: str | None = None) -> AsyncRun:
         """Run what an ended run was asked for once more, as a new run; from the step `begin` on, whatever is remembered."""
-        outcome = await self._asked(lambda there: there.retry(self.id, begin))
+        outcome = await self._ask(lambda there: there.retry(self.id, begin))
         return AsyncRun(self.transport, outcome.run)
 
     async def prioritize(self, priority: int) -> Outcome:
         """Have workers take the run earlier (a higher number) or later; of one that they have, it counts when it waits again."""
-        return await self._asked(lambda there: there.prioritize(self.id, priority))
+        return await self._ask(lambda there: there.prioritize(self.id, priority))
 
     async def close(self) -> None:
         """Let go of the connection, or of the workspace.  The run goes on."""
@@ -286,4 +286,4 @@ class AsyncRun:
 
 def runs_of(transport: Transport, listing: Listing) -> Iterator[Status]:
     """The runs that are kept there, the newest first, asked for page by page."""
-    return given(transport, core.runs(listing))
+    return carry_out(transport, core.runs(listing))

@@ -88,7 +88,7 @@ def render(story: Story, *, state: str, label: str, given: str) -> str:
     ours = environment.filters["safe"]
     return environment.from_string((HERE / "report.html").read_text("utf-8")).render(
         view=view, policy=policy, style=ours(style), script=ours(script), chart=ours(scripts[-1]),
-        data=ours(_embedded(data)), licence=(HERE / "vendor" / "uPlot.LICENSE").read_text("utf-8"),
+        data=ours(_embed_json(data)), licence=(HERE / "vendor" / "uPlot.LICENSE").read_text("utf-8"),
     )  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _embedded(data: object) -> str:
+def _embed_json(data: object) -> str:
     """JSON that no HTML parser takes for anything else."""
     text = json.dumps(data, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
@@ -154,7 +154,7 @@ def _view(story: Story, state: str, label: str, given: str) -> tuple[Mapping[str
     tally["waiting"] += max(0, waiting)
     tables = comparison.compare(
         [each.result for each in instances if each.result is not None and each.result.metrics],
-        _chosen(story),
+        _choose_criteria(story),
     )
     main = next((table for table in tables if table.best is not None), None)
     curves, smooth = _curves(story, tables)
@@ -168,7 +168,7 @@ def _view(story: Story, state: str, label: str, given: str) -> tuple[Mapping[str
         if curves
         else {}
     )
-    time_view, path = _time(story), drawing.critical(story.needs, _ended(story))
+    time_view, path = _time(story), drawing.critical(story.needs, _end_times(story))
     images, left = _images(story)
     anchors = {id: f"log-{n}" for n, id in enumerate(story.logs)}
     table = _table(tables, instances)
@@ -199,7 +199,7 @@ def _view(story: Story, state: str, label: str, given: str) -> tuple[Mapping[str
     return view, data
 
 
-def _chosen(story: Story) -> Mapping[str, comparison.Criterion]:
+def _choose_criteria(story: Story) -> Mapping[str, comparison.Criterion]:
     """What the run's `select` steps compared is known by the words of their reason: `… has the least eval_loss, 0.1`."""
     found = {}
     for each in story.instances:
@@ -208,7 +208,7 @@ def _chosen(story: Story) -> Mapping[str, comparison.Criterion]:
     return found
 
 
-def _ended(story: Story) -> dict[str, float]:
+def _end_times(story: Story) -> dict[str, float]:
     ends: dict[str, float] = {}
     for each in story.instances:
         if each.state != "FRESH" and each.attempts:
@@ -336,8 +336,8 @@ def _curves(story: Story, tables: Sequence[Comparison]) -> tuple[dict[str, Curve
     for name in names:
         chosen = found[name][:_CURVES]
         smoothed = {
-            f"{weight:g}": drawing.aligned(
-                [drawing.smoothed(curve, weight) for _, curve in chosen], most
+            f"{weight:g}": drawing.align_curves(
+                [drawing.smooth(curve, weight) for _, curve in chosen], most
             )
             for weight in SMOOTH
         }
@@ -509,12 +509,12 @@ def _environment(story: Story) -> list[tuple[str, str]]:
     )
     found = [
         ("Python", ", ".join(re.sub(r"^.*\((.*)\)$", r"\1", python) for python in pythons)),
-        ("places", _counted(places)),
+        ("places", _count_words(places)),
     ]
     return [(name, visible(value)) for name, value in [*found, ("recipe", VERSION)] if value]
 
 
-def _counted(counts: Mapping[str, int]) -> str:
+def _count_words(counts: Mapping[str, int]) -> str:
     return ", ".join(
         f"{name} ({count} step{'s' if count != 1 else ''})" for name, count in counts.items()
     )

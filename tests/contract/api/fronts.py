@@ -112,7 +112,7 @@ def _command(root: Path, to: tuple[str, ...], capture: pytest.CaptureFixture[str
             return Answer(out.strip(), "QUEUED")
         words = out.split()
         assert words[:2] == ["run", run], out
-        if "was asked to" in out or "was about to pause" in out:
+        if "sent the request to" in out or "was about to pause" in out:
             return Answer(run, "ACTIVE", done=False)
         return Answer(run, words[3].strip(":;"))
 

@@ -77,6 +77,7 @@ def printed(
     out, err = capture.readouterr()
     # Where it looked is the only word that differs.
     text = (out + err).decode().replace(f" at {spaces.rest.url}", "").replace(" here", "")
+    text = text.replace(" in this workspace", "")
     return code, text
 
 

@@ -170,13 +170,14 @@ def test_every_front_says_the_same_of_a_run(
         "python": _of_python(runner.run_of(run, workspace=root).status()),
         "python at a server": _of_python(runner.run_of(run, to=rest.url).status()),
     }
-    listed = {
-        "GET /v1/runs": next(each for each in rest.get("/v1/runs")["runs"] if each["id"] == run),
-        "runs --to": next(each for each in command("runs", "--to", rest.url) if each["id"] == run),
-    }
-    said |= {front: _of_json(each)._replace(failed=told.failed) for front, each in listed.items()}
-    (ours,) = [each for each in command("runs") if each["id"] == run]
-    said["runs"] = _of_json(ours, "state")._replace(failed=told.failed)
+    fronts = (
+        ("GET /v1/runs", "word", rest.get("/v1/runs")["runs"]),
+        ("runs", "state", command("runs")),
+        ("runs --to", "state", command("runs", "--to", rest.url)),
+    )
+    for front, word, listed in fronts:
+        (ours,) = [each for each in listed if each["id"] == run]
+        said[front] = _of_json(ours, word)._replace(failed=told.failed)
     if stood.hooks:
         data = stood.hooks[-1]["data"]
         hook = View(

@@ -187,6 +187,10 @@ class FakePool(HostPool):
     def places(self) -> list[Place]:
         return [place for place in self._own if not place.lost] if self.away else [self.here]
 
+    @property
+    def has_late(self) -> bool:
+        return False
+
     async def replace(self, lost: Place) -> Sequence[Place]:
         self.lost.append(f"{lost.name}: {lost.lost}")
         found, self._spares = self._spares[:1], self._spares[1:]

@@ -93,7 +93,7 @@ def test_a_program_that_listens_is_asked_to_save_before_it_is_stopped(
         made.carrier.cancel()
 
     questions: list[tuple[str, str]] = []
-    monkeypatch.setattr(control_file, "asked", asked)
+    monkeypatch.setattr(control_file, "ask_trainer", asked)
     host = Host()
     with virtual() as loop:
         loop.run_until_complete(stop())

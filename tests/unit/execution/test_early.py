@@ -45,7 +45,7 @@ def test_the_worse_instance_is_stopped_and_the_better_one_completes(tmp_path: Pa
     run = SimulatedRun(tmp_path, RECIPE % "true", programs, options=options)
     report = run.run()
     assert report.counts == {"DONE": 1, "SKIPPED": 1} and not report.failures
-    words = "loss 2 at step 4 is not among the better half of 2"
+    words = "loss 2 at step 4 is below the better half of 2 instances"
     assert f"fit[x=2] is stopped early: {words}" in run.heard.words
     assert run.agents[""].stopped == ["fit[x=2]"] and run.last_of("fit[x=2]").after == "SKIPPED"
     assert run.last_of("fit[x=2]").data["detail"] == words

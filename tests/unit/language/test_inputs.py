@@ -143,7 +143,7 @@ def test_a_value_has_the_type_of_its_input(name: str, text: object, value: objec
         (
             "steps_asked",
             "1.5",
-            '"steps_asked" must be a whole number, not "1.5" (it has to be whole)',
+            '"steps_asked" must be a whole number, not "1.5" (use a whole number)',
         ),
         ("steps_asked", True, '"steps_asked" must be a whole number, not true'),
         ("steps_asked", "0", '"steps_asked" must be at least 1, not 0'),
@@ -155,7 +155,7 @@ def test_a_value_has_the_type_of_its_input(name: str, text: object, value: objec
         (
             "steps_asked",
             None,
-            '"steps_asked" must have a value, not null (say `required: false` in the recipe if it may be null)',
+            '"steps_asked" must have a value, not null (to allow null, set `required: false` in the recipe)',
         ),
         ("lr", "0", '"lr" must be more than 0, not 0'),
         ("lr", "nan", '"lr" must be a number, not "nan"'),
@@ -170,7 +170,7 @@ def test_a_value_has_the_type_of_its_input(name: str, text: object, value: objec
         ),
         ("precision", False, '"precision" must be bf16, no or 8, not false'),
         ("seeds", "1,x", '"seeds" must be a whole number, not "x" (item 2)'),
-        ("seeds", "1,1", '"seeds" lists 1 twice (write it once)'),
+        ("seeds", "1,1", '"seeds" lists 1 twice (remove the duplicate)'),
         ("seeds", "1,2,3,4", '"seeds" must have at most 3 items, not 4'),
         ("seeds", "-1", '"seeds" must be at least 0, not -1'),
         (
@@ -182,9 +182,9 @@ def test_a_value_has_the_type_of_its_input(name: str, text: object, value: objec
         (
             "extra",
             '{"a": NaN}',
-            '"extra" must be a mapping in JSON: NaN is not a number that JSON has',
+            '"extra" must be a mapping in JSON: JSON has no number NaN',
         ),
-        ("any", [object], '"any" has a part that is not a plain value: a type (item 1)'),
+        ("any", [object], '"any" has a part that JSON cannot store: a type (item 1)'),
         ("name", "ABC", '"name" must match the pattern "^[a-z]*$", unlike "ABC"'),
         ("name", "a" * 9, '"name" must have at most 8 characters, not 9'),
         ("name", 5, '"name" must be text, not 5 (quote it: "5")'),
@@ -192,15 +192,15 @@ def test_a_value_has_the_type_of_its_input(name: str, text: object, value: objec
         (
             "base",
             "ftp://x/y",
-            '"base" has the scheme "ftp://", which is not known (write a path, or an address that begins hf:// s3:// gs:// or https://)',
+            '"base" has the unknown scheme "ftp://" (use a path, or an address that starts with hf://, s3://, gs:// or https://)',
         ),
         ("base", "hf://x", '"base" must be hf://org/name or hf://org/name@revision, not "hf://x"'),
-        ("data", "s3://", '"data" is not a whole address: "s3://"'),
+        ("data", "s3://", '"data" is an incomplete address or has spaces: "s3://"'),
         ("data", "", '"data" must be the address of a dataset, not ""'),
         (
             "hf_token",
             "hunter2",
-            '"hf_token" is a secret and cannot be given like this (set the variable HF_TOKEN instead)',
+            'the secret "hf_token" cannot be set as an input value (set the environment variable HF_TOKEN instead)',
         ),
         ("step_asked", "3", 'demo@1 has no input "step_asked" (did you mean "steps_asked"?)'),
     ],
@@ -313,8 +313,8 @@ steps: {s: {run: [echo]}}
         inputs.bind(made, {}, preset="p")
     [problem] = caught.value.problems
     assert problem.message in (
-        "the values of these inputs need each other: a -> b -> a",
-        "the values of these inputs need each other: b -> a -> b",
+        "the inputs depend on each other: a -> b -> a",
+        "the inputs depend on each other: b -> a -> b",
     )
     assert inputs.bind(made, {"b": "y"}, preset="p") == {"a": "y", "b": "y"}
 

@@ -60,11 +60,11 @@ def test_a_name_without_version_is_the_newest(home: Path) -> None:
         ("mine", "did you mean ./mine.yaml?"),
         (
             "..",
-            "`recipe list` shows what there is; a recipe of your own is given by its path, ./NAME.yaml",
+            "`recipe list` shows the library; for a recipe of your own, pass its path: ./NAME.yaml",
         ),
         (
             "zzz/",
-            "looked in HOME; a recipe of the library is given by its name alone, and `recipe list` shows them",
+            "looked in HOME; name a library recipe without a path; `recipe list` shows the library",
         ),
     ],
 )

@@ -187,7 +187,7 @@ def test_a_file_and_its_recipe_have_one_name() -> None:
     text = "recipe: a@2\nsteps: {s: {run: [echo]}}"
     assert read(text, "pipeline.yaml").id == read(text, "lib/a@2.yaml").id == "a@2"
     assert problems(text, "lib/a@1.yaml") == [
-        'lib/a@1.yaml:1:9: error: the recipe calls itself "a@2", and its file is a@1.yaml (give both the same name and version)'
+        'lib/a@1.yaml:1:9: error: the recipe is named "a@2", but its file is a@1.yaml (use the same name and version in both)'
     ]
 
 
@@ -210,7 +210,7 @@ def test_a_secret_called_by_its_variable_is_named_by_its_input() -> None:
     [found] = problems(
         "recipe: r@1\ninputs: {key: {type: secret, env: WANDB_API_KEY}}\nsteps: {s: {run: x, secrets: [wandb_api_key]}}\n"
     )
-    assert found.endswith('($WANDB_API_KEY is the input "key": write that)')
+    assert found.endswith('(use the input "key", which reads $WANDB_API_KEY)')
 
 
 @pytest.mark.parametrize(

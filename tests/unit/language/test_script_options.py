@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
+import re
 import textwrap
 from typing import Any
 
@@ -165,15 +166,19 @@ def test_a_mapping_of_options_gives_their_words() -> None:
     ("script", "words"),
     [
         ("python train.py --data x > log", ["--data", "x"]),
-        ("cd a\npython train.py \\\n  --data 'a b' && echo done", ["--data", "a b"]),
+        ("set -e\npython train.py \\\n  --data 'a b' && echo done", ["--data", "a b"]),
+        ("cd a\npython train.py --data x", None),
         ("python train.py --data x # --other", ["--data", "x"]),
         ("python train.py --a\npython train.py --b", None),
+        ("python -m train.py --data x", ["--data", "x"]),
+        ("python other.py --run train.py --data x", None),
+        ("./train.py --data x", None),
         ("cat <<E\npython train.py --a\nE", None),
         ("python train.py --a 'open", None),
     ],
 )
 def test_the_words_behind_a_file_in_a_script_are_read(script: str, words: list[str] | None) -> None:
-    found = words_of_script(script, "train.py", ())
+    found = words_of_script(script, "train.py", (), re.compile("python"))
     assert (None if found is None else [word.text for word in found]) == words
 
 

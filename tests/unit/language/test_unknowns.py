@@ -162,8 +162,8 @@ def test_an_operation_that_fails_for_every_value_is_an_error(text: str) -> None:
 
 def test_a_value_that_may_be_null_fails_only_where_null_and_a_value_do() -> None:
     scene = {"n": of_input("list", required=False), "m": unknown(NULL)}
-    with pytest.raises(TemplateError, match="a list cannot stand inside text"):
+    with pytest.raises(TemplateError, match="a list cannot be inserted into text"):
         evaluate("x{{ n }}", scene)
-    with pytest.raises(TemplateError, match="null cannot stand inside text"):
+    with pytest.raises(TemplateError, match="null cannot be inserted into text"):
         evaluate("x{{ m }}", scene)
     assert argv(["{{ n }}", "{{ m }}"], scene) != []
