@@ -14,6 +14,7 @@ import pytest
 from tests.servers.browser import Tab
 from tests.servers.page_space import EVIL, many, seeded
 from tests.servers.rest import Rest
+from tests.support import until
 
 
 @pytest.fixture(scope="module")
@@ -260,6 +261,7 @@ def test_hostile_names_do_not_break_out_of_what_is_compared(browser: Any, where:
 def test_two_thousand_runs_are_there_at_once_and_found_as_one_types(
     rest: Rest, browser: Any, where: str
 ) -> None:
+    until(lambda: all(run["metrics"] for run in rest.get("/v1/runs?recipe=fit@1")["runs"]))
     many(rest.root / ".recipe" / "recipe.db", 1993)
     tab = Tab(browser, 1280, "light")
     page = tab.page

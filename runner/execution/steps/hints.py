@@ -113,7 +113,7 @@ def _about_sandbox(log: str, spec: StepSpec, ran: Ran) -> str:
         if ran.hidden(path):
             return (
                 f"{path} is not declared; a sandboxed step sees only its declared files, its "
-                "programs and the system's: make it an input, list it in `deps`, or set "
+                "programs and the system's: declare it as an input, list it in `deps`, or set "
                 "`sandbox: false`"
             )
     return ""
