@@ -948,7 +948,7 @@ class EnsuringContract(LeaseContract):
             while not await driver.release(lease):  # noqa: ASYNC110  # as above
                 await asyncio.sleep(0.05)
             assert (
-                all("removed" in words for words in await driver.drop()) and not await driver.drop()
+                all("deleted" in words for words in await driver.drop()) and not await driver.drop()
             )
             assert await driver.ensure() and await driver.drop(), "it can be made anew"
 

@@ -29,6 +29,8 @@ def imported(program: str, found: set[str]) -> set[str]:
         for node in ast.walk(ast.parse((TRAINERS / program).read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                names.append(node.value.rpartition(".")[0])  # a plugin by its dotted name
             for name in names:
                 if (TRAINERS / f"{name}.py").exists():
                     imported(f"{name}.py", found)
