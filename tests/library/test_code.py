@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ def imported(program: str, found: set[str]) -> set[str]:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                names.append(node.value.rpartition(".")[0])  # a plugin by its dotted name
+                # A plugin is named by module and class.
+                names += re.findall(r"^(\w+)\.[A-Z]\w+$", node.value)
             for name in names:
                 if (TRAINERS / f"{name}.py").exists():
                     imported(f"{name}.py", found)
