@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import re
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,6 @@ def imported(program: str, found: set[str]) -> set[str]:
         for node in ast.walk(ast.parse((TRAINERS / program).read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                # A plugin is named by module and class.
-                names += re.findall(r"^(\w+)\.[A-Z]\w+$", node.value)
             for name in names:
                 if (TRAINERS / f"{name}.py").exists():
                     imported(f"{name}.py", found)
@@ -55,6 +51,8 @@ def needed(name: str, spec: dict[str, Any]) -> set[str]:
         imported(program, found)
     if "image_model.py" in found and "family" in str(spec.get("run") or spec["accelerate"]["args"]):
         imported(FAMILIES[name.partition("-")[0]], found)
+    if "axolotl_run.py" in found and "preprocess" not in str(spec["run"]):
+        imported("axolotl_points.py", found)  # a plugin, which axolotl loads when it trains
     return found
 
 
