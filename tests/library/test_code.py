@@ -51,7 +51,7 @@ def needed(name: str, spec: dict[str, Any]) -> set[str]:
         imported(program, found)
     if "image_model.py" in found and "family" in str(spec.get("run") or spec["accelerate"]["args"]):
         imported(FAMILIES[name.partition("-")[0]], found)
-    if "axolotl_run.py" in found and "preprocess" not in str(spec["run"]):
+    if "axolotl_run.py" in found and "preprocess" not in str(spec.get("run")):
         imported("axolotl_points.py", found)  # a plugin, which axolotl loads when it trains
     return found
 
