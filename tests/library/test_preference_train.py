@@ -365,7 +365,7 @@ def test_a_checkpoint_that_cannot_be_gone_on_from_is_refused(
     elif damage == "other settings":
         settings["beta"] = 0.2
     why = {
-        "short": "optimizer.pt changed after it was saved", "gone": "not a complete checkpoint", "no record": "not a complete checkpoint",
+        "short": "optimizer.pt is not as it was saved", "gone": "not a complete checkpoint", "no record": "not a complete checkpoint",
         "other settings": "made by another training: beta was 0.1, is 0.2", "too far": "it is at step 3, beyond max_steps 2",
     }[damage]  # fmt: skip
     with pytest.raises(SystemExit, match=rf"cannot resume from .*{why}"):

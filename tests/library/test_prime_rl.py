@@ -422,12 +422,12 @@ MISTYPED = {
         '[orchestrator]\nbatch_size = "many"\n',
         "orchestrator.batch_size is a whole",
     ),
-    "a value for a section": ("trainer = 3\n", "trainer must be a section, not 3"),
+    "a value for a section": ("trainer = 3\n", "trainer is a section, not 3"),
     "a value for a nested section": ("[trainer]\nmodel = 'x'\n", "trainer.model is a section"),
-    "a fraction of sequences": ("seq_len = 0.5\n", "seq_len must be a whole number"),
+    "a fraction of sequences": ("seq_len = 0.5\n", "seq_len is a whole number"),
     "a table for a list": (
         "[orchestrator.train.source]\nname = 'x'\n",
-        "must be a list of environments",
+        "is a list of environments",
     ),
 }
 
