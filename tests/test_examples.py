@@ -133,7 +133,7 @@ def test_a_training_that_wants_a_gpu_says_so_before_anything_starts(
 ) -> None:
     space = example("01-flux-lora")
     code, _, err = space.command("run", "images=./images", env={"HF_HUB_OFFLINE": "1"})
-    assert code == 2 and "train needs 1 GPU" in err
+    assert code == 2 and "train requires 1 GPU" in err
     assert not (space.root / "images/captioned").exists()
 
 
