@@ -37,7 +37,7 @@ def test_a_datasheet_tells_what_one_gets_needs_and_gives(space: Space) -> None:
         "  model        model/ (a folder, from step export)",
         "  no preset     1 GPU of 24GB, 32GB memory, 60GB disk",
         "  smoke         no GPU, 2GB memory, 1GB disk",
-        "not known yet",
+        "unknown until a first complete run",
         "12h; then the run stops and can be resumed",
         "10 USD",
         "integer = 500; at least 1; raising it continues training",
@@ -102,7 +102,7 @@ steps:
         r"smoke      [\d.]+s( to [\d.]+s)? in 2 runs on this machine",
         space.command("show", "./recipe.yaml")[1],
     )
-    assert "no preset  not known yet" in space.command("show", "./recipe.yaml")[1]
+    assert "no preset  unknown until a first complete run" in space.command("show", "./recipe.yaml")[1]
 
 
 def test_an_output_says_what_it_is_and_where_it_comes_from(space: Space) -> None:
@@ -121,7 +121,7 @@ outputs: {model: "{{ steps.best.model }}", other: "{{ steps.inner.thing }}"}
         in shown
     )
     assert (
-        "what ./other.yaml want" in shown
+        "plus the resources of ./other.yaml" in shown
         and "the best of train by loss  <- train" in shown
         and "for each lr" in shown
     )

@@ -63,7 +63,7 @@ def test_memory_that_no_machine_has_is_named_in_plain_numbers(space: Space) -> N
     assert (
         code == 2
         and "s requires 2.0 PB of memory, but this machine has " in err
-        and "needs 100,000,000 processors" in err
+        and "requires 100,000,000 processors" in err
         and "e+" not in err
     )
 

@@ -225,4 +225,4 @@ def test_a_key_is_offered_with_its_meaning(editor: Editor) -> None:
     )
     [item] = [item for item in offered["items"] if item["label"] == "idle_timeout"]
     shown = item["documentation"]
-    assert "taken for hung" in (shown if isinstance(shown, str) else shown["value"])
+    assert "counts as hung" in (shown if isinstance(shown, str) else shown["value"])
