@@ -260,13 +260,13 @@ def test_hosts_that_cost_nothing_work_for_a_head_and_one_that_restarts_is_taken_
 @pytest.mark.parametrize(
     ("change", "said", "fix"),
     [
-        ({"address": None}, "stacks.farm.head has no address", "What the other nodes dial"),
+        ({"address": None}, "stacks.farm.head has no address", "Address of the head"),
         ({"port": None}, "stacks.farm.head has no port", "MASTER_PORT"),
         ({"port": 70000}, "stacks.farm.head.port is out of range: 70000", "from 1 to 65535"),
         (
             {"driver": "vastai"},
             'stacks.farm.head.driver has an invalid value "vastai"',
-            "a server that is there already",
+            "the head is an existing server",
         ),
     ],
 )
@@ -290,7 +290,7 @@ def test_a_head_that_cannot_be_is_refused_in_a_sentence(
             "nodes = 1",
             "stacks.farm.nodes applies only to steps with `accelerate`, which do not use a head",
         ),
-        ("keep = 'stopped'", "stacks.farm keeps one machine"),
+        ("keep = 'stopped'", "stacks.farm cannot have both `keep`"),
     ],
 )
 def test_a_setting_that_fights_a_head_is_refused(

@@ -34,7 +34,7 @@ def test_offers_names_a_driver_that_it_cannot_ask_only_to_who_means_to_use_it(
     bare: Space, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, _, err = bare.command(*words)
-    assert "gcp" not in err and "no key for Vast.ai" in err, err
+    assert "gcp" not in err and "no API key for Vast.ai" in err, err
     monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "mine")
     code, _, err = bare.command(*words)
     assert code == 5 and "Traceback" not in err, err

@@ -341,7 +341,7 @@ def test_push_without_a_store_says_what_to_write(tmp_path: Path) -> None:
     space.recipe(CHAIN)
     space.run()
     code, _, err = space.command("push")
-    assert (code, "which store?" in err, "[stores.NAME]" in err) == (3, True, True)
+    assert (code, "store" in err, "[stores.NAME]" in err) == (3, True, True)
 
 
 def test_what_is_lost_here_is_reported_by_push(tmp_path: Path, store: Path) -> None:

@@ -122,7 +122,7 @@ def test_steps_of_a_sweep_are_found_by_the_names_that_they_have_in_the_recipe(
 ) -> None:
     space, _ = sweeps
     code, out, _ = space.command("why", "train")
-    assert code == 0 and "/train is fresh" in out
+    assert code == 0 and "/train is up to date" in out
     code, out, _ = space.command("path", "train.model")
     assert code == 0 and all(line.endswith("model.txt") for line in out.splitlines())
     code, _, err = space.command("checkpoints", "train")

@@ -83,7 +83,7 @@ def test_a_provider_that_cannot_be_reached_is_named(
     code, said = refused(space, "plan", "--driver", "vastai")
     assert code == 0 and not said.count("Traceback")
     code, said = refused(space, "run", "--driver", "vastai")
-    assert code == 5 and "http://127.0.0.1:1 cannot be reached" in said
+    assert code == 5 and "cannot reach http://127.0.0.1:1" in said
 
 
 def test_a_misspelt_setting_is_refused_before_anything_is_asked(
@@ -108,7 +108,7 @@ def test_a_misspelt_setting_is_refused_before_anything_is_asked(
             ),
         ),
         ("max_price=0.0001", "gpus: 1", ("above max_price", "relax the filters")),
-        ("gpu=", "gpus: 1, disk: 900 TB", ("less disk",)),
+        ("gpu=", "gpus: 1, disk: 900 TB", ("too little disk",)),
     ],
 )
 def test_what_no_provider_offers_is_refused_with_why_and_rents_nothing(
@@ -167,7 +167,7 @@ def test_secrets_that_a_setting_denies_are_named_and_nothing_is_rented(
     code, _, said = space.command("run", "--driver", "vastai")
     assert (
         code == 3
-        and "s would take HF_TOKEN, JOB_TOKEN there" in said
+        and "s would send HF_TOKEN, JOB_TOKEN there" in said
         and "`secrets` of [drivers.vastai]" in said
         and ours(market) == []
     )
