@@ -65,7 +65,7 @@ def done(space: Space, *words: str) -> tuple[int, str]:
     out = io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdout", out)
-        patch.setattr(main, "_flushed", lambda code: code)
+        patch.setattr(main, "_flush", lambda code: code)
         code = main.main(["pack", "-C", str(space.root), *words])
     return code, out.getvalue()
 
@@ -192,7 +192,7 @@ def test_a_python_that_reads_names_otherwise_is_reported_with_how_not_to(data: P
     told = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(ROOT), str(data)], env=environment, capture_output=True
     )
-    assert told.returncode and b"read as ascii here" in told.stderr
+    assert told.returncode and b"reads file names as ascii" in told.stderr
 
 
 @settings(max_examples=60, deadline=None)

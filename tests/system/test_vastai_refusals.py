@@ -101,7 +101,7 @@ def test_a_misspelt_setting_is_refused_before_anything_is_asked(
             "gpu=RTX 4091",
             "gpus: 1",
             (
-                "left out",
+                "excluded",
                 "another GPU",
                 'did you mean "rtx 4090"?',
                 "recipe offers --driver vastai",
