@@ -476,7 +476,7 @@ def test_a_dataset_that_changes_meanwhile_is_packed_again_and_named_when_it_goes
     assert done(space, "--verify", "packed")[0] == 0
     left[0] = 100
     assert done(space, "data", "--out", "other")[0] == 2
-    assert left[0] == 100 - command.TRIES and "0/000.bin: it changes" in capsys.readouterr().err
+    assert left[0] == 100 - command.TRIES and "0/000.bin: the file changed" in capsys.readouterr().err
     assert not (space.root / "other/manifest.json").exists()
 
 
@@ -515,7 +515,7 @@ def test_what_looks_like_a_key_and_names_that_collide_are_reported(space: Space)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "pack what?"),
+        ((), "no path given"),
         (("nothing",), "nothing does not exist"),
         (("data", "--out", "data/packed"), "is inside the directory to pack"),
         (("data", "--out", "other"), "contains other files: mine"),
