@@ -637,7 +637,7 @@ def explain(exit: Exit, tail: bytes, image: str) -> str:
     else:
         return cluster_containers.explain(exit.code, last, image)
     if "no such file" in reason.lower() or "not found" in reason:
-        return f"the image {image} does not have {program} (a script requires /bin/sh, or bash with `shell: bash`; a list requires its first word)"
+        return f"the image {image} does not have {program} (a script requires /bin/sh, or bash with `shell: bash`; a list its first word)"
     return f"the image {image} cannot run {program}: {reason}"
 
 

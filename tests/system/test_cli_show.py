@@ -102,7 +102,9 @@ steps:
         r"smoke      [\d.]+s( to [\d.]+s)? in 2 runs on this machine",
         space.command("show", "./recipe.yaml")[1],
     )
-    assert "no preset  unknown until a first complete run" in space.command("show", "./recipe.yaml")[1]
+    assert (
+        "no preset  unknown until a first complete run" in space.command("show", "./recipe.yaml")[1]
+    )
 
 
 def test_an_output_says_what_it_is_and_where_it_comes_from(space: Space) -> None:

@@ -156,7 +156,10 @@ outputs: {m: "{{ steps.winner.m }}"}
         "winner is up to date",
         "  train[lr=1] has the lowest loss, 1",
     ]
-    assert recipe("why", "train").out.count("is up to date") == 2 and recipe("adopt", "winner").code == 2
+    assert (
+        recipe("why", "train").out.count("is up to date") == 2
+        and recipe("adopt", "winner").code == 2
+    )
     assert "it did not run in" in recipe("why", "winner", "--vs", "last").out
 
 

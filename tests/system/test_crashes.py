@@ -334,7 +334,9 @@ def test_a_step_of_a_host_that_ended_well_on_a_full_disk_is_collected_when_there
         if full == "all of it here":  # not even the failure could be stored
             assert code == 5 and "the disk is full" in said, said
         else:
-            assert code == 1 and "kept in the attempt directory until there is disk space" in said, said
+            assert (
+                code == 1 and "kept in the attempt directory until there is disk space" in said
+            ), said
         filler.unlink()
         code, _, said = space.command("run", "--driver", "loopback")
         assert code == 0 and (space.root / "o").stat().st_size == 8_000_000, said

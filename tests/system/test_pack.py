@@ -476,7 +476,9 @@ def test_a_dataset_that_changes_meanwhile_is_packed_again_and_named_when_it_goes
     assert done(space, "--verify", "packed")[0] == 0
     left[0] = 100
     assert done(space, "data", "--out", "other")[0] == 2
-    assert left[0] == 100 - command.TRIES and "0/000.bin: the file changed" in capsys.readouterr().err
+    assert (
+        left[0] == 100 - command.TRIES and "0/000.bin: the file changed" in capsys.readouterr().err
+    )
     assert not (space.root / "other/manifest.json").exists()
 
 
