@@ -97,7 +97,7 @@ def test_a_path_that_leaves_when_it_is_rendered_starts_nothing(
 def test_a_folder_is_no_file_to_write(space: Space) -> None:
     space.recipe({"steps": {"a": {"run": "true", "files": {"d/": "x"}}}})
     (found,) = validated(space)
-    assert found.code == "path-escape" and "folder" in found.message
+    assert found.code == "path-escape" and "directory" in found.message
 
 
 @pytest.mark.parametrize(
