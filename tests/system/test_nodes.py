@@ -288,7 +288,7 @@ def test_a_host_that_is_lost_ends_all_nodes_and_the_step_begins_again(
         if when == "while it runs"
         else [["0", "1"], ["0", "0", "1"], ["0", "0", "1", "1"]]
     )
-    assert [words for words in told if "is lost" in words] == [
+    assert [words for words in told if "lost host" in words] == [
         "lost host loopback host-2: host-2 is gone or was stopped, or the lease was given back"
     ]
     assert [

@@ -84,7 +84,7 @@ def test_a_catalog_that_cannot_be_had_leaves_the_prices_as_they_are(
     assert (
         code == 5
         and "Client error '404" in said
-        and "without --update" in said
+        and "without `--update`" in said
         and "Traceback" not in said
     )
     publish(catalog, both("some-other-machine", "us-east1-b", "L4", 0.5, 0.25))

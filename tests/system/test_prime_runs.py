@@ -188,9 +188,9 @@ def test_doctor_fails_where_no_pod_would_let_us_in(
     keygen = [str(needs("ssh-keygen")), "-q", "-t", "ed25519", "-N", "a secret", "-f"]
     subprocess.run([*keygen, str(place / "locked")], check=True)
     for key, words in (
-        (place / "absent", "cannot be used"),
+        (place / "absent", "cannot use"),
         (place / "other", "has no SSH key"),
-        (place / "locked", "cannot be used"),
+        (place / "locked", "cannot use"),
     ):
         rents(space, market, monkeypatch, "prime", key=str(key), first_use=True)
         code, out, said = space.command("doctor", "--driver", "prime")
