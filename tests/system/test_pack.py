@@ -499,13 +499,13 @@ def test_what_looks_like_a_key_and_names_that_collide_are_reported(space: Space)
     ):
         space.write(f"data/{name}", name)
     warnings = json.loads(done(space, "data", "--json")[1])["warnings"]
-    assert [line.split("'")[1] for line in warnings if "leave" in line] == [
+    assert [line.split("'")[1] for line in warnings if "looks like a secret" in line] == [
         ".env",
         "deep/id_rsa",
         "my.pem",
         "sub/.git",
     ]
-    assert [line.split("'")[1::2] for line in warnings if "one name" in line] == [
+    assert [line.split("'")[1::2] for line in warnings if "same name" in line] == [
         ["A", "a"],
         ["É", "é"],
     ]
