@@ -367,7 +367,7 @@ def test_every_damage_of_a_written_pack_is_named(space: Space, data: Path) -> No
         (place, first.entries[third].path),
         (place + 512, first.entries[third].path),
         (0, first.entries[0].path),
-        (-1, "its end"),
+        (-1, "the end of the archive i"),
     ):
         _flip(path, at)
         assert [word in fault for fault in packed.faults(folder, whole)] == [True]
