@@ -117,9 +117,7 @@ def test_a_receiver_that_is_down_holds_up_no_run_and_gets_its_messages_when_it_i
         "run.active",
         "run.completed",
     ]
-    assert [each["tries"] for each in rows] == [1, 0, 0] and "cannot connect" in rows[0][
-        "reason"
-    ]
+    assert [each["tries"] for each in rows] == [1, 0, 0] and "cannot connect" in rows[0]["reason"]
     assert "run.queued" in space.command("outbox")[1]
 
 
