@@ -203,8 +203,8 @@ def test_a_provider_s_machine_is_kept_between_runs(
         code, _, said = space.command("stack", "up", "tiny")
         assert (
             code == 0
-            and "made the store " in said
-            and ("made the firewall rule recipe-" in said) is (name == "gcp")
+            and "created the store " in said
+            and ("created the firewall rule recipe-" in said) is (name == "gcp")
         ), said
         assert "made" not in space.command("stack", "up", "tiny")[2]
         ran(space, 1)

@@ -360,7 +360,7 @@ def test_a_run_that_ended_while_it_was_asked_stays_as_it_ended(space: Space) -> 
     ((run, _),) = runs(space)
     with Workspace.open(space.root) as ws:
         assert not end_unattended(ws, run, "CANCELLED", print)
-        with pytest.raises(CannotAsk, match="COMPLETED already"):
+        with pytest.raises(CannotAsk, match="is already COMPLETED"):
             resume(ws, run)
         assert [event.after for event in ws.store.runs.events(run) if event.subject == "run"][
             -1
@@ -372,4 +372,4 @@ def test_a_run_that_is_over_is_left_alone(space: Space) -> None:
     space.run()
     for verb in ("cancel", "pause", "resume"):
         code, _, said = space.command(verb)
-        assert code == 3 and "is COMPLETED" in said
+        assert code == 3 and "is already COMPLETED" in said

@@ -114,7 +114,7 @@ def test_the_exit_is_that_of_the_step(space: Space, end: str, code: str) -> None
 def test_a_missing_program_is_named(space: Space) -> None:
     space.recipe("steps:\n  s: {run: [there-is-none], sandbox: true}\n")
     code, _, said = space.command("run")
-    assert code == 1 and "there-is-none is on no folder of the step's PATH" in said, said
+    assert code == 1 and "there-is-none is not on the step's PATH" in said, said
 
 
 def test_metrics_states_and_environments_work_inside(space: Space) -> None:

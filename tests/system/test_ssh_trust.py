@@ -336,7 +336,7 @@ def test_where_a_key_is_named_those_of_the_home_folder_are_not_offered(
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("gone", None, "cannot be read: No such file"),
+        ("gone", None, "cannot read the key .*: No such file"),
         ("rubbish", "rubbish", "is not a usable private key"),
         ("unknown", "", "rejected .*unknown"),
     ],

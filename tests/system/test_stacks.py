@@ -26,7 +26,7 @@ def stack(space: Space, text: str, name: str = "tiny") -> None:
 @pytest.mark.parametrize(
     ("text", "said", "fix"),
     [
-        ("gpu = 'L4'", "stacks.tiny says no driver", "Where the steps run"),
+        ("gpu = 'L4'", "stacks.tiny has no driver", "Where the steps run"),
         ("driver = 'vastia'", 'unknown driver "vastia"', 'did you mean "vastai"?'),
         (
             "driver = 'gcp'\nzome = 'a'",
@@ -182,10 +182,10 @@ def test_a_stack_may_choose_among_several_drivers_and_says_so(space: Space) -> N
     )
     space.recipe("steps: {s: {run: 'echo 1 > o', outputs: {o: o}}}\n")
     code, _, said = space.command("submit", "--stack", "cheap")
-    assert code == 0 and "data and secrets may go to machines of loopback" in said
+    assert code == 0 and "data and secrets may be sent to machines of loopback" in said
     code, out, said = space.command("run", "--stack", "cheap", "--yes", "--everything-there")
     assert code == 0 and space.read("o") == "1\n", said
-    assert "its data and secrets may go to machines of loopback" in out + said
+    assert "its data and secrets may be sent to machines of loopback" in out + said
     for key, value in (("keep", "'stopped'"), ("zone", "'a'"), ("nodes", "2")):
         space.write("recipe.toml", f"[stacks.cheap]\ndriver = 'any:vastai,gcp'\n{key} = {value}\n")
         code, _, said = space.command("run", "--stack", "cheap")

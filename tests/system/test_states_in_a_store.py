@@ -111,7 +111,7 @@ def test_a_store_that_is_only_read_gets_no_checkpoint_and_the_run_says_so(tmp_pa
     machine = Machine(tmp_path / "a", str(store), "")
     machine.write("recipe.toml", machine.read("recipe.toml").replace("push = true", "push = false"))
     code, _, err = machine.command("run")
-    assert code == 0 and "is only read" in err and not list(store.glob("states/*/*"))
+    assert code == 0 and "is read-only" in err and not list(store.glob("states/*/*"))
 
 
 def test_without_a_shared_store_it_runs_and_says_that_checkpoints_stay_here(tmp_path: Path) -> None:

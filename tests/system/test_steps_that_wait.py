@@ -77,7 +77,7 @@ def test_a_step_that_waits_is_no_unknown_one(late: Space) -> None:
         late.run(choice=Choice(until="each[f=parts%2F1]"))
     with pytest.raises(NotFound, match="has no step"):
         late.run(choice=Choice(until="nothing"))
-    assert "merge depends on the outputs of each" in late.command("why", "merge")[2]
+    assert "it depends on the outputs of each" in late.command("why", "merge")[2]
 
 
 def test_every_step_that_waits_is_shown(late: Space) -> None:

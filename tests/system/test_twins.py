@@ -60,7 +60,7 @@ def test_what_two_instances_of_a_recipe_share_runs_once_and_is_published_by_both
     assert [space.read(f"s[rank={rank}]/m.txt") for rank in (4, 8)] == ["4\ndata\n", "8\ndata\n"]
     assert space.read("s[rank=4]/data.txt") == space.read("s[rank=8]/data.txt") == "data\n"
     assert [e.reason for e in space.events if e.before == "QUEUED" and e.after == "READY"] == [
-        "another step of this run made it"
+        "another step of this run produced the result"
     ]
     assert left(space) == [] and space.run(settings=how) == []
 

@@ -152,7 +152,7 @@ def test_results_that_are_not_there_any_more_are_uploaded_again(place: Place) ->
         if name != "latest.json":
             place.s3.delete_object(Bucket=place.bucket, Key=key)
     code, err = place.up()
-    assert code == 0 and "not at" in err and "uploaded again" in err
+    assert code == 0 and "no longer at" in err and "uploading them again" in err
     assert place.get(f"{place.folder}/model/sub/word") == b"hello\n"
 
 
@@ -310,7 +310,7 @@ def test_a_token_that_is_none_is_refused_before_anything_runs(
     space.write("word", "hello\n")
     space.recipe(RECIPE)
     code, _, err = space.command("run", "--out", "hf://me/lora")
-    assert code == 5 and "export HF_TOKEN" in err and not (space.root / "score.txt").exists()
+    assert code == 5 and "set HF_TOKEN" in err and not (space.root / "score.txt").exists()
 
 
 # -- what is no place for results
@@ -352,7 +352,7 @@ def test_python_callers_upload_too(place: Place) -> None:
         Fault(status=403, code="AccessDenied") if request.method == "PUT" else None
     )
     place.write("word", "changed")
-    with pytest.raises(Infrastructure, match="not uploaded"):
+    with pytest.raises(Infrastructure, match="cannot upload the results"):
         place.attempt(out=place.address)
 
 
