@@ -1,4 +1,4 @@
-"""A host that was given to us becomes a place: it is asked what it has, and the streams and the store of ours are opened there."""
+"""Turn the hosts of a driver into places: inspect a host, and open the agent connection and the host store."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .transfer.host_store import HostStore
 
 TELL = 5.0
-"""Seconds between words about a transfer."""
+"""Seconds between two progress messages of a transfer."""
 
 # The command path of a login there, the Python that was named, the variables of the login, and the GPUs that it sees.  Systems have a python3 and no
 # python, or an older one of that name: a folder of ours has a program `python` that is the one, unless nothing may be executed there.
@@ -81,26 +81,26 @@ _NAME_PYTHON = (
 
 
 class Reached(NamedTuple):
-    """A host to which our streams are being opened."""
+    """A host whose agent connection is being opened."""
 
     python: str
-    """The Python that was named for it."""
+    """The Python that the settings name for the host."""
     jobs: Client
     host_store: HostStore
     answers: asyncio.Future[tuple[bytes, None]]
-    """What it says of itself, once its streams are open, too."""
+    """The host's description of itself, available when the connection is open."""
 
     async def aclose(self) -> None:
-        """Let go of it: no place there is ours."""
+        """Close the connection to a host that did not become a place."""
         self.answers.cancel()
         await asyncio.gather(self.answers, return_exceptions=True)
         await self.jobs.aclose()
 
 
 class Connector:
-    """Opens the hosts of one run.  `name` is the driver's, `named` the Python that was named for steps without a lock.
+    """Connects to the hosts of one run.  `name` is the driver, `named` the Python for steps without a lock.
 
-    `given`: contents that the first steps are given, of which hosts are asked as soon as they can be.
+    `given` are contents that the first steps need.  Each host is asked for them as soon as it is connected.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Connector:
         self._ws, self._name, self._named, self._say, self._given = ws, name, named, say, given
 
     def here(self, local: Client) -> Place:
-        """This machine.  Raises CannotRun."""
+        """Return this machine as a place.  Raises CannotRun."""
         python, ws = self._python(), self._ws
         path = interpreters.command_path(python, ws.home, ws.environ)
 
@@ -129,7 +129,7 @@ class Connector:
         return Place(ws, "local", local, ws.machine(), seen, shell)
 
     def _python(self) -> str:
-        """The interpreter of this machine; one that was named for hosts need not be here.  Raises CannotRun."""
+        """Return the interpreter of this machine.  A Python that was set for remote hosts need not exist here.  Raises CannotRun."""
         named = "" if self._name != "local" and self._named != interpreters.CURRENT else self._named
         python = interpreters.choose_python(named, self._ws.root, self._ws.environ)
         interpreters.ask(python)
@@ -145,9 +145,9 @@ class Connector:
         *,
         hung: str = "",
     ) -> Reached:
-        """Begin our streams to a host, and ask it what `place` has to know.
+        """Start to connect to a host, and ask for the facts that `place` needs.
 
-        `root` instead of the host's own.  `hung`: what is known to hang there.
+        `root` replaces the root directory of the host.  `hung` names programs that are known to hang there.
         """
         from .link.stream import OWN, PROGRAM
         from .link.wire import Wire
@@ -166,10 +166,7 @@ class Connector:
 
     @contextlib.asynccontextmanager
     async def reached(self, driver: Driver, want: int) -> AsyncIterator[dict[str, Reached]]:
-        """Machines of which places will be taken: our streams are opened while they are asked what they have, and while places are taken.
-
-        The caller takes out those that are places now; the others are let go of.
-        """
+        """Connect to the hosts in parallel while their offers are read.  On exit, close the connections that the caller has not taken out."""
         hosts = driver.connected_hosts()
         some = hosts if len(hosts) <= want else {}  # of more than that, some may not be needed
         found = {
@@ -196,7 +193,7 @@ class Connector:
         slots: int,
         reached: Reached | None = None,
     ) -> Place:
-        """The place on one host, of which so many were leased; `reached` if that was begun already.  Raises CannotRun, DriverError."""
+        """Return a place with `slots` leased slots on one host; `reached` is a connection already begun.  Raises CannotRun, DriverError."""
         name = f"{self._name} {host.name or (lease.id if traits.priced else offer.id)}"
         have = offer.resources
         room = {"cpus": have.cpus or 1.0, "memory": float(have.memory or 0) or float("inf")}
@@ -249,7 +246,7 @@ class Connector:
         return place
 
     def _recall(self, content: str) -> Any:
-        """The manifest of a tree, where we have it."""
+        """Return the manifest of a tree if it is stored here."""
         return (
             self._ws.objects.manifests.entries(Content(content))
             if self._ws.objects.has(Content(content))
@@ -258,9 +255,9 @@ class Connector:
 
 
 async def measure(offer: Offer, need: Need, host: Host, image: str, cuda: str) -> None:
-    """Raises NotAsSold when a machine has less than was promised, or its driver does not run the CUDA of its image.
+    """Raise NotAsSold if a machine has less than offered, or if its GPU driver does not support the CUDA version of its image.
 
-    `image`: its name where none is ordered.  `cuda`: the version where the name says none.
+    `image` is the driver's default image, `cuda` its CUDA version if the name has none.
     """
     facts = machine.facts(await ask_program(host.call, machine.question(".", machine.GPUS)))
     if short := machine.less(offer.resources, need, facts, need.image or image, cuda):
@@ -268,7 +265,7 @@ async def measure(offer: Offer, need: Need, host: Host, image: str, cuda: str) -
 
 
 async def same_packages(places: Iterable[Place]) -> None:
-    """See to it that the Python of these hosts has the packages of ours, which stand in keys.  Raises CannotRun."""
+    """Check that the Python of each host has the packages of this Python, which are part of the cache key.  Raises CannotRun."""
     for place in places:
         if not isinstance(place, RemotePlace):
             continue
@@ -293,12 +290,12 @@ async def same_packages(places: Iterable[Place]) -> None:
 
 
 def gpus_unused(name: str) -> str:
-    """Words for a machine whose GPUs are not used, because nvidia-smi does not answer."""
+    """Return the warning for a machine whose GPUs stay unused because nvidia-smi does not answer."""
     return f"{name}: {machine.HUNG}, so its GPUs are not used; {machine.WEDGED}"
 
 
 class _Shown:
-    """Words about long transfers: one line now and then."""
+    """Prints the progress of long transfers, one line every few seconds."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say

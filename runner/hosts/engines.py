@@ -1,4 +1,4 @@
-"""A container engine of a host, an image that is there, what a container sees of the host: what `containers` and `cluster_containers` speak of."""
+"""Value types of containers: the engine of a host, an image, a mount."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 ENGINES = ("docker", "podman", "apptainer", "singularity", "enroot")
-"""Programs that are looked for, the preferred one first."""
+"""Programs to look for, in order of preference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A container engine on a host, as `detect` found it."""
+    """A container engine of a host, as found by `detect`."""
 
     kind: Literal["docker", "podman", "apptainer", "enroot"]
     program: str  # absolute path on the host
@@ -36,7 +36,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image that is on a host: what to run, and what to remember of it."""
+    """An image on a host: the id to run, and the digest to record."""
 
     id: str
     digest: str
@@ -44,7 +44,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A path of the host that the container sees, under the same name or as `at`."""
+    """A host path that is mounted in a container, at the same path or at `at`."""
 
     path: str
     writable: bool = False
@@ -52,5 +52,5 @@ class Mount:
 
     @property
     def target(self) -> str:
-        """What the container calls it."""
+        """The path in the container."""
         return self.at or self.path

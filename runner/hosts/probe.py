@@ -1,6 +1,6 @@
-"""What a host has and lacks for our steps, and what to do about it: one script for there, read into findings.
+"""Check the capabilities of a host for steps, for `recipe doctor`: one shell script, its output parsed into findings.
 
-Asked over `Host.call` alone, and read as the lines of a stranger: what makes no sense is left out, and what is shown is made printable.
+The script needs only `Host.call`.  Its output is untrusted: invalid lines are ignored, and shown text is made printable.
 """
 
 from __future__ import annotations
@@ -90,17 +90,17 @@ echo "boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
 )
 
 _NEEDED: Final = ("cat", "chmod", "date", "env", "ln", "mkdir", "mv", "rm", "sed")
-"""Programs with which a place there is taken."""
+"""Programs that are necessary to use a host."""
 _WANTED: Final = {
     "python3": "install it for steps that run Python, or set `python` in the settings",
     "git": "install it for recipes whose `code` comes from a repository",
     "bash": "install it for steps with `shell: bash`",
 }
-"""Programs that some recipes want."""
+"""Programs that some recipes need."""
 
 
 class Finding(NamedTuple):
-    """One line: `missing` only where something does not work without it.  `host` is empty for this machine."""
+    """One line of the report.  `missing` means that something does not work without it.  `host` is empty for this machine."""
 
     state: Literal["ok", "note", "missing"]
     what: str
@@ -110,7 +110,7 @@ class Finding(NamedTuple):
 
 
 async def examine(driver: Driver) -> list[Finding]:
-    """What the hosts of `driver` have.  One that cannot be asked is a finding, too, and so is a driver that has none."""
+    """Check all hosts of `driver`.  An unreachable host and a driver without hosts are findings too."""
     found: list[Finding] = []
     if driver.console:
         return await _account(driver)
@@ -136,7 +136,7 @@ async def examine(driver: Driver) -> list[Finding]:
 
 
 async def _account(driver: Driver) -> list[Finding]:
-    """What a provider says of our account and of what it offers.  Nothing is rented."""
+    """Check the provider account and its offers.  Rents nothing."""
     try:
         found = [Finding("ok", what, words) for what, words in await driver.account()]
         found += [Finding("missing", what, why) for what, why in await driver.unusable()]
@@ -169,7 +169,7 @@ async def _account(driver: Driver) -> list[Finding]:
 
 
 async def visit(driver: Driver) -> AsyncGenerator[tuple[str, Host | DriverError], None]:
-    """Every host, or why it cannot be asked.  Nothing is rented for a look."""
+    """Yield each host with its name, or the error that prevents the check.  Rents nothing."""
     if driver.traits.visits:
         async for name, host in driver.visit():
             yield name, host
@@ -191,7 +191,7 @@ def _refusal(error: DriverError) -> Finding:
 
 
 def findings(said: bytes) -> list[Finding]:
-    """What the answer of a host amounts to, in the order in which it matters."""
+    """Parse a host's answer into findings, the most important first."""
     facts = machine.facts(said)
     tools = {
         name: where for name, _, where in (line.partition(" ") for line in facts.get("tool", ()))
@@ -401,7 +401,7 @@ def _one(facts: machine.Facts, name: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """A stranger's words, printable and short."""
+    """Return untrusted text, printable and shortened."""
     return "".join(character if character.isprintable() else "?" for character in text)[
         :_SHOWN
     ].strip()

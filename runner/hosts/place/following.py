@@ -1,4 +1,4 @@
-"""What an attempt on another disk prints and measures comes here while it runs: its log, its metrics, what the agent sees of its machine."""
+"""Follow a running attempt on another disk: copy its log, its metrics, and the agent's record of the machine."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from ..transfer.host_store import HostStore
 
 FIRST_GLANCE, GLANCE, LONGEST_GLANCE = 0.05, 0.2, 2.0
-"""Seconds between looks at what a step prints: while it does, and when it has not for a while."""
+"""Seconds between checks for new output: the first pause, the pause after output, and the longest pause."""
 SAMPLED = 5.0
-"""Seconds that a job takes before the agent there looks at the machine, and between its looks."""
+"""Seconds after which the agent records a job's machine, and between its records."""
 FAREWELL = 2.0
-"""Seconds in which these looks end, once they are told to."""
+"""Seconds for these tasks to end after cancellation."""
 ROOM = 8 << 20
-"""Of a metrics file: bytes that are fetched at once."""
+"""Bytes of a metrics file per request."""
 
 
 class Follower:
-    """Of one attempt.  `paths` are those there; here they begin with the attempt's own."""
+    """Follows one attempt.  `paths` are on the host; the local copies use the attempt's own paths."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Follower:
         self._here = Paths.at(task.attempt.path)
 
     async def end(self, beside: Sequence[Coroutine[object, object, object]]) -> Exit:
-        """The job's end.  Until then what it prints and measures comes here; other work `beside` goes on as long."""
+        """Wait for the end of the job.  Meanwhile, copy its output and metrics, and run the tasks `beside`."""
         # What is printed first at once: a step that is over by then is not asked twice.
         doing = [
             _again(self._append, FIRST_GLANCE),
@@ -78,7 +78,7 @@ class Follower:
         return exit
 
     async def rest(self, exit: Exit) -> None:
-        """What was printed and measured since the last look."""
+        """Copy the output and metrics since the last check."""
         task, here, paths = self.task, self._here, self._there
         await self._append()
         if (log := self._job.data.get("log")) and self._host.has_no_log(self._job):
@@ -100,14 +100,14 @@ class Follower:
                 _append(str(target), data)
 
     async def _rest_of(self, name: str, path: str, target: str) -> None:
-        """What a file there has more than ours; it is said if the step replaced it, as nothing can be read then."""
+        """Copy the rest of a file; warn if the step replaced the file with something else."""
         while (piece := await self._host_store.piece(path, _size(target), limit=ROOM)).data:
             _append(target, piece.data)
         if piece.is_replaced:
             self.task.say(replaced_words(name))
 
     async def _append(self) -> bool:
-        """All that was printed by now; whether there was anything."""
+        """Copy new log output; return whether there was any."""
         grown = False
         while data := await self._host.log(self._job, _size(self._here.log)):
             _append(self._here.log, data)
@@ -115,7 +115,7 @@ class Follower:
         return grown
 
     async def _file(self, path: str, target: str) -> bool:
-        """What a file there has grown by; whether it has."""
+        """Copy the new bytes of a file; return whether there were any."""
         data = await self._host_store.read(path, _size(target), limit=ROOM)
         _append(target, data)
         return bool(data)
@@ -127,7 +127,7 @@ async def _again(
     least: float = GLANCE,
     most: float = LONGEST_GLANCE,
 ) -> None:
-    """Look, first after `pause` seconds, then again and again, less often while there is nothing new, as long as we are not cancelled."""
+    """Call `look` repeatedly until cancelled, first after `pause` seconds, then less often while there is nothing new."""
     while True:
         await asyncio.sleep(pause)
         with contextlib.suppress(Unreachable):  # who waits for the end says so

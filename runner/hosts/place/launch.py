@@ -1,4 +1,4 @@
-"""Turn a node's spec into what is run: files to write, argv, environment."""
+"""Render a step: the files to write, the argv, the environment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...planning.step import StepSpec, unwritable
 
 SHIM = "_recipe_world.py"
 PORT = "{MASTER_PORT}"
-"""Stands in a command of several nodes for the port at which they meet: it is chosen when all of them have what they need."""
+"""Placeholder for the rendezvous port in a multi-node command.  The port is chosen when all nodes have their inputs."""
 
 # Runs inside every process that `accelerate launch` starts: a launcher that came up with fewer processes than were asked for does so silently.
 _SHIM_TEXT = """\
@@ -34,7 +34,7 @@ else:
 
 
 class Launch(NamedTuple):
-    """One attempt, rendered."""
+    """The rendered command of one attempt."""
 
     argv: tuple[str, ...]
     files: Mapping[str, bytes]  # written into the attempt directory first
@@ -43,7 +43,7 @@ class Launch(NamedTuple):
 
 
 def render(spec: StepSpec, scope: Mapping[str, Any], *, python: str) -> Launch:
-    """Render everything of a step.  `scope` has the late names too.  Raises CannotRun naming the leaf that cannot be rendered."""
+    """Render a step.  `scope` includes the names known only at run time.  Raises CannotRun that names the failing template."""
     launch = _rendered(spec, scope, python)
     if not spec.options.nice:
         return launch
@@ -83,7 +83,7 @@ def _rendered(spec: StepSpec, scope: Mapping[str, Any], python: str) -> Launch:
 
 
 def plain(spec: StepSpec) -> bool:
-    """Whether a step is rendered the same in every scope: none of its leaves is a template."""
+    """Return whether a step contains no templates and renders the same in every scope."""
     run = spec.run
     if spec.files or spec.accelerate is not None or not isinstance(run, str) or "{{" in run:
         return False
@@ -91,7 +91,7 @@ def plain(spec: StepSpec) -> bool:
 
 
 def processes(block: Mapping[str, Any], scope: Mapping[str, Any]) -> int:
-    """How many processes an `accelerate` block starts on one node: as many as it says, else one for each GPU.  Raises CannotRun."""
+    """Return the number of processes per node of an `accelerate` block: the set value, otherwise one per GPU.  Raises CannotRun."""
     from ...language.template import render
 
     try:
@@ -186,7 +186,7 @@ def _file(path: str, tree: Any, scope: Mapping[str, Any]) -> bytes:
 
 
 def _toml(table: Mapping[str, Any], name: tuple[str, ...]) -> list[str]:
-    """A table as TOML lines: plain values first, then its tables.  Null has no TOML form and is left out."""
+    """Return a table as TOML lines: plain values first, then its tables.  Null values are left out."""
     lines = [f"[{'.'.join(json.dumps(part) for part in name)}]"] if name else []
     lines += [
         f"{json.dumps(key)} = {_toml_value(value)}"
@@ -208,7 +208,7 @@ def _toml_value(value: Any) -> str:
 
 
 def _text(value: Any, scope: Mapping[str, Any], what: str) -> str | None:
-    """A variable of the environment; None for null, which leaves it unset."""
+    """Return the text of an environment variable; None for null, which leaves the variable unset."""
     if isinstance(value, str) and "{{" not in value:
         return value
     from ...language.template import evaluate, text_of

@@ -1,6 +1,6 @@
-"""A place with a disk of its own: an attempt directory is made here, made again there, links and all, and run.
+"""A place with a disk of its own: an attempt directory is created here, copied to the host with its links, and executed there.
 
-What the command prints comes here while it runs; what it made is hashed there, brought home, and kept there for the steps after it.
+The command's output is copied while it runs.  Its results are hashed on the host, downloaded, and kept there for downstream steps.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class RemotePlace(Place):
         )
 
     def give_states(self, attempt: AttemptDirectory, states: Sequence[StateFolder]) -> None:
-        """They are links there: see `_parcel`."""
+        """Do nothing: `_parcel` links the states on the host."""
 
     def mounts(
         self, attempt: AttemptDirectory, command: Command, states: Sequence[StateFolder]
@@ -115,7 +115,7 @@ class RemotePlace(Place):
         return await self.attend(task, task.job, checkpoints)
 
     async def prepare(self, task: HostTask, found: Mapping[str, Newest]) -> Command:
-        """Put an attempt there, with all that it is given: what is to be started."""
+        """Upload an attempt and its inputs; return the command to start."""
         task.phase("TRANSFERRING_DATA")
         await task.bring()
         command, script = task.compose(found)
@@ -124,7 +124,7 @@ class RemotePlace(Place):
         return command
 
     async def begin(self, task: HostTask, command: Command) -> Job:
-        """Start what was prepared."""
+        """Start the command of a prepared attempt."""
         job = await self.contact.insist(lambda: self._begin(command, task))
         task.phase("EXECUTING")
         crashpoint("job-started")
@@ -133,7 +133,7 @@ class RemotePlace(Place):
     async def attend(
         self, task: HostTask, job: Job, checkpoints: CheckpointSync | None
     ) -> TaskResult:
-        """Wait for the end of what was started, and take what it made."""
+        """Wait for the end of a started attempt, and collect its outputs."""
         paths = self.paths(task.attempt)
         follower = Follower(self.host, self.host_store, self.contact, task, job, paths)
         collector = Collector(self.ws, self.host_store, self.folder, task, paths)
@@ -171,7 +171,7 @@ class RemotePlace(Place):
     async def _collect(
         self, task: HostTask, exit: Exit, collector: Collector, rest: Coroutine[Any, Any, None]
     ) -> TaskResult:
-        """What a command that ended well made; `rest` brings the end of its log."""
+        """Collect the outputs of a successful command; `rest` copies the end of its log."""
         if task.metrics is not None and task.metrics[0]:
             await rest  # before outputs are moved there: they may be what metrics are read from
             return await self.contact.insist(lambda: collector.outputs(exit))
@@ -182,7 +182,7 @@ class RemotePlace(Place):
         return brought
 
     def _copied(self, task: HostTask, paths: Paths) -> Iterator[Coroutine[object, object, object]]:
-        """What brings outputs here while they are made."""
+        """Yield the tasks that copy outputs while the step runs."""
         if task.synced:
             from . import output_sync
 
@@ -197,7 +197,7 @@ class RemotePlace(Place):
             )
 
     async def clear_after(self, task: HostTask, states: Sequence[StateFolder]) -> None:
-        """Until what it used is gone from there, a note here says where it was."""
+        """Delete the attempt on the host, and then the local records of its host and its moved outputs."""
         if not self.lost:
             await self.folder.clear(
                 self.paths(task.attempt), [f"{self.folder.root}/{state.below}" for state in states]
@@ -263,7 +263,7 @@ class RemotePlace(Place):
         self.folder.contents |= wanted
 
     def _explain(self, task: HostTask, linked: Sequence[str]) -> None:
-        """Say which inputs are links on this host, once a run."""
+        """Report, once per run, the inputs that are symbolic links on this host."""
         for name in set(linked) - self._linked:
             self._linked.add(name)
             why = "the file system there refuses hard links"
@@ -272,7 +272,7 @@ class RemotePlace(Place):
             task.say(f"input {name}: {LINKED.format(self.name, why)}")
 
     async def _direct(self, attempt: AttemptDirectory) -> dict[str, str]:
-        """What it is given that the host sees on our disk: name -> path.  An input that it can have a copy of is sent."""
+        """Return the inputs that the host reads from the shared disk: name -> path.  Small files are uploaded instead."""
         if not self.host_store.neighbour.reads:
             return {}
         large = [
@@ -292,7 +292,7 @@ class RemotePlace(Place):
     def _sources(
         self, attempt: AttemptDirectory, wanted: set[str]
     ) -> tuple[dict[str, str], dict[str, list[Entry]]]:
-        """Where these contents lie here, and the manifests of those that are trees."""
+        """Return the local paths of these contents, and the manifests of the trees among them."""
         sources: dict[str, str] = {}
         manifests: dict[str, list[Entry]] = {}
         for name, (at, content) in attempt.links.items():
@@ -309,7 +309,7 @@ class RemotePlace(Place):
 
 
 def _parcel(attempt: AttemptDirectory, states: Mapping[str, str]) -> Parcel:
-    """An attempt directory as it is here, in a form that can travel."""
+    """Return an attempt directory in a form that can be uploaded."""
     from ..transfer.host_store import Parcel
 
     parcel = Parcel(states=dict(states))

@@ -1,4 +1,4 @@
-"""What a host has that is like what is to be sent: a tree builds on the likest one there, a large file on the likest large file."""
+"""Find similar data on a host as the base of an upload: the most similar tree for a tree, the most similar file for a large file."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _ALIKE = 2  # of them the same, at least
 
 
 class Likeness:
-    """Looks on one host.  `recall` answers the manifest of a tree that it may have, when somebody here remembers it."""
+    """Searches one host for similar data.  `recall` returns the manifest of a tree that the host may have, if it is known here."""
 
     def __init__(self, wire: Wire, recall: Callable[[str], Sequence[Entry] | None]) -> None:
         self._wire, self.recall = wire, recall
         self._manifests: dict[str, Sequence[Entry]] = {}
 
     async def build_on(self, cargo: Cargo, trees: Sequence[str]) -> None:
-        """Begin with what the likest tree there has in common with this one."""
+        """Start the upload of a tree with the common files of the most similar tree on the host."""
         wanted = {(entry.path, entry.kind, entry.value): entry.size for entry in cargo.manifest}
         large = {
             entry.path: entry.size
@@ -90,7 +90,7 @@ class Likeness:
                 )
 
     async def build_files_on(self, cargo: Cargo, free: int, began: Collection[str]) -> None:
-        """Begin every large file with the likest one there, whose chunks are compared.  They have no name in common: samples tell which it is."""
+        """Start each large file with the most similar one on the host, chosen by samples because the names differ, and compared by chunks."""
         for entry in list(cargo.missing.values()):
             if (
                 entry.size <= max(4 * self._wire.chunk, _SAMPLE * _SAMPLES)
@@ -111,7 +111,7 @@ class Likeness:
                 cargo.older[entry.path] = Older(f"objects/{best[:2]}/{best}", best[:64])
 
     async def _manifest(self, name: str) -> Sequence[Entry]:
-        """What a tree that the host has holds; nothing when that is unknown."""
+        """Return the manifest of a tree on the host; empty if unknown."""
         content = f"t:{name[:64]}"
         if (known := self._manifests.get(content)) is None:
             known = self.recall(content)
@@ -130,7 +130,7 @@ class Likeness:
         return known
 
     def remember(self, content: str, manifest: Sequence[Entry]) -> None:
-        """The host has this tree."""
+        """Record the manifest of a tree on the host."""
         self._manifests[content] = manifest
         if len(self._manifests) > _MANIFESTS:
             del self._manifests[next(iter(self._manifests))]
@@ -147,7 +147,7 @@ def _alike(answer: Any) -> dict[str, list[str]]:
 
 
 def _samples(path: str, size: int, blocks: Sequence[int]) -> list[str]:
-    """Digests of a few blocks of a file here."""
+    """Return the digests of some blocks of a local file."""
     found = []
     for block in blocks:
         data = b"".join(part(path, size, block * _SAMPLE, min(_SAMPLE, size - block * _SAMPLE)))
