@@ -113,7 +113,7 @@ class Pip:
         self.faults: list[str] = []
 
     def argv(self, requirements: str) -> list[str]:
-        # A lock names all there is: nothing is to be looked for beside it, and no extra, which pip could not match with its pin.
+        # The lock names all packages, so no dependencies and extras are resolved: pip could not match an extra with its pin.
         return [
             *self.command,
             "install",
@@ -210,7 +210,7 @@ class Uv:
         self.faults: list[str] = []
 
     def argv(self, requirements: str) -> list[str]:
-        # All indexes count the same, as to pip: what may be taken from them is pinned by hash.
+        # All indexes have equal priority, as for pip: the hashes pin the files.
         how = ("--require-hashes", "--no-deps", "--index-strategy", "unsafe-best-match")
         return [self.program, "pip", "install", "--python", self.python, *how, "-r", requirements]
 
@@ -293,9 +293,11 @@ def build(home: str, requirements: str, uv: str) -> None:
             wanted = make_environment(home, requirements, uv, lock)
         except (BuildError, OSError):
             with contextlib.suppress(OSError):
-                _clear(home)  # half of one is of no use, and may be why the disk is full
+                _clear(
+                    home
+                )  # a partial environment is useless, and may be the reason why the disk is full
             raise
-        os.sync()  # a power cut must not leave a `complete` beside files without content, here or in a cache
+        os.sync()  # after a power cut, `complete` must not exist beside empty files, here or in a cache
         with open(f"{home}/complete", "w") as file:
             file.write("done\n")
         _say(
@@ -308,7 +310,7 @@ def build(home: str, requirements: str, uv: str) -> None:
 
 
 def make_environment(home: str, requirements: str, uv: str, lock: int) -> int:
-    import venv  # not for who only waited
+    import venv  # slow import, unnecessary for a builder that only waited
 
     if not requirements:
         venv.EnvBuilder(symlinks=True, system_site_packages=True).create(home)
@@ -317,7 +319,7 @@ def make_environment(home: str, requirements: str, uv: str, lock: int) -> int:
     os.makedirs(f"{home}/fetched", exist_ok=True)
     with open(requirements, encoding="utf-8") as file:
         lines = file.read().splitlines()
-    # Our own locks begin with what they are for.
+    # The first line of our own locks names their target.
     head = re.match(r"# Made by .*?: (.*?)\.?$", lines[0]) if lines else None
     meant = head[1] if head else ""
     wanted = sum(1 for line in lines if re.match(r"[A-Za-z0-9]", line))
@@ -390,7 +392,7 @@ def _pip(home: str) -> list[str]:
 
 def install(installer: Pip | Uv, home: str, requirements: str, lock: int) -> int:
     over = threading.Event()
-    # It holds the lock too: no other builder begins while an installer is at work whose builder was killed.
+    # The installer inherits the lock: after a kill of its builder, no other builder starts while it works.
     with subprocess.Popen(
         installer.argv(requirements),
         env=installer.env,
@@ -409,7 +411,7 @@ def install(installer: Pip | Uv, home: str, requirements: str, lock: int) -> int
         teller.join()
     if process.returncode:
         raise installer.fault()
-    # Nothing was looked for beside the lock, which names all: what it says about versions holds.
+    # Only the packages of the lock were installed, so the version check reports what the lock forgot.
     if forgotten := installer.incomplete():
         raise BuildError(
             f"the lock does not pin {'; nor '.join(forgotten)}",
@@ -507,7 +509,7 @@ def _there(home: str) -> int:
 
 
 def _mismatch(package: str, expected: str, got: str, said: str) -> BuildError:
-    """A file that is not that of the lock; the patterns find the digests in what was said."""
+    """Return the error for a file with other hashes than in the lock.  The patterns find the digests in the installer's output."""
     wanted, found = re.search(expected, said), re.search(got, said)
     what = f"{package} has HASHES that the lock does not pin (wanted {wanted[1] if wanted else '?'}…, got {found[1] if found else '?'}…)"
     return BuildError(

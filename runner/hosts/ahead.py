@@ -19,7 +19,7 @@ class Ahead:
         self._connecting: asyncio.Task[None] = self._loop.create_task(self._connect())
         self._over = (
             threading.Event()
-        )  # a thread whose join was interrupted by a signal counts as ended
+        )  # an event, because a thread whose join was interrupted by a signal counts as ended
         threading.Thread(target=self._run, daemon=True).start()
 
     def loop(self) -> asyncio.AbstractEventLoop:

@@ -43,7 +43,7 @@ def address(kind: str, image: str) -> str:
     if at:
         name = (
             name if ":" not in name.rpartition("/")[2] else name.rpartition(":")[0]
-        )  # a digest says it: beside it neither engine takes a tag
+        )  # neither engine accepts a tag beside a digest
     first, slash, rest = name.partition("/")
     if kind == "enroot" and slash and ("." in first or ":" in first or first == "localhost"):
         name = f"{first}#{rest}"
@@ -68,7 +68,7 @@ def wrap(
     """
     box = f"{command.cwd}.box"
     here = engine.program.rpartition("/")[2]
-    ours = sorted(mounts, key=lambda mount: mount.target)  # a folder before what is below it
+    ours = sorted(mounts, key=lambda mount: mount.target)  # parent directories first
     given = {
         name: value
         for name, value in engine.env.items()
@@ -93,7 +93,7 @@ def wrap(
         words = ["exec", "--home", box, "--pwd", command.cwd]
         words += ["--nv"] if engine.gpus and (gpus is None or gpus) else []
         words += [word for mount in ours for word in ("--mount", _record(mount))]
-        env.pop("HOME", None)  # it is the folder that is named
+        env.pop("HOME", None)  # `--home` sets it
         env, secrets = _past(env, apart), _past(command.secrets, apart)
     argv = (*engine.words, *words, *engine.args, image, *command.argv)
     return replace(
@@ -207,7 +207,7 @@ hooks() {
 """
 """Configuration script for Enroot: it passes the step's variables, which may contain line breaks, in a file in memory."""
 
-# The engine's kind · a folder for us · the step's directory · Enroot's script · the command
+# Arguments: engine kind, directory for this script, the step's directory, Enroot's script, the command
 _RUN: Final = r"""
 kind=$1 box=$2 conf=$4; export RECIPE_CWD="$3"; shift 4
 rm -rf "$box"; mkdir -m 700 "$box" || exit 125

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 TELL = 5.0
 """Seconds between two progress messages of a transfer."""
 
-# The command path of a login there, the Python that was named, the variables of the login, and the GPUs that it sees.  Systems have a python3 and no
-# python, or an older one of that name: a folder of ours has a program `python` that is the one, unless nothing may be executed there.
-# $1: the name of that Python or its folder, $2: our root, $3: where below it there may be one instead, $4: what is known to hang there.
+# Prints the login's PATH, the Python, the login's variables, and the GPUs.  Many systems have a python3 and no python,
+# or an older one of that name: then a directory below the root gets a program `python`, unless the disk is mounted noexec.
+# $1: the Python or its environment, $2: the root, $3: path of a fallback Python below it, $4: programs known to hang.
 _ASK = (
     machine.SMI
     + r"""PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin
@@ -70,7 +70,7 @@ smi '' -L
 _FACTS = ("PATH=", "PYTHON=", "VERSION=", "CALLED=")
 
 
-# What Python this is: its version, and sorted name==version lines.
+# Prints the version of a Python, and sorted name==version lines.
 _PACKAGES = (
     "import json, platform; from importlib.metadata import distributions as all\n"
     "print(json.dumps([platform.python_version(), sorted({f'{each.name}=={each.version}' for each in all()})]))"
@@ -156,7 +156,7 @@ class Connector:
         root = root or host.root
         wire = Wire(host, root, name=name, say=self._say, progress=_Shown(self._say))
         jobs = there(wire)
-        jobs.wake()  # it comes up while we ask
+        jobs.wake()  # the agent starts while the host answers
         host_store = HostStore(
             wire, self._recall, f"{self._ws.home}/partial" if traits.shared_disk else ""
         )
@@ -168,7 +168,7 @@ class Connector:
     async def reached(self, driver: Driver, want: int) -> AsyncIterator[dict[str, Reached]]:
         """Connect to the hosts in parallel while their offers are read.  On exit, close the connections that the caller has not taken out."""
         hosts = driver.connected_hosts()
-        some = hosts if len(hosts) <= want else {}  # of more than that, some may not be needed
+        some = hosts if len(hosts) <= want else {}  # with more hosts, some may not be needed
         found = {
             name: self.reach(f"{self._name} {name}", host, host.python, driver.traits)
             for name, host in some.items()
@@ -198,7 +198,7 @@ class Connector:
         have = offer.resources
         room = {"cpus": have.cpus or 1.0, "memory": float(have.memory or 0) or float("inf")}
         cards = tuple(Card(number) for number in range(have.gpus or 0))
-        hung = lease.data.get("hung", "")  # which was said when it was offered
+        hung = lease.data.get("hung", "")  # known since the offer
         reached = reached or self.reach(
             name,
             host,

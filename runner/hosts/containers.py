@@ -163,7 +163,7 @@ class Containers:
     async def over(self, attempt: str, exit: Exit) -> None:
         """Remove the container of a job that was killed or stopped.  `attempt` is the path of its directory."""
         if exit.signal is not None or exit.reason != "exit":
-            with suppress(CannotRun):  # then there is nothing to end it with
+            with suppress(CannotRun):  # without an engine there is no container
                 async with self._alone:
                     engine = self._engine or await self._find()
                 await end(self._host, engine, attempt)
@@ -232,7 +232,7 @@ def _read_info(kind: str, rest: str, facts: Mapping[str, str]) -> Engine | str:
             for device in info.get("DiscoveredDevices") or ()
         )
         gpus: Literal["", "gpus", "cdi"] = "gpus" if by_flag else "cdi" if by_cdi else ""
-        # It names a program also where there is none, and only then does not know its version.
+        # Docker names an init program even if it is missing, but then without its version.
         version, init = (
             str(info["ServerVersion"]),
             bool(info.get("InitBinary")) and (info.get("InitCommit") or {}).get("ID") != "N/A",
@@ -244,9 +244,9 @@ def _read_info(kind: str, rest: str, facts: Mapping[str, str]) -> Engine | str:
         in_more_places = tuple(map(int, re.findall(r"\d+", version)[:2])) >= (
             4,
             8,
-        )  # where it looks for catatonit
+        )  # these versions search more directories for catatonit
         init = facts.get("init") == "yes" or (facts.get("helper") == "yes" and in_more_places)
-    # A rootless Docker has its user as root inside; a rootless Podman keeps the number, by a flag.
+    # Rootless Docker maps its user to root in the container; rootless Podman keeps the uid with a flag.
     user = "0:0" if kind == "docker" and rootless else f"{uid}:{gid}"
     return Engine(kind, path, version, user, rootless, init, cards, gpus if cards else "", memory)  # type: ignore[arg-type]
 
@@ -311,7 +311,7 @@ async def resolve(
         id = str(found["Id"])
     except (ValueError, LookupError, TypeError) as error:
         raise CannotRun(f"cannot inspect the image {image}: {said[:200]!r}") from error
-    # A name can stand for several digests of one content; those of a registry are what another machine can ask for.
+    # An image may have several digests; another machine can pull those of a registry.
     digests = [str(name).partition("@")[2] for name in found.get("RepoDigests") or ()]
     pinned = image.partition("@")[2]
     id = id if id.startswith("sha256:") else f"sha256:{id}"
@@ -321,7 +321,7 @@ async def resolve(
 async def sweep(host: Client, engine: Engine, attempts: str) -> list[str]:
     """Remove the containers of finished jobs below `attempts`.  Returns the names of their attempts.  Raises DriverError."""
     if engine.kind in cluster_containers.KINDS:
-        return []  # they are processes of their job
+        return []  # containers of these engines are processes of their job
     listed = await _call(
         host,
         [
@@ -430,7 +430,7 @@ def _leads(folder: str, store: str, ours: Sequence[str], seen: set[str]) -> Iter
                     ):
                         continue
                     if _within(target, store):
-                        yield store  # what is stored holds no links that lead out of it
+                        yield store  # stored objects contain no links that leave the store
                         continue
                     if not any(_within(target, place) for place in seen):
                         yield target
@@ -505,7 +505,7 @@ def wrap(
             "none",
         ),
         *("--user", engine.user, "--workdir", command.cwd, "--entrypoint", ""),
-        # SELinux: our files stay as they are labelled, and the container may read them all the same.
+        # SELinux: our files keep their labels, and the container may still read them.
         *("--security-opt", "label=disable", "--security-opt", "no-new-privileges"),
     ]
     if engine.kind == "podman":
@@ -524,7 +524,7 @@ def wrap(
         words += [
             "--shm-size",
             str(engine.memory // 2),
-        ]  # what the kernel gives /dev/shm by itself; data loaders fill the 64 MB of an engine
+        ]  # the kernel's default for /dev/shm; data loaders fill the engine's 64 MB
     given = _has(engine.args, "--network", "--net")
     if not network and given and not {"none", "--network=none", "--net=none"} & {*engine.args}:
         raise CannotRun(
@@ -567,7 +567,7 @@ def _gpu_flags(gpus: Sequence[Device] | None, engine: Engine) -> list[str]:
         return [
             "--gpus",
             "all" if gpus is None else f'"device={names}"',
-        ]  # Docker reads CSV: without quotes it would end at a comma
+        ]  # Docker parses CSV: without quotes, a comma would end the value
     places = ["all"] if gpus is None else [gpu.place or gpu.name for gpu in gpus]
     return [word for place in places for word in ("--device", f"nvidia.com/gpu={place}")]
 
@@ -691,7 +691,7 @@ rm -rf "$box"
 :
 """
 
-# The guard's script · the engine's kind · "init" if it has one · the container's name · a folder for us · its words' number · they · `run …`
+# Arguments: guard script, engine kind, "init" or "", container name, own directory, word count of the engine command, these words, `run ...`
 _RUN = r"""
 guard=$1 kind=$2 init=$3 name=$4 box=$5 n=$6; shift 6
 rm -rf "$box"; mkdir -m 700 "$box" && mkfifo "$box/tell" || exit 125

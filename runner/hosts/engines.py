@@ -17,17 +17,19 @@ class Engine:
     kind: Literal["docker", "podman", "apptainer", "enroot"]
     program: str  # absolute path on the host
     version: str
-    user: str  # UID:GID with which the command runs, as the container counts
+    user: str  # UID:GID of the command in the container
     rootless: bool = False
-    init: bool = False  # it has a first process to give, which passes signals on and reaps
+    init: bool = False  # can start an init process that forwards signals and reaps zombies
     cards: int = 0  # GPUs of the host
     gpus: Literal["", "gpus", "cdi", "own"] = (
-        ""  # by which flags it gives them, "own" for those of a cluster's engine; "": it cannot
+        ""  # flags that pass GPUs to a container; "own" for cluster engines, "" for none
     )
     memory: int = 0  # bytes of the host
-    flags: tuple[str, ...] = ()  # words of the setting before its verb
-    args: tuple[str, ...] = ()  # and after `run`
-    env: Mapping[str, str] = field(default_factory=dict, repr=False)  # what its client needs
+    flags: tuple[str, ...] = ()  # `engine_args`, before the verb
+    args: tuple[str, ...] = ()  # `container_args`, after `run`
+    env: Mapping[str, str] = field(
+        default_factory=dict, repr=False
+    )  # variables for the engine's client
 
     @property
     def words(self) -> tuple[str, ...]:

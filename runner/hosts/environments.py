@@ -98,14 +98,14 @@ async def python_of(hooks: Hooks, wanted: Wanted, say: Callable[[str], None]) ->
     if wanted.lock is None and await python_there(place, wanted.version) == place.python:
         return place.python
     if not await is_built(place, wanted):
-        # On another machine the builder's own lock is enough: `gc` does not go there.
+        # On another machine the builder's own lock is enough, because `gc` does not run there.
         with (
             await _turn(hooks, os.path.basename(home), say)
             if place.folder.root == str(place.ws.home)
             else contextlib.nullcontext()
         ):
             await _build(hooks, wanted, f"{place.folder.root}/{home}", say)
-    await place.folder.note(f"{home}/complete")  # `gc` goes by when it was last wanted
+    await place.folder.note(f"{home}/complete")  # `gc` uses the time of the last use
     return f"{place.folder.root}/{home}/bin/python"
 
 
@@ -138,7 +138,7 @@ async def _build(hooks: Hooks, wanted: Wanted, home: str, say: Callable[[str], N
     installer = (
         await python_there(hooks.place, wanted.version) if wanted.version else hooks.place.installer
     )
-    # Index, proxy, certificates and cache are found by the caller's environment; nothing of that gets into what is installed.
+    # Index, proxy, certificates and cache come from the user's environment; they do not change the installed packages.
     inherited = list(os.environ) if hooks.place.folder.root == str(hooks.place.ws.home) else []
     files = {"builder.py": _PROGRAM.read_bytes(), "requirements.txt": text}
     last: dict[str, Any] = {}

@@ -99,15 +99,13 @@ class Heading:
             (),
             str(ws.home),
         )
-        # The schema of the settings names the drivers that may be a head: their hosts can be visited.
+        # The settings schema allows only drivers with visitable hosts as head.
         fix = f"run `recipe doctor --driver {head.driver} --host {head.host}` to test the connection step by step"
         async for name, found in driver.visit():
             try:
                 if isinstance(found, DriverError):
                     raise found
-                found.deadman = settings.get(
-                    "deadman"
-                )  # of a host that is only looked at there is none
+                found.deadman = settings.get("deadman")  # `visit` sets no deadman
                 lease = Lease(head.driver, name, "head", {"python": found.python})
                 place = await Connector(ws, head.driver, self._named, self._say).place(
                     Offer(head.driver, name), lease, found, driver.traits, slots=1

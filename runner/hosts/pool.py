@@ -249,7 +249,7 @@ class HostPool:
             self.leases.inherit(row)
         kept = _by_machine(
             await self.leases.adopt()
-        )  # before what others left: what is ours may be past its time, and steps of ours run there
+        )  # before leftovers of other runs: our own leases may be past their end while our steps still run there
         await self._upkeep.tidy()
         if self.priced:
             self.here.capacity.slots = self.here.capacity.processors
@@ -412,7 +412,7 @@ class HostPool:
         await self._of().denied()
         together = need in self.together
         while len(tried) < BOOTS:
-            # Asked anew each time: what was quoted before the last machine failed may be gone, or dearer.
+            # Ask for offers again each time: the earlier ones may be gone, or more expensive.
             offers = [
                 offer
                 for offer in await self._offers(wish_for(need, self.taking, self.where))
@@ -444,7 +444,7 @@ class HostPool:
             began = time.monotonic()
             try:
                 found = await self._take(offer, 1, need, ready=ready)
-            except Full as error:  # another run was faster: this one asks again when there is room
+            except Full as error:  # another run was faster: try again when there is room
                 self.say(f"{self._named(offer)} is not rented yet: {error}")
                 return None
             if found:
@@ -533,7 +533,7 @@ class HostPool:
         for each in with_it:
             each.lost = each.lost or reason
         closing = asyncio.gather(*(each.aclose() for each in (place, *with_it)))
-        if not place.lost:  # one that does not answer costs nothing more while it is let go of
+        if not place.lost:  # closing the connections of a lost machine takes no paid time
             await closing
         gone, spot, failure = True, self.spot.market, ""
         if self.spot.gone((place, *with_it)):
@@ -584,7 +584,7 @@ class HostPool:
         silent = asyncio.gather(*(place.aclose() for place in places if place.lost))
         leaving = asyncio.gather(*(place.aclose() for place in places if not place.lost))
         if self.leases is None or self.priced or self.leases.driver.traits.allocates:
-            await leaving  # where all ends with its lease, nothing may be on its way any more
+            await leaving  # if jobs end with the lease, all transfers must be finished first
         if not self._opened:
             await self.local.aclose()
         if self.leases is not None:
@@ -598,7 +598,7 @@ class HostPool:
                         f"the lease {row.key} of {row.driver} could not be released: {why}; try again with `recipe reap`{self._upkeep.console}"
                     )
             await asyncio.gather(leaving, silent)
-            with contextlib.suppress(DriverError, Busy):  # what was accrued stands
+            with contextlib.suppress(DriverError, Busy):  # the accrued cost stays
                 await self.leases.charges()
             await self.leases.driver.aclose()
             self.leases.ledger.close()
@@ -625,7 +625,7 @@ class HostPool:
             return self._leases_of(self.name, self.driver)
         each = {name: self._leases_of(name, None) for name in self._connectors}
         settings = {name: self.ws.config.driver(name) for name in each}
-        # Of those whose machines run containers in an engine of their own.
+        # The container settings of a driver whose machines run their own engine.
         for name, leases in each.items():
             if not leases.driver.traits.images:
                 self.box = _box(settings[name])
@@ -781,7 +781,7 @@ class HostPool:
             if ready is not None:
                 with _disposable(HostLost, Unreachable):
                     for place in places:
-                        await ready(place)  # before any step can be started there
+                        await ready(place)  # before a step can start there
         except HostLost as error:
             self.say(f"{self._named(offer)}: {error}")
             if not self.priced:
@@ -830,7 +830,7 @@ def driver_for(ws: Workspace, name: str, hosts: Sequence[str], python: str) -> D
     settings = ws.config.driver(name)
     if (
         python == interpreters.CURRENT
-    ):  # elsewhere it is the one of the settings, and must be like it
+    ):  # remote hosts use the Python of the settings, which must have the same packages
         python = sys.executable if name == "loopback" and "python" not in settings else ""
     return driver_of(
         name,

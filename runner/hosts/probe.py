@@ -24,18 +24,18 @@ from drivers.base import (
 from .engines import ENGINES
 from .link.stream import OWN, PYTHONS
 
-_LITTLE: Final = 10 * 10**9  # bytes of disk that a small training wants
-_OLDEST: Final = (3, 11)  # a Python that can make the environments of recipes
-_SHOWN: Final = 120  # characters of what a stranger says
-_CLOCKS_APART: Final = 60  # seconds
+_LITTLE: Final = 10 * 10**9  # bytes of disk for a small training
+_OLDEST: Final = (3, 11)  # oldest Python that can create environments of recipes
+_SHOWN: Final = 120  # maximum characters of shown host output
+_CLOCKS_APART: Final = 60  # seconds of clock difference
 
-# In namespaces of users, mounts, processes and a network: only a mount shows that it may do anything there.
+# Creates user, mount, process and network namespaces; only a mount proves that they work.
 _NAMESPACES: Final = (
     "import ctypes, os; c = ctypes.CDLL(None, use_errno=True); "
     'made = not c.unshare(0x70020000) and not c.mount(b"/", b"/", None, 0x5000, None); '
     'print("ok" if made else os.strerror(ctypes.get_errno()))'
 )
-# Follows the question of `drivers.machine`, which sets $root.
+# Runs after the script of `drivers.machine`, which sets $root.
 _SCRIPT: Final = (
     r"""
 echo "system=$(uname -srm 2>/dev/null)"
@@ -187,7 +187,7 @@ def _refusal(error: DriverError) -> Finding:
     )
 
 
-# --- reading
+# --- parsing
 
 
 def findings(said: bytes) -> list[Finding]:

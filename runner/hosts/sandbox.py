@@ -32,7 +32,7 @@ FIX: Final = (
 _HERE: Final = str(Path(agent.__file__).parents[1])
 _BEGIN: Final = (
     "import os, pwd, sys; home = pwd.getpwuid(os.getuid()).pw_dir;"
-    " sys.path.append(os.path.join(home, sys.argv.pop(1)));"  # a root may begin there
+    " sys.path.append(os.path.join(home, sys.argv.pop(1)));"  # a relative root starts at the home directory
     " from agent import closed; os._exit(closed.main(sys.argv[1:]))"
 )
 _ASK: Final = (

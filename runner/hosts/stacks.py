@@ -173,7 +173,7 @@ def _bucket(ws: Workspace, stack: Stack) -> Bucket | None:
     from ..storage.buckets import opening as buckets
 
     named = ws.config.store_named(stack.store)
-    assert named is not None  # it has a name
+    assert named is not None  # the settings check the name
     return buckets.open(named, ws.own)
 
 

@@ -28,7 +28,7 @@ def here() -> str:
     try:
         import uv
 
-        with _ALONE:  # the first two threads that ask sysconfig at once are answered half
+        with _ALONE:  # concurrent first calls of sysconfig return incomplete data
             return str(uv.find_uv_bin())
     except (ImportError, FileNotFoundError):
         return shutil.which("uv") or ""

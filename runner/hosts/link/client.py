@@ -46,22 +46,20 @@ if TYPE_CHECKING:
     from .wire import Wire
 
 CHUNK = 1 << 20
-BEATS = (
-    9  # signs of life in the time after which an agent ends the jobs of a client that gives none
-)
-FOREVER = 1e8  # seconds; a longer patience needs no alarm
+BEATS = 9  # heartbeats within the deadman time of a client
+FOREVER = 1e8  # seconds; longer waits get no alarm
 ROOM = (
     1 << 15
-)  # bytes of one read: small enough that memory for it is at hand, and not mapped and given back each time
+)  # bytes of one read: small enough that its memory is reused, not mapped and unmapped each time
 REMEMBERED = 10_000
-SIGN = 5.0  # seconds between signs of life on a stream
+SIGN = 5.0  # seconds between two heartbeats on a stream
 PROTOCOLS = (
     NUMBER - 1,
     NUMBER,
-)  # those that we speak: an agent with jobs still serves a newer recipe
-UNUSED = 3.0  # seconds after which an agent that no client has and that has no jobs is gone
-FAREWELL = 10.0  # seconds in which what was asked for last must have been sent
-SILENCE = 20.0  # seconds without an answer to any after which it is taken for broken
+)  # supported protocols: an agent with jobs still serves a newer recipe
+UNUSED = 3.0  # seconds after which an agent without clients and jobs has exited
+FAREWELL = 10.0  # seconds to send the last messages when closing
+SILENCE = 20.0  # seconds without an answer after which the connection counts as broken
 
 
 class Line(Protocol):
@@ -113,24 +111,22 @@ class Client:
     def __init__(self, line: Line) -> None:
         self._line = line
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._connected = False  # or about to be
+        self._connected = False  # or connecting
         self._greeted = False
         self._failing_since: float | None = None
         self._tries = 0
         self._retry: asyncio.TimerHandle | None = None
         self._beats: asyncio.TimerHandle | None = None
         self._received = bytearray()
-        self._until_greeted = bytearray()  # what an agent that was just leaving may never have read
+        self._until_greeted = bytearray()  # messages that an exiting agent may not have read
         self._going: set[str] = set()
-        self._pending: set[str] = (
-            set()
-        )  # what this connection has asked for, and the agent has not answered
+        self._pending: set[str] = set()  # requests of this connection without an answer
         self._starts: dict[
             str, bytes
-        ] = {}  # of jobs that are not over: an agent that was killed may never have read it
+        ] = {}  # start messages of unfinished jobs: a killed agent may not have read them
         self._stops: dict[str, bytes] = {}
         self._over: dict[str, Exit] = {}
-        self._printed: dict[str, int] = {}  # bytes, of jobs that are over
+        self._printed: dict[str, int] = {}  # log bytes of finished jobs
         self._waiting: dict[str, list[tuple[asyncio.Future[None], float]]] = {}
         self._questions = 0
         self._asked: dict[int, asyncio.Future[dict[str, str]]] = {}
@@ -174,7 +170,7 @@ class Client:
             try:
                 self._ask(name)
             except DriverError:
-                del self._starts[name]  # its caller hears of it: it may not begin later
+                del self._starts[name]  # the caller gets the error, so the job must not start later
                 raise
         return job
 
@@ -335,7 +331,7 @@ class Client:
             self._tries += 1
 
     def _reconnect(self) -> None:
-        with suppress(DriverError):  # raised where they wait
+        with suppress(DriverError):  # raised in the waiting callers
             self._connect()
 
     def _fail(self, error: DriverError, now: float | None) -> None:
@@ -447,7 +443,9 @@ class Socket:
         self._host = host
         self._root = host.root
         self._context, self._own = context, own
-        self._awake: socket.socket | None = None  # to an agent that was not asked for anything yet
+        self._awake: socket.socket | None = (
+            None  # a connection to an agent without a request so far
+        )
         self._socket: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._unsent = bytearray()
@@ -484,7 +482,7 @@ class Socket:
             except BlockingIOError:
                 sent = 0
             except OSError:
-                return  # the reader sees the same end
+                return  # the reader notices the closed connection
             if sent == len(data):
                 return
             data = data[sent:]
@@ -512,7 +510,7 @@ class Socket:
         except FileNotFoundError:
             return b""
         except OSError as error:
-            if error.strerror == NOT_REGULAR:  # its step put a pipe, say, in the place of its log
+            if error.strerror == NOT_REGULAR:  # the step replaced its log, for example by a pipe
                 return b""
             raise _foreign(error, self._root) from error
         try:
@@ -630,7 +628,7 @@ class Streamed:
                     if payload[:1] == b"d":
                         await stream.send(
                             b"d"
-                        )  # says nothing: a connection that waits for an answer lets the next word through
+                        )  # an empty answer: some connections delay small packets until the other side answers
                         hear(payload[1:])
                     if self._carrying is not asyncio.current_task():
                         return

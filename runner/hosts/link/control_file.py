@@ -11,7 +11,7 @@ from .client import Client
 
 FILE: Final = ".recipe-control"
 """File name in the attempt directory, which a container sees too."""
-# A pipe that a program put there would hold up who opens it.
+# The test avoids a pipe, which would block the shell.
 _ASK: Final = '[ -f "$1" ] && grep -q listens "$1" 2>/dev/null && printf "%s\\n" "$2" >>"$1"'
 
 

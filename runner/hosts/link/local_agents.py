@@ -175,7 +175,7 @@ def _read(path: str) -> str:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return ""  # older kernels have fewer
+        return ""  # older kernels lack some of these files
     try:
         return os.read(fd, _LONGEST).decode("utf-8", "surrogateescape")
     except OSError:

@@ -54,7 +54,7 @@ _FULL = (
     "Not a directory",
 )
 
-# What is named as a Python may be the folder of an environment, and begin with the login's home.
+# A Python may be given as the directory of an environment, and may start with `~/`.
 PROGRAM = r"""program() {
   case $1 in "~/"*) set -- "${HOME:-.}/${1#"~/"}" ;; esac
   for each in "$1/bin/python" "$1/bin/python3"; do
@@ -63,7 +63,7 @@ PROGRAM = r"""program() {
   printf '%s\n' "$1"
 }
 """
-# $1 the root, $2 what marks our words, $3 the program below, then what it is given, then Pythons.
+# $1: the root, $2: the mark, $3: the loader below, $4-$6: its arguments, then interpreters to try.
 _FIND = f"""\
 {PROGRAM}
 PATH=$PATH:/usr/local/bin:/usr/bin:/bin
@@ -241,7 +241,7 @@ class Stream:
             async with asyncio.timeout(FAREWELL):
                 await self.finish()
                 async for _ in self._call:
-                    break  # it has nothing to say
+                    break  # no more output is expected
         await self._call.aclose()
 
 

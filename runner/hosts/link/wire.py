@@ -104,8 +104,8 @@ class Wire:
         self._wanting: deque[asyncio.Future[Stream]] = deque()
         self._opening: set[asyncio.Task[Stream]] = set()
         self._closed = False
-        self._count = 0  # streams that are open, or about to be
-        self._round_trip = float("inf")  # seconds: the quickest answer yet
+        self._count = 0  # open streams, including those being opened
+        self._round_trip = float("inf")  # seconds of the fastest answer so far
         self._squeezer = Squeezer()
 
     async def open(self) -> None:
@@ -168,7 +168,7 @@ class Wire:
         if self._opening:
             await asyncio.wait(
                 self._opening, timeout=FAREWELL
-            )  # one that was open just now is idle then
+            )  # a stream that opened just now is idle then
         idle, self._idle = self._idle, []
         self._count -= len(idle)
         await asyncio.gather(*(stream.leave() for stream in idle))
@@ -243,7 +243,7 @@ class Wire:
         failed: Exception | None = None
         squeeze = self.far or (
             isinstance(data, bytes) and len(data) <= SMALL
-        )  # srun holds back what is longer than 1 KiB
+        )  # srun delays data longer than 1 KiB
         await stream.send(b"q", json.dumps([self.sender, function, *arguments]).encode())
         try:
             for parts in _pieces((data,) if isinstance(data, bytes) else data):
@@ -273,7 +273,7 @@ class Wire:
         try:
             yield stream
         except (Gone, Infrastructure):
-            await self._back(stream)  # it was answered
+            await self._back(stream)  # the host answered, so the stream is in order
             raise
         except BaseException:
             self._count -= 1
@@ -342,7 +342,7 @@ class Wire:
             self._offer(opening.result())
             return
         self._count -= 1
-        while self._wanting:  # one of those who want it hears why; the others try themselves
+        while self._wanting:  # one waiting request gets the error; the others try again
             turn = self._wanting.popleft()
             if not turn.done():
                 turn.set_exception(error)

@@ -45,7 +45,7 @@ class Capacity:
         self._given: set[Device] = set()
         self._crowded: dict[
             int, float
-        ] = {}  # GPUs that could not be had at once -> the time of the next look
+        ] = {}  # number of GPUs that were unavailable -> time of the next check
         self._pause = SOONEST_LOOK
 
     @functools.cached_property
@@ -102,7 +102,7 @@ class Capacity:
         free: Sequence[str] = ()
         with contextlib.suppress(
             Unreachable, TimeoutError
-        ):  # there will be another look; what runs there says what is wrong
+        ):  # the next check tries again; the job itself reports a lost host
             async with asyncio.timeout(LONGEST_QUESTION):
                 free = await self._free([device.lock for device in ours])
         found = tuple(device for device in ours if device.lock in free)

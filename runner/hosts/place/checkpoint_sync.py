@@ -102,11 +102,9 @@ class _Seen:
     """What a sync remembers of one state between rounds."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    newest: tuple[str, Listing] | None = None  # the newest one there, when it was last looked at
-    bad: dict[str, Listing] = field(
-        default_factory=dict
-    )  # those that were found broken, as they were then
-    level: int = 0  # of the disk there, when it was last spoken of
+    newest: tuple[str, Listing] | None = None  # the host's newest checkpoint at the last check
+    bad: dict[str, Listing] = field(default_factory=dict)  # broken checkpoints with their listing
+    level: int = 0  # last reported warning level of the host's disk
 
 
 class CheckpointSync:
@@ -176,7 +174,7 @@ class CheckpointSync:
                     with contextlib.suppress(OSError, RecipeError):
                         await asyncio.to_thread(
                             _afresh, state
-                        )  # half of something may be what fills our disk
+                        )  # partial downloads may fill the local disk
         self._tell(doing)
 
     async def _restore(self, state: StateFolder) -> Newest:
@@ -251,7 +249,7 @@ class CheckpointSync:
             if (have := whole.get(name)) == listing or (
                 have and state.pattern is not None and listing.items() <= have.items()
             ):
-                good.append(name)  # or with more: what a node wrote that is lost since
+                good.append(name)  # or with more files, from a node that is lost now
                 continue
             if not over and not checkpoints.is_due(name, copied, state.every_steps):
                 continue
@@ -312,7 +310,7 @@ class CheckpointSync:
         try:
             doing.size += await self._host.bring(_join(state.below, name), target)
         except (Rejected, RecipeError, OSError) as error:
-            # The trainer deletes old checkpoints of its own accord, and goes on writing: neither is an error.
+            # The training may delete or change the checkpoint meanwhile, which is no error.
             if (
                 _parts((await self._host.look(state.below)).files, state.pattern).get(name)
                 == listing
@@ -367,7 +365,7 @@ class CheckpointSync:
         if look.free < need:
             old += [
                 name for name in good[1:] if name not in old
-            ]  # they are here: there they only take the room of the next one
+            ]  # downloaded already: free the space for the next one
         if old and (spared := await asyncio.to_thread(checkpoints.best, state.here / good[0])):
             old = [name for name in old if name != spared]
         if old:
@@ -514,7 +512,7 @@ def _parts(files: Listing, pattern: str | None) -> dict[str, Listing]:
     for path, known in files.items():
         name, _, rest = path.partition("/")
         if not rest and known[0] == LINK:
-            continue  # to a checkpoint, as a rule: that travels, and what its trainer calls it does not
+            continue  # usually an alias of a checkpoint, which itself is copied
         found.setdefault(name, {})[rest] = known
     return dict(found)
 

@@ -52,7 +52,7 @@ class Collector:
             and not task.attempt.objects
             and not task.rejoined
         ):
-            return TaskResult(exit)  # it was given nothing, and left nothing that was asked for
+            return TaskResult(exit)  # no inputs were staged and no outputs are declared
         harvest = await self._host_store.take(
             paths.cwd, [(path, bool(flags & DIRECTORY)) for _, path, flags in outputs]
         )
@@ -63,14 +63,16 @@ class Collector:
                 problem="input",
                 words=f"the step changed its input {_name_of_input(task.attempt, harvest.changed[0])}",
             )
-        in_place = self._host_store.neighbour.reads  # it may have read an input here
+        in_place = (
+            self._host_store.neighbour.reads
+        )  # the step may have read an input from the shared disk
         if in_place and (
             words := await asyncio.to_thread(
                 task.attempt.tampered, self._ws.cache, self._ws.objects
             )
         ):
             return TaskResult(exit, problem="input", words=words)
-        noted = task.attempt.taken()  # by a worker that was killed while the host put them away
+        noted = task.attempt.taken()  # by a worker that was killed while the host moved them
         found: dict[str, str] = {}
         wrong: list[str] = []
         for name, path, flags in outputs:
@@ -124,7 +126,7 @@ class Collector:
         """Download small leftover files of a failed attempt for debugging, because the host's copies are deleted."""
         with contextlib.suppress(
             DriverError, RecipeError, OSError
-        ):  # the failure is what is to be shown
+        ):  # the step's own failure is more important
             found, others = await self._host_store.remains(
                 self._paths.cwd, each=REMAINS_EACH, all=REMAINS_ALL, count=REMAINS_COUNT
             )

@@ -103,7 +103,7 @@ class RemoteFolder(Folder):
         self._host_store, self._contact, self._busy = host_store, contact, busy
         self.contents: set[str] = set()
         """Contents known to be stored on the host."""
-        self._spent: list[str] = []  # paths there that are not needed any more
+        self._spent: list[str] = []  # paths on the host to delete
         self._clearing = asyncio.Lock()
 
     @property
@@ -138,7 +138,7 @@ class RemoteFolder(Folder):
             if spent:
                 with contextlib.suppress(
                     DriverError
-                ):  # a host that cannot be reached keeps it until it is swept
+                ):  # an unreachable host keeps the files until a sweep
                     await self._host_store.clear(spent)
 
     async def noted(self, path: str) -> bool:
@@ -155,7 +155,7 @@ class RemoteFolder(Folder):
         try:
             return await self._host_store.free(), None
         except (DriverError, RecipeError):
-            return sys.maxsize, None  # a host that cannot be asked is not called full
+            return sys.maxsize, None  # an unreachable host does not count as full
 
     def holds(self, content: str) -> bool:
         """Return whether the host holds this output."""

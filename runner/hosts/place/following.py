@@ -53,7 +53,7 @@ class Follower:
 
     async def end(self, beside: Sequence[Coroutine[object, object, object]]) -> Exit:
         """Wait for the end of the job.  Meanwhile, copy its output and metrics, and run the tasks `beside`."""
-        # What is printed first at once: a step that is over by then is not asked twice.
+        # Without an initial pause: the log of a short step is then read only once.
         doing = [
             _again(self._append, FIRST_GLANCE),
             _again(
@@ -73,7 +73,7 @@ class Follower:
         finally:
             for future in futures:
                 future.cancel()
-            # What does not end in a moment waits for a host that does not answer.
+            # A task that does not end now waits for an unreachable host.
             await asyncio.wait({asyncio.gather(*futures, return_exceptions=True)}, timeout=FAREWELL)
         return exit
 
@@ -93,7 +93,7 @@ class Follower:
         for name in await self._host_store.matching(paths.cwd, task.metrics[0]):
             target = Path(task.attempt.path, name)
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.unlink(missing_ok=True)  # an earlier worker may have brought it
+            target.unlink(missing_ok=True)  # an earlier worker may have copied the file
             while data := await self._host_store.read(
                 f"{paths.cwd}/{name}", _size(str(target)), limit=ROOM
             ):
@@ -130,7 +130,7 @@ async def _again(
     """Call `look` repeatedly until cancelled, first after `pause` seconds, then less often while there is nothing new."""
     while True:
         await asyncio.sleep(pause)
-        with contextlib.suppress(Unreachable):  # who waits for the end says so
+        with contextlib.suppress(Unreachable):  # the wait for the job's end reports this
             pause = least if await look() else min(most, pause * 1.3)
 
 

@@ -309,7 +309,7 @@ class Group(Place):
         async def one(rank: int) -> None:
             with contextlib.suppress(
                 DriverError
-            ):  # the wait for its end finds that the host is gone, or cannot be reached
+            ):  # the wait for the node's end reports a lost or unreachable host
                 await self._members[rank].host.stop(Job(f"{name}.{rank}"), grace)
 
         await asyncio.gather(*map(one, ranks))

@@ -28,7 +28,7 @@ class Paths(NamedTuple):
     script: str
     log: str
     metrics: str
-    host: str  # what the agent there sees of the machine meanwhile
+    host: str  # the agent's record of the machine
 
     @classmethod
     def at(cls, path: str) -> Paths:
@@ -76,12 +76,12 @@ class Round:
     """The result of one round of a checkpoint sync."""
 
     brought: list[str] = field(default_factory=list)
-    size: int = 0  # bytes that travelled
+    size: int = 0  # transferred bytes
     passed: list[tuple[str, str]] = field(
         default_factory=list
-    )  # (checkpoint, why it does not count), each shown once
-    warning: str = ""  # of a disk, shown once until it is better
-    problem: str = ""  # what kept it from being done; it is tried again
+    )  # (checkpoint, reason why it does not count), each shown once
+    warning: str = ""  # about a disk, shown once until it has space again
+    problem: str = ""  # why the round failed; the next one tries again
 
 
 Phase: TypeAlias = Literal["TRANSFERRING_DATA", "EXECUTING", "FETCHING_RESULTS"]

@@ -16,7 +16,7 @@ SHIM = "_recipe_world.py"
 PORT = "{MASTER_PORT}"
 """Placeholder for the rendezvous port in a multi-node command.  The port is chosen when all nodes have their inputs."""
 
-# Runs inside every process that `accelerate launch` starts: a launcher that came up with fewer processes than were asked for does so silently.
+# Runs in every process that `accelerate launch` starts, because the launcher may silently start too few processes.
 _SHIM_TEXT = """\
 import os, runpy, sys
 want, got = int(os.environ["RECIPE_WORLD_SIZE"]), int(os.environ.get("WORLD_SIZE", "1"))
@@ -37,9 +37,9 @@ class Launch(NamedTuple):
     """The rendered command of one attempt."""
 
     argv: tuple[str, ...]
-    files: Mapping[str, bytes]  # written into the attempt directory first
+    files: Mapping[str, bytes]  # to write into the attempt directory first
     env: Mapping[str, str]
-    script: str | None = None  # a shell script; argv is then what runs it, its path to be appended
+    script: str | None = None  # a shell script; its path is appended to argv
 
 
 def render(spec: StepSpec, scope: Mapping[str, Any], *, python: str) -> Launch:
@@ -47,7 +47,7 @@ def render(spec: StepSpec, scope: Mapping[str, Any], *, python: str) -> Launch:
     launch = _rendered(spec, scope, python)
     if not spec.options.nice:
         return launch
-    # A program, so that it is the same on hosts and in containers, and before any process of the step.
+    # `nice` as a program works on hosts and in containers, and applies to all processes of the step.
     return launch._replace(argv=("nice", "-n", f"{spec.options.nice}", *launch.argv))
 
 
@@ -126,7 +126,7 @@ def _accelerate(
         "no",
     ]
     if world > 1:
-        # Also without GPUs: `--cpu --num_processes 2` would silently run one process.
+        # Necessary without GPUs too: `--cpu --num_processes 2` would silently run one process.
         words += ["--multi_gpu"]
     if nodes > 1:
         words += [

@@ -56,8 +56,8 @@ async def follow(
                         say(f"partial copy of {output.path}: {os.path.relpath(here)}/{output.path}")
                     had[output.path] = content or had.get(output.path, "")
                 except (DriverError, Corrupt):
-                    pass  # who waits for the step's end says that a host is out of sight
-                except RecipeError as error:  # no room here: the step itself is not to be disturbed
+                    pass  # the wait for the step's end reports an unreachable host
+                except RecipeError as error:  # the local disk is full: do not disturb the step
                     say(f"cannot copy {output.path} before the step finishes: {error}")
                     return
                 due[output] = time.monotonic() + output.every

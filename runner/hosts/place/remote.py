@@ -65,7 +65,7 @@ class RemotePlace(Place):
         self.folder: RemoteFolder = RemoteFolder(
             ws, host_store, self.contact, lambda: self.capacity.busy
         )
-        self._linked: set[str] = set()  # inputs that are said to be links here
+        self._linked: set[str] = set()  # inputs already reported as links
 
     def paths(self, attempt: AttemptDirectory) -> Paths:
         return Paths.at(
@@ -173,7 +173,7 @@ class RemotePlace(Place):
     ) -> TaskResult:
         """Collect the outputs of a successful command; `rest` copies the end of its log."""
         if task.metrics is not None and task.metrics[0]:
-            await rest  # before outputs are moved there: they may be what metrics are read from
+            await rest  # before outputs are moved: they may contain the metrics
             return await self.contact.insist(lambda: collector.outputs(exit))
         brought: TaskResult
         brought, _ = await asyncio.gather(
@@ -234,7 +234,7 @@ class RemotePlace(Place):
         if script is not None:
             parcel.beside[".sh"] = script
         if task.metrics is not None and task.metrics.in_environment:
-            parcel.beside[".metrics"] = b""  # a container can only be shown a file that is there
+            parcel.beside[".metrics"] = b""  # a missing file cannot be mounted into a container
         name = attempt.called or os.path.basename(attempt.path)
         wanted = {
             content for content in parcel.links.values() if content not in self.folder.contents
@@ -253,8 +253,10 @@ class RemotePlace(Place):
 
         async def stage() -> None:
             try:
-                linked = await self.host_store.stage(name, parcel, wanted)  # travels while they do
-            except Gone:  # they take longer than it waits for them
+                linked = await self.host_store.stage(
+                    name, parcel, wanted
+                )  # sent in parallel with the contents
+            except Gone:  # the uploads took longer than the host waits
                 await sent.wait()
                 linked = await self.host_store.stage(name, parcel)
             self._explain(task, linked)
@@ -324,7 +326,9 @@ def _parcel(attempt: AttemptDirectory, states: Mapping[str, str]) -> Parcel:
                 name = f"{folder}/{item.name}" if folder else item.name
                 if name in parcel.links or name in parcel.states:
                     continue
-                if item.is_symlink():  # in code that came from a repository: what it leads to may be none of the repository's business
+                if (
+                    item.is_symlink()
+                ):  # a link of a repository, which may lead outside: keep it as a link
                     parcel.paths[name] = os.readlink(item.path)
                 elif item.is_dir():
                     waiting.append(name)

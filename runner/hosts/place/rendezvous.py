@@ -23,8 +23,8 @@ AWAY: Final = 1.0
 ALIKE: Final = {"torch": "torch", "cuda": "CUDA for torch"}
 """Packages with equal versions on all nodes, with their display names."""
 
-# Listens until its input ends.  First one line: the port, the time, and the versions of torch and of the CUDA that it was built for.
-# Nothing is imported: torch takes seconds to begin.
+# Listens until its input ends.  Prints one line first: the port, the time, and the versions of torch and its CUDA.
+# torch is not imported, because that takes seconds.
 LISTEN: Final = r"""
 import importlib.util, json, os, random, re, socket, sys, threading, time
 from importlib.metadata import PackageNotFoundError, version
@@ -66,7 +66,7 @@ sys.stdin.buffer.read()
 os._exit(0)
 """
 
-# Dials [address, port] pairs, all at once, one second for each: what went wrong with each of them, or "".
+# Dials all [address, port] pairs in parallel, with a timeout of one second, and prints an error or "" for each.
 DIAL: Final = r"""
 import json, socket, sys
 from concurrent.futures import ThreadPoolExecutor
@@ -148,7 +148,7 @@ async def meet(nodes: Sequence[Node], port: int = 0) -> Meeting:
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not telling.done():
             telling.cancel()
-            listening.result()  # raises: one that had said its port went away before another had
+            listening.result()  # raises the error: a node exited before another had reported its port
         answers = await telling
         _compare(nodes, answers)
         dialled = range(1 if port else len(nodes))
@@ -160,7 +160,7 @@ async def meet(nodes: Sequence[Node], port: int = 0) -> Meeting:
         except CannotRun:
             await asyncio.wait({listening}, timeout=AWAY)
             if listening.done():
-                listening.result()  # raises why the one that was dialled does not listen any more
+                listening.result()  # raises the reason why the dialed node no longer listens
             raise
         over.set()
         await listening
@@ -194,7 +194,9 @@ async def _listen(
         ):
             line += data
             if line.endswith(b"\n") and not answer.done():
-                port, now, have = json.loads(line.splitlines()[-1])  # a Python may greet
+                port, now, have = json.loads(
+                    line.splitlines()[-1]
+                )  # a Python may print a greeting first
                 ahead = now - time.time()
                 answer.set_result(
                     _Said(port, ahead if abs(ahead) > SKEW else 0.0, have if node.compared else {})

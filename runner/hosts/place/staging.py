@@ -65,13 +65,11 @@ class Workdir:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._made: dict[str, None] = {}  # folders, each after the one it is in
+        self._made: dict[str, None] = {}  # created directories, parents first
         self._scrap: Scrap | None = None
-        self._spare: list[str] = []  # files of an earlier attempt, to be written over
-        self._aside = 0  # spare files that had a name which was wanted
-        self._idle: dict[
-            str, None
-        ] = {}  # folders of an earlier attempt that were not asked for yet
+        self._spare: list[str] = []  # spare files, to be overwritten
+        self._aside = 0  # number of spare files renamed because their name was needed
+        self._idle: dict[str, None] = {}  # spare directories that are not used yet
 
     @property
     def begun(self) -> bool:
@@ -107,7 +105,7 @@ class Workdir:
         parent = target[: target.rindex("/")]
         if parent not in self._made:
             self._make(parent, whole)
-        if target in self._spare:  # the name is wanted, the file is still spare
+        if target in self._spare:  # the name is needed, but a spare file has it
             self._set_aside(target)
         elif target in self._idle:
             for name in [name for name in self._spare if name.startswith(f"{target}/")]:
@@ -173,41 +171,41 @@ class AttemptDirectory:
     """One attempt directory and its staged inputs."""
 
     path: str
-    called: str = ""  # its name on the host that it runs on, where that is another
-    staged: dict[str, Mark] = field(
-        default_factory=dict
-    )  # name -> what the file system says of our copy
+    called: str = ""  # its name on another host, if different
+    staged: dict[str, Mark] = field(default_factory=dict)  # name -> mark of our copy
     links: dict[str, tuple[str, str]] = field(
         default_factory=dict
-    )  # name -> the caller's file or tree that is read in place, and its content
+    )  # name -> the user's file or tree that is read in place, and its content
     mounted: dict[str, str] = field(
         default_factory=dict
-    )  # name -> the path of one of them that a container is shown under that name
+    )  # name -> the user's path that a mount shows there
     objects: dict[str, str] = field(
         default_factory=dict
-    )  # name -> the stored object that its files are other names of
+    )  # name -> the stored object that it is hard-linked to
     notices: dict[str, str] = field(
         default_factory=dict
-    )  # name -> how an input is given, and why, where that is not as files of ours
+    )  # name -> message about an input that is not staged as our files
     sources: dict[str, str] = field(
         default_factory=dict
-    )  # caller's file that was copied -> the content that stands in the key
+    )  # user's file that was copied -> its content in the key
     doubtful: list[str] = field(
         default_factory=list
-    )  # caller's files that were not what the key says when they were staged
-    boxed: bool = False  # it runs in a container, which can be shown a path under another name
-    overlays: Overlays | None = None  # its command may change what it is given
+    )  # user's files that differed from the key when they were staged
+    boxed: bool = False  # runs in a container, which can mount a path under another name
+    overlays: Overlays | None = None  # set if the command may change its inputs
     _origins: dict[str, str] = field(
         default_factory=dict
-    )  # name -> the path of the caller's that was given as a whole
+    )  # name -> the user's path that was staged as a whole
     _waiting: dict[str, list[tuple[str, str | None, str, str]]] = field(
         default_factory=dict
-    )  # large files that are declared together: the cache's name, content, path and name there of each
+    )  # group -> large files declared together: name in the digest cache, content, source path, name in the attempt
     _recorded: Mapping[str, Mapping[str, str]] | None = None
-    _tiny: list[str] = field(default_factory=list)  # outputs that the store has a copy of
+    _tiny: list[str] = field(
+        default_factory=list
+    )  # outputs that are stored inline, so their files remain
     _taken: dict[str, Content] = field(
         default_factory=dict
-    )  # outputs whose files are links to stored objects
+    )  # outputs whose files are now links to stored objects
     folder: Workdir = field(init=False)
     """The directory while it is filled."""
 
@@ -237,7 +235,7 @@ class AttemptDirectory:
         are staged by `give_files`.
         """
         if name in self.staged or self._is_in_given(source, name):
-            return  # two patterns of the recipe name one file, or one names the folder that it is in
+            return  # two patterns name the same file, or one names its directory
         target = self.target_of(name)
         found = os.stat(source)
         is_file = stat.S_ISREG(found.st_mode)
@@ -416,7 +414,7 @@ class AttemptDirectory:
             return True
         if (known := self._given["objects"].get(name)) is not None:
             self._origins[name] = source
-            return known == content  # whatever happened to the source since
+            return known == content  # later changes of the source do not matter
         if (known := self._given["links"].get(name)) is not None:
             self._origins[name] = source
             self.links[name] = (at, known)
@@ -470,7 +468,7 @@ class AttemptDirectory:
         changed += [
             name
             for name, content in self.objects.items()
-            # one may be at its host alone, and a `gc` may have deleted it since
+            # an object may exist on its host only, or may be deleted by `gc`
             if objects.has(Content(content)) and not objects.intact(Content(content))
         ]
         if changed:
@@ -613,7 +611,7 @@ class AttemptDirectory:
         if self.folder.begun and not self.objects:
             for path in self._taken:
                 delete(Path(gone, path))
-            with contextlib.suppress(OSError):  # something of it is gone, or cannot be read
+            with contextlib.suppress(OSError):  # a part of the directory is missing or unreadable
                 if scrap.give(Spare(gone, self.folder.folders, (*self.staged, *self._tiny))):
                     return None
         delete(Path(gone))
@@ -631,7 +629,7 @@ def undeclared_file(
         r"[\w./+@-]*[\w+-]\.\w+|[\w+-]*(?:/[\w.+-]+)+", log_tail.replace(f"{attempt}/", "")
     ):
         name: str = posixpath.normpath(word.removeprefix(f"{workspace}/"))
-        # A program may call what it was given by its last name: inputs/dataset/rows.csv is rows.csv to it.
+        # A program may use the last name of its input: inputs/dataset/rows.csv appears as rows.csv.
         inside = any(
             name.startswith(f"{folder}/") or posixpath.basename(folder) == name for folder in have
         )

@@ -173,9 +173,7 @@ class Budget:
 def _own_end(row: LeaseRow, now: float) -> float:
     """Return the Unix time at which a lease stops costing money at the latest.  A machine past its end still costs money."""
     if row.kept or row.offer.get("queued"):
-        return (
-            now  # a kept machine's future is no run's; an allocation ends when nothing runs there
-        )
+        return now  # the future of a persistent machine counts for no run; an allocation ends with its last job
     return max(row.until, now)
 
 

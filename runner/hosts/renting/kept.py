@@ -171,7 +171,7 @@ class KeptLeases(Leases):
             machine = await super()._looked_for(self.ledger.take(machine, self.holder))
         if machine.state == "GONE":
             return self._move(row, "GONE", reason=machine.reason)
-        if machine.state == "COMING":  # it runs from its order on
+        if machine.state == "COMING":  # a machine runs from its order on
             return self._move(row, "COMING", lease=machine.lease)
         return await self._start(
             row, machine, datetime.fromtimestamp(row.until, UTC)

@@ -102,7 +102,7 @@ class LeaseUpkeep:
                 for n, row in enumerate(held.leases):
                     with contextlib.suppress(
                         DriverError, Busy
-                    ):  # there is time for many tries before it ends
+                    ):  # several attempts are possible before the lease ends
                         held.leases[n] = await self._leases.renew(row)
 
     async def _accrue(self) -> None:

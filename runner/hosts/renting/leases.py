@@ -103,7 +103,7 @@ def driver_of(
         raise CannotRun(f"invalid settings of the driver {name}: {error}", fix=fix) from error
     except (NoCapacity, Rejected) as error:
         fix = f"correct `[drivers.{name}]` in the file that `recipe config` shows"
-        if isinstance(error, NoCapacity):  # a place that the provider does not have
+        if isinstance(error, NoCapacity):  # a location that the provider does not have
             raise Infrastructure(str(error), fix=fix) from error
         raise Invalid([Problem("driver-setting", str(error), fix=fix)]) from error
     except Denied as error:
@@ -155,7 +155,7 @@ class Leases:
         self.settings: Mapping[str, object] = {}
         """Settings of the driver.  If they change, a provider that denied an order is asked again."""
         self._waits = ""
-        self._asked_again = False  # it was said that a host is asked again and again
+        self._asked_again = False  # whether the retry message was shown
         self._releasing: dict[str, asyncio.Task[bool]] = {}
         self.freed = asyncio.Event()
         """Set when a paid lease has ended: other leases of the run may use its remaining money."""
@@ -279,7 +279,7 @@ class Leases:
                     failure, why = LeaseFailure.DENIED, str(error)
                     account = account_digest(self.settings, await _account(self))
                 self._move(row, "GONE", reason=why, failure=failure, account=account)
-            else:  # refused, and yet there: it is given back
+            else:  # refused, but the machine exists: release it
                 await self.release(self._move(row, "COMING", lease=plain(error.lease)), str(error))
             if isinstance(error, NoCapacity):
                 return None
@@ -287,7 +287,7 @@ class Leases:
         except Unsure as error:
             lease = error.lease or await self._find(row)
         except DriverError:
-            raise  # it did not get through: the intent stays until a listing has shown that nothing came of it
+            raise  # the order may not have arrived: the intent stays until two listings show no machine
         except Exception as error:  # an unreadable reply
             _log.error("the reply to the order %s cannot be read: %s", row.key, error)
             lease = await self._find(row)
@@ -340,14 +340,16 @@ class Leases:
         )
         if self.driver.traits.prolongs:
             ends = datetime.fromtimestamp(row.until, UTC)
-            with suppress(DriverError):  # the run leaves it in time; its own end is the last resort
+            with suppress(
+                DriverError
+            ):  # the run leaves the machine in time; the provider's own end is the last resort
                 await self.call(partial(self.driver.prolong, lease_of(row), ends))
         return row
 
     async def _hosts(self, row: LeaseRow) -> Sequence[Host] | None:
         ours = (
             row.state == "UP" and not row.price
-        )  # a host that costs nothing, and on which a step of this run may be running
+        )  # a free host, where a step of this run may be running
 
         def waiting(error: Exception) -> None:
             if ours and not self._asked_again:
@@ -377,7 +379,9 @@ class Leases:
         task = self._releasing.get(row.key)
         if task is None:
             now = self.ledger.row(row.key)
-            if now.holder == row.holder:  # else it is another's, which the next move says
+            if (
+                now.holder == row.holder
+            ):  # otherwise another process holds it, and the next state change raises
                 row = now
             if row.state == "GONE":
                 return True
@@ -387,12 +391,12 @@ class Leases:
             task = asyncio.ensure_future(self._release(row, reason))
             self._releasing[row.key] = task
             task.add_done_callback(partial(self._released, row.key))
-        return await asyncio.shield(task)  # others may wait for it, too
+        return await asyncio.shield(task)  # other callers may wait for the same release
 
     def _released(self, key: str, task: asyncio.Task[bool]) -> None:
         del self._releasing[key]
         if not task.cancelled():
-            task.exception()  # who asked may have gone
+            task.exception()  # retrieve the error: the caller may be gone
 
     async def _release(self, row: LeaseRow, reason: str) -> bool:
         if not await self._given_back(row, reason):
@@ -403,7 +407,7 @@ class Leases:
 
     async def _given_back(self, row: LeaseRow, reason: str) -> bool:
         """Return whether nothing of a lease is billed any more."""
-        # A place that costs nothing ends by itself, and its host may be gone for good.
+        # A free place ends by itself, and its host may be gone for good.
         lease = (
             lease_of(row)
             if row.lease
@@ -436,7 +440,7 @@ class Leases:
                 and row.state in ("COMING", "UP")
                 and row.until <= time.time()
             ):
-                with suppress(DriverError):  # asked again by `again`
+                with suppress(DriverError):  # repeated by `again`
                     await self.release(row, OVERDUE)
             elif row.state in ("COMING", "UP"):
                 self.heard(row.state, row)
@@ -465,7 +469,7 @@ class Leases:
         )
         if until.timestamp() <= max(
             row.until, time.time() + ENDING
-        ):  # of one past its time, where nothing is left
+        ):  # or past its end, with no money left
             return row
         if self.driver.traits.replays:
             row = self.ledger.extend(row, until.timestamp())
@@ -520,10 +524,10 @@ class Leases:
         for row in self.ledger.of_run(self.run):
             if (
                 row.lease and row.driver == self.name and not row.machine
-            ):  # of a kept machine the provider tells all that it ever cost
+            ):  # for a persistent machine, the provider reports its whole cost
                 since = datetime.fromtimestamp(row.asked, UTC)
                 charged: Sequence[Charge] = ()
-                with suppress(DriverError):  # what was accrued stands
+                with suppress(DriverError):  # the accrued cost stays
                     charged = await self.call(partial(self.driver.charges, lease_of(row), since))
                 if charged:
                     self.ledger.charge(row, sum(charge.usd for charge in charged))
@@ -561,7 +565,7 @@ class Leases:
             if row.state != "GONE" and row.holder == self.holder
         ]
         rows = [row for row in ours if keys is None or row.key in keys]
-        # At once: while one takes long to end, no other costs money.
+        # In parallel, so that a slow release does not let others cost money.
         return [
             (row, why)
             for row, why in zip(rows, await asyncio.gather(*map(kept, rows)), strict=True)

@@ -179,7 +179,7 @@ async def shelves(
             costing = pricing.get(replace(wish.need, market="any"), Pricing())
             try:
                 found_there = await retry_async(partial(driver.offers, wish), patient(SOON))
-                # A cluster takes its partitions in the order of its settings.
+                # The partitions of a cluster keep the order of its settings.
                 ranks = driver.traits.priced
                 offers = costing.ranked(found_there, wish) if ranks else found_there
                 image = (

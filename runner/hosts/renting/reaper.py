@@ -126,7 +126,7 @@ async def tidy(leases: Leases, environ: Mapping[str, str]) -> list[str]:
         ours, tell = (
             row.driver in leases.names and row.stack == leases.stack,
             bool(row.price),
-        )  # a stack may have another account
+        )  # another stack may use another account
         if (
             ours
             and row.lease
@@ -135,7 +135,7 @@ async def tidy(leases: Leases, environ: Mapping[str, str]) -> list[str]:
         ):
             tell = await leases.listed(
                 row
-            )  # what runs there would end with it, and it ends itself when it is idle
+            )  # a release would end its jobs, and the allocation ends itself when idle
             ends = not tell
         if ends and ours:
             if left := await end(leases, row, why):
@@ -145,7 +145,7 @@ async def tidy(leases: Leases, environ: Mapping[str, str]) -> list[str]:
                 f"{describe_lease(row, time.time())}: {why}; left running; terminate it with `recipe reap {row.key}`"
             )
     if leases.driver.traits.priced:
-        with suppress(DriverError):  # the run itself meets what is wrong
+        with suppress(DriverError):  # the run itself reports the error
             said += [
                 f"{unknown(lease)}; add it to the ledger with `recipe reap --adopt {lease.key}`"
                 for lease in await leases.strangers()

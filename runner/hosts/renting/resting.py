@@ -18,8 +18,8 @@ from ...storage.records.ledger import LeaseRow
 RESTS: Final[Mapping[str, float]] = {
     LeaseFailure.TAKEN: 600.0,
     LeaseFailure.FAILED: 3600.0,
-    LeaseFailure.LACKS: 86_400.0,  # that is not mended by itself
-    # At most, where it cannot be seen that it was mended: RunPod tells its credit, and Google its billing, only at an order.
+    LeaseFailure.LACKS: 86_400.0,  # does not change by itself
+    # An upper limit, because some providers report a lack of credit (RunPod) or billing (Google) only at an order.
     LeaseFailure.DENIED: 600.0,
 }
 """Cooldown in seconds by failure: a failed offer is used last, and after a denial the provider gets no order with the same settings."""

@@ -156,7 +156,7 @@ class SeveralLeases(KeptLeases):
             self._solvent.add(name)
             offers = await leases.offers(wish._replace(need=need))
         except Rejected:
-            raise  # a filter that is wrong for one is to be mended
+            raise  # the user must correct a wrong filter
         except DriverError as error:
             self._leave(name, error)
             return ()

@@ -128,9 +128,7 @@ class Fetch:
         }
         for path, kind in list(below(self._near)):
             if kinds.get(path, "") != kind.replace("x", "f"):
-                with contextlib.suppress(
-                    NotADirectoryError
-                ):  # it was in a folder that is gone already
+                with contextlib.suppress(NotADirectoryError):  # its directory is deleted already
                     remove(f"{self._near}/{path}")
 
     def _copy(self) -> None:

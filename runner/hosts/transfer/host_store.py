@@ -161,7 +161,7 @@ class HostStore(Sender):
         note = "".join(f"{path}\0" for path in given).encode("utf-8", "surrogateescape")
         plain.append(
             (Entry(f"{at}.in", "f", len(note), ""), note)
-        )  # last: nothing that is given may look as if it had changed since
+        )  # last, so that no staged file looks newer
         pieces = [
             tar.member(entry, data, read_only=entry.path in read_only)
             for entry, data in (
@@ -171,7 +171,7 @@ class HostStore(Sender):
             )
         ]
         data = b"".join((*pieces, tar.END))
-        # A tar that came whole and was unpacked without a word is what was sent, but for names that some disks take for the same.
+        # A complete and unpacked tar is correct, except for names that some disks treat as equal.
         stamp = ""
         if below or parcel.files:
             made = [Entry(at, "d", 0, ""), *below, *(entry for entry, _ in plain)]

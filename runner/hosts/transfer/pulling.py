@@ -53,7 +53,7 @@ class Puller:
             try:
                 content = await self._pull(source, known, learn)
             except (Passed, CannotRun, Corrupt, Gone) as error:
-                with contextlib.suppress(DriverError, RecipeError):  # what came is of no use
+                with contextlib.suppress(DriverError, RecipeError):  # delete the useless data
                     await self._wire.ask(
                         "remove",
                         [f"{self._wire.root}/partial/{self._wire.sender}/{source.name}"],
@@ -98,7 +98,7 @@ class Puller:
             placed = False
         if not placed and content not in await self._sender.have(
             (content,)
-        ):  # else the answer to an earlier try was lost
+        ):  # otherwise the answer to an earlier attempt was lost
             raise Passed("the host received other bytes than requested")
         return content
 
@@ -117,7 +117,7 @@ class Puller:
             return
         try:
             addresses = await asyncio.to_thread(source.addresses, list(left.values()))
-        except Exception as error:  # whatever its client raises
+        except Exception as error:  # any error of the bucket's client
             raise Passed(
                 f"cannot create signed URLs for its objects ({type(error).__name__})"
             ) from error

@@ -43,11 +43,11 @@ from .upload_files import Arrivals, Cargo, grain_of
 
 BATCH_BYTES, BATCH_FILES = 96 << 20, 4096
 """Maximum bytes and files of one tar."""
-_PIECE = 2  # grains that travel in one question on a long way
-_HOLES = 500  # of a large file in one call
+_PIECE = 2  # grains per request to a far host
+_HOLES = 500  # holes of a large file per request
 _count = itertools.count(1)
-_SIGN = 120.0  # seconds between two signs of life: after ten minutes without any, what came is somebody else's
-_sending: set[str] = set()  # those of this process that are sending now
+_SIGN = 120.0  # seconds between two signs of life: after ten minutes without one, another sender adopts the data
+_sending: set[str] = set()  # active senders of this process
 
 
 class Sender:
@@ -58,7 +58,7 @@ class Sender:
         self.wire, self._likeness = wire, Likeness(wire, recall)
         self.neighbour = Neighbour(wire)
         self._turns: dict[str, asyncio.Lock] = {}
-        self._ahead: _Standing | None = None  # of what is expected to be sent
+        self._ahead: _Standing | None = None  # prefetched state of expected contents
 
     async def have(self, contents: Collection[str]) -> set[str]:
         """Return the contents that exist on the host and need no verification: they were hashed since its boot and not changed."""
@@ -83,7 +83,7 @@ class Sender:
     ) -> None:
         """Upload contents that the host lacks: content -> a local path with it.  Manifests that are not given are read from the trees."""
         async with contextlib.AsyncExitStack() as turns:
-            for content in sorted(sources):  # in one order, so that there is no deadlock
+            for content in sorted(sources):  # in a fixed order, to avoid a deadlock
                 await turns.enter_async_context(self._turns.setdefault(content, asyncio.Lock()))
             turns.enter_context(self.sending())
             turns.callback(asyncio.create_task(self._live()).cancel)
@@ -116,7 +116,7 @@ class Sender:
             await asyncio.sleep(_SIGN)
             with contextlib.suppress(
                 DriverError, Infrastructure, Corrupt
-            ):  # those who send will hear of it
+            ):  # the upload itself reports the error
                 await self.wire.ask("free", read=nothing)
 
     async def _send(
@@ -303,7 +303,7 @@ class Sender:
             except Gone:
                 placed = bool(
                     await self.have((cargo.content,))
-                )  # the answer to an earlier try was lost, not the work
+                )  # the answer to an earlier attempt was lost, but the tree has its name
                 if not placed:
                     raise
             if placed:
@@ -319,7 +319,7 @@ class Sender:
         placed = set(await self.wire.ask("place_files", list(cargo.loose), read=words_of))
         if placed.issuperset(cargo.loose):
             return
-        # An answer that was lost: the first to ask has placed them.
+        # The answer was lost: an earlier request has named the files.
         contents = {
             f"{entry.kind}:{entry.value}"
             for name, entry in cargo.loose.items()

@@ -16,13 +16,13 @@ from .manifests import folders, path_of
 from .upload_files import Cargo, Grains, Older, grain_of
 
 _MANIFESTS = 8
-_WORTH = 256 << 10  # bytes of a tree for which an older one there is looked for
-_ASKED = 4  # older ones of which we do not know what they hold, at most
+_WORTH = 256 << 10  # minimum bytes of a tree for the search of a base
+_ASKED = 4  # maximum manifests to read from the host
 _SAMPLE, _SAMPLES = (
     64 << 10,
     6,
-)  # bytes, and how many in a file, by which a large one counts as like another
-_ALIKE = 2  # of them the same, at least
+)  # bytes of a sample, and samples per file, to find similar large files
+_ALIKE = 2  # minimum number of equal samples
 
 
 class Likeness:
@@ -52,7 +52,7 @@ class Likeness:
             shared = sum(wanted.get((entry.path, entry.kind, entry.value), 0) for entry in older)
             shared += sum(
                 min(entry.size, large.get(entry.path, 0)) // 2 for entry in older
-            )  # they may have chunks in common
+            )  # they may have common chunks
             if shared > common:
                 best, common = name, shared
         if not best or common * 10 < cargo.size:
@@ -71,7 +71,7 @@ class Likeness:
             grain,
             [(entry.path, values[entry.path]) for entry in alike],
         )
-        # Thousands of names take a while there, and here; so do large files.
+        # In parallel: many names and large files take a while on both sides.
         hashing = asyncio.gather(
             *(asyncio.to_thread(chunks, cargo.origin(entry), entry.size, grain) for entry in alike)
         )

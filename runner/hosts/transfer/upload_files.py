@@ -44,23 +44,23 @@ class Cargo:
     folder: str
     size: int
     origin: Callable[[Entry], str]
-    root: str = ""  # of a tree, here
+    root: str = ""  # local root of a tree
     content: str = ""
     manifest: Sequence[Entry] = ()
     missing: dict[str, Entry] = field(default_factory=dict)
-    loose: dict[str, Entry] = field(default_factory=dict)  # all of them, when it is no tree
+    loose: dict[str, Entry] = field(default_factory=dict)  # all files, if this is no tree
     older: dict[str, Older] = field(
         default_factory=dict
-    )  # large file -> one there that may have grains in common with it
+    )  # large file -> a similar file on the host
     grains: dict[str, dict[int, str]] = field(
         default_factory=dict
-    )  # large file -> the digests of its grains, as far as they are known
+    )  # large file -> known digests of its grains
     holes: dict[str, list[tuple[int, int]]] = field(
         default_factory=dict
-    )  # large file -> (first grain, grains) that are not there
-    links: list[Entry] = field(default_factory=list)  # and empty folders
-    bare: bool = False  # neither links nor the manifest are there yet
-    rough: bool = False  # something of it was found there, or did not come as it should
+    )  # large file -> (first grain, number of grains) that are missing
+    links: list[Entry] = field(default_factory=list)  # including empty directories
+    bare: bool = False  # the links and the manifest are still missing
+    rough: bool = False  # a part existed on the host, or was damaged
     placed: bool = False
     _described: tuple[bytes, str] | None = None
 
@@ -138,7 +138,7 @@ class Arrivals:
         if not wrong and entry.path in cargo.older:
             wrong = [
                 len(ours) - 1
-            ]  # the same bytes, maybe with another mode: that comes with the last of them
+            ]  # the bytes are equal, but the mode may differ: the last grain sets it
         if not wrong:
             del cargo.missing[entry.path]
             cargo.holes.pop(entry.path, None)
