@@ -246,7 +246,7 @@ class Uv:
                 r"Computed:\s+sha\d+:([0-9a-f]{12})",
                 said,
             )
-        url = (re.search(r"(https?://[^\s)`]+)", said) or ["the one of uv's settings"])[0]
+        url = (re.search(r"(https?://[^\s)`]+)", said) or ["from uv's settings"])[0]
         if got := re.search(r"HTTP status client error \((\d+ [^)]*)\)", said):
             return BuildError(
                 f"the package index ({url}) rejected the request: {got[1]}",
@@ -511,7 +511,7 @@ def _there(home: str) -> int:
 def _mismatch(package: str, expected: str, got: str, said: str) -> BuildError:
     """Return the error for a file with other hashes than in the lock.  The patterns find the digests in the installer's output."""
     wanted, found = re.search(expected, said), re.search(got, said)
-    what = f"{package} has HASHES that the lock does not pin (wanted {wanted[1] if wanted else '?'}…, got {found[1] if found else '?'}…)"
+    what = f"{package} has other hashes than the lock (expected {wanted[1] if wanted else '?'}…, got {found[1] if found else '?'}…)"
     return BuildError(
         what, "restore the lock file, or create it again to accept the changed package"
     )
@@ -532,7 +532,7 @@ def hold_lock(path: str) -> Iterator[int]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _say(says="waiting for another run that installs them")
+            _say(says="waiting for another run that installs the packages")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield file.fileno()
 

@@ -150,12 +150,10 @@ def explain(code: int | None, last: str, image: str) -> str:
         reason = last.removeprefix("FATAL:").strip()
         if "executable file not found" in reason:
             program = reason.partition(":")[0].rpartition(" ")[2].strip('"')
-            return f"the image {image} does not have {program} (a script requires /bin/sh, or bash with `shell: bash`; a list its first word)"
+            return f"the image {image} does not have {program} (a script requires /bin/sh, or bash with `shell: bash`)"
         return f"cannot start a container of {image}: {reason}"
     if code == 1 and last.startswith("[ERROR]"):
-        return (
-            f"the container of {image} could not be started: {last.removeprefix('[ERROR]').strip()}"
-        )
+        return f"cannot start a container of {image}: {last.removeprefix('[ERROR]').strip()}"
     return ""
 
 

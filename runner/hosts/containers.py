@@ -486,8 +486,8 @@ def wrap(
     if engine.kind in cluster_containers.KINDS:
         if not network:
             raise CannotRun(
-                f"its sandbox has no network, and {engine.kind} there cannot take it away",
-                fix="set `sandbox: {network: true}`, or use podman or docker",
+                f"{engine.kind} on the host cannot run a sandbox without network",
+                fix="set `sandbox: {network: true}`, or use a host with podman or docker",
             )
         return cluster_containers.wrap(command, image.id, engine, mounts, gpus)
     name, box = _name(command.cwd), f"{command.cwd}.box"
@@ -528,8 +528,8 @@ def wrap(
     given = _has(engine.args, "--network", "--net")
     if not network and given and not {"none", "--network=none", "--net=none"} & {*engine.args}:
         raise CannotRun(
-            "its sandbox has no network, and `container_args` names one",
-            fix="set `sandbox: {network: true}`, or take it out of the settings",
+            "the sandbox has no network, but `container_args` sets one",
+            fix="set `sandbox: {network: true}`, or remove the network option from `container_args`",
         )
     if not given:
         words += ["--network", "host" if network else "none"]
@@ -591,7 +591,7 @@ def _environment(command: Command, engine: Engine) -> tuple[dict[str, str], list
         if name in _CLIENT or name.startswith(_GREEDY):
             raise CannotRun(
                 f"the secret {name} has a variable name that {engine.kind} itself uses",
-                fix="give it another: `secrets: {OTHER: {from: " + name + "}}`",
+                fix="rename the variable: `secrets: {OTHER: {from: " + name + "}}`",
             )
         named.append(name)
     return env, named
@@ -638,7 +638,7 @@ def explain(exit: Exit, tail: bytes, image: str) -> str:
     else:
         return cluster_containers.explain(exit.code, last, image)
     if "no such file" in reason.lower() or "not found" in reason:
-        return f"the image {image} does not have {program} (a script requires /bin/sh, or bash with `shell: bash`; a list its first word)"
+        return f"the image {image} does not have {program} (a script requires /bin/sh, or bash with `shell: bash`)"
     return f"the image {image} cannot run {program}: {reason}"
 
 

@@ -78,8 +78,10 @@ async def python_there(place: Place, version: str) -> str:
     )
     found = (await ask_program(place.host.call, find)).decode(errors="replace").strip()
     if not found:
-        fix = f"install it there, for example with `uv python install {version}`, or change `version` in the recipe"
-        raise CannotRun(f"Python {version} is not on {place.elsewhere or 'this machine'}", fix=fix)
+        fix = f"install Python {version}, for example with `uv python install {version}`, or change `version` in the recipe"
+        raise CannotRun(
+            f"Python {version} is not installed on {place.elsewhere or 'this machine'}", fix=fix
+        )
     return found
 
 
@@ -123,7 +125,7 @@ async def _turn(hooks: Hooks, name: str, say: Callable[[str], None]) -> Lock:
     locks = hooks.place.ws.locks
     lock = locks.try_hold(f"env-{name}")
     if lock is None:
-        say(f"{locks.holder(f'env-{name}')} is installing them; waiting")
+        say(f"{locks.holder(f'env-{name}')} is installing the packages; waiting")
     while lock is None and not hooks.stopped(INSTALL):
         await asyncio.sleep(LOOK)
         lock = locks.try_hold(f"env-{name}")

@@ -92,9 +92,9 @@ echo "boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
 _NEEDED: Final = ("cat", "chmod", "date", "env", "ln", "mkdir", "mv", "rm", "sed")
 """Programs that are necessary to use a host."""
 _WANTED: Final = {
-    "python3": "install it for steps that run Python, or set `python` in the settings",
-    "git": "install it for recipes whose `code` comes from a repository",
-    "bash": "install it for steps with `shell: bash`",
+    "python3": "install python3 for steps that run Python, or set `python` in the settings",
+    "git": "install git for recipes whose `code` comes from a repository",
+    "bash": "install bash for steps with `shell: bash`",
 }
 """Programs that some recipes need."""
 
@@ -209,7 +209,7 @@ def _login(facts: machine.Facts) -> Iterator[Finding]:
     yield Finding(
         "ok",
         "shell",
-        f"POSIX, on {_one(facts, 'system') or 'a system that does not say what it is'}, as {_one(facts, 'login') or 'somebody'}",
+        f"POSIX, on {_one(facts, 'system') or 'an unknown system'}, as {_one(facts, 'login') or 'an unknown user'}",
     )
     root = _one(facts, "root")
     if "writable" not in facts:
@@ -236,7 +236,7 @@ def _login(facts: machine.Facts) -> Iterator[Finding]:
     else:
         yield Finding("ok", "root", f"{root}, writable")
     if "proc" not in facts:
-        yield Finding("note", "/proc", "not there", "leftover processes of a step cannot be found")
+        yield Finding("note", "/proc", "missing", "leftover processes of a step cannot be found")
 
 
 def _programs(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]:
@@ -244,11 +244,11 @@ def _programs(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Findin
     if not lacking:
         yield Finding("ok", "coreutils", f"{len(_NEEDED)} of {len(_NEEDED)} programs")
     for name in lacking:
-        yield Finding("missing", name, "not found", "install it")
+        yield Finding("missing", name, "not found", f"install {name} on the host")
     if agent := _one(facts, "agent"):
         yield Finding("ok", "agent", f"runs on {agent}")
     else:
-        fix = f"install one, set `python` in the settings, or unpack a Python to {_one(facts, 'root')}/python (docs/remote-hosts.md)"
+        fix = f"install CPython 3.9 or later, set `python` in the settings, or unpack a Python to {_one(facts, 'root')}/python (docs/remote-hosts.md)"
         yield Finding("missing", "agent", "no CPython 3.9 or later", fix)
     yield from _sandbox(facts)
     for name, advice in _WANTED.items():
@@ -277,7 +277,7 @@ def _python(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]
             "note",
             "python3",
             f"{_printable(tools['python3'])} does not work: {version}",
-            "repair it, or set another `python` in the settings",
+            "repair this Python, or set another `python` in the settings",
         )
     elif (int(numbers[1]), int(numbers[2])) < _OLDEST:
         yield Finding(

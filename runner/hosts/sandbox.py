@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from .engines import Mount
     from .place.place import Place
 
-FIX: Final = (
-    "allow user namespaces there, run the step on another host, or set `sandbox: false` in it"
-)
+FIX: Final = "allow user namespaces on the host, run the step on another host, or set `sandbox: false` in the step"
 _HERE: Final = str(Path(agent.__file__).parents[1])
 _BEGIN: Final = (
     "import os, pwd, sys; home = pwd.getpwuid(os.getuid()).pw_dir;"
@@ -53,7 +51,7 @@ class Sandboxes:
             if place.name not in self._refusals:
                 self._refusals[place.name] = await _ask(place)
         if why := self._refusals[place.name]:
-            raise CannotRun(f"{place.name} makes no sandbox: {why}", fix=FIX)
+            raise CannotRun(f"cannot create a sandbox on {place.name}: {why}", fix=FIX)
 
 
 async def _ask(place: Place) -> str:
@@ -80,7 +78,7 @@ def _refusal(said: str) -> str:
     lines = said.splitlines()
     if "MADE" in lines:
         return ""
-    last = lines[-1] if lines else "it said nothing"
+    last = lines[-1] if lines else "the test command printed nothing"
     return next((line[len(MARK) :] for line in lines if line.startswith(MARK)), last)
 
 

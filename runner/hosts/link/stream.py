@@ -187,7 +187,7 @@ class Stream:
                         if word == "need":
                             await sent.put(ours.data)
                         elif word == "python":
-                            fix = f"install one on the host, set `python` in the driver's settings, or unpack one to {root}/python"
+                            fix = f"install Python on the host, set `python` in the driver's settings, or unpack a Python to {root}/python"
                             raise Denied(f"no CPython 3.9 or later on the host: {fix}")
                         elif word.startswith("no "):
                             raise _refusal(word[3:])

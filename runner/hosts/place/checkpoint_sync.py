@@ -327,7 +327,7 @@ class CheckpointSync:
                 list(listing), list(before[1]), before[0], verdict
             )
             if not why and self._host.partial and verdict.kind in ("file", "files"):
-                why = "lost a node that may have had a part of the checkpoint"
+                why = "a lost node may have held a part of the checkpoint"
             if why:
                 await asyncio.to_thread(delete, target)
                 if name:

@@ -21,7 +21,7 @@ _SHIM_TEXT = """\
 import os, runpy, sys
 want, got = int(os.environ["RECIPE_WORLD_SIZE"]), int(os.environ.get("WORLD_SIZE", "1"))
 if want != got:
-    sys.exit(f"recipe: {want} processes were asked for and {got} came up; the launcher ignored `processes` (is its config overriding it?)")
+    sys.exit(f"recipe: accelerate started {got} processes instead of {want}; its config may override `processes`")
 kind, name, *rest = sys.argv[1:]
 sys.argv = [name, *rest]
 if kind == "module":
@@ -173,7 +173,8 @@ def _file(path: str, tree: Any, scope: Mapping[str, Any]) -> bytes:
         return value.encode("utf-8", "surrogateescape")
     if wrong := unwritable(path, kinds_of(value)):
         raise CannotRun(
-            f"files.{path}: {wrong}", fix="give the file one of these suffixes, or its text"
+            f"files.{path}: {wrong}",
+            fix="use one of these suffixes, or write the content of the file as text",
         )
     suffix = os.path.splitext(path)[1]
     if suffix == ".json":

@@ -48,7 +48,7 @@ class Overlays:
 def refusal(root: str, source: str) -> str:
     """Mount a test overlay below `root`; return why it fails, empty if it works.  Raises OSError."""
     if sys.platform != "linux":
-        return "it needs Linux"
+        return "overlays require Linux"
     trial = Disk(root).temporary()
     target = f"{trial}/target"
     os.makedirs(target)

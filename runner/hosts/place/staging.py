@@ -46,7 +46,7 @@ MOUNTED = "it is mounted read-only because {}"
 MANY_FILES = 50_000
 MANY = (
     "it has {} files, and staging them takes about {:.0f} s for each step. "
-    "Name fewer of them by a glob in `deps`, or pack them with `recipe pack`"
+    "Select fewer files by a glob in `deps`, or pack them with `recipe pack`"
 )
 SECONDS_PER_FILE = 2e-5
 HEAVY = 8 << 20
