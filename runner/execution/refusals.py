@@ -114,9 +114,9 @@ def _refuse_unsandboxed(ws: Workspace, found: Survey, settings: Settings) -> Non
         if sandbox and (not spec.image or found.request.current_python):
             here.append(id)
     if here and settings.driver == "local":
-        from ..hosts.sandbox import FIX, refusal_here
+        from ..hosts.sandbox import FIX, find_local_refusal
 
-        if why := refusal_here():
+        if why := find_local_refusal():
             raise CannotRun(
                 f"{here[0]} asks for a sandbox, which this machine cannot make: {why}", fix=FIX
             )
@@ -308,11 +308,11 @@ def sends(specs: Sequence[StepSpec], environ: Mapping[str, str]) -> dict[str, li
 
 def signed_there(ws: Workspace, found: Survey, nodes: Sequence[int], driver: str) -> set[str]:
     """Addresses in buckets of whose objects machines of a driver may be given signed addresses, so that they have them past this machine."""
-    from ..hosts.renting.several import names_of
+    from ..hosts.renting.several import driver_names
 
     if any(
         ws.config.driver(name).get("secrets", "send") == "deny"
-        for name in names_of(ws.config, driver)
+        for name in driver_names(ws.config, driver)
     ):
         return set()
     addresses = {
@@ -327,9 +327,9 @@ def signed_there(ws: Workspace, found: Survey, nodes: Sequence[int], driver: str
 
 def secrets_stay(ws: Workspace, found: Survey, host_pool: HostPool) -> None:
     """Refuse to send secrets where the driver's setting `secrets` is "deny".  Raises Invalid."""
-    from ..hosts.renting.several import names_of
+    from ..hosts.renting.several import driver_names
 
-    for name in names_of(ws.config, host_pool.name):
+    for name in driver_names(ws.config, host_pool.name):
         _secrets_stay(ws, found, host_pool, name)
 
 

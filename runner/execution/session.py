@@ -185,12 +185,12 @@ def _ahead(
 
     if alternatives(ws.config, settings.driver):  # nothing is connected before an order
         return nullcontext()
-    from ..hosts.ahead import ahead
+    from ..hosts.ahead import connect_ahead
     from ..hosts.interpreters import CURRENT
     from ..hosts.pool import driver_for
 
     python = CURRENT if found.request.current_python else settings.python
-    return ahead(driver_for(ws, settings.driver, settings.hosts, python))
+    return connect_ahead(driver_for(ws, settings.driver, settings.hosts, python))
 
 
 def _nothing_to_do(
@@ -243,7 +243,7 @@ def _worked(
     """Go on with a run, or submit one, and work on it in this process; also which run it was."""
     from ..hosts.link import client
 
-    local = client.own(
+    local = client.connect_own(
         ws.home
     )  # what it takes to begin an agent passes while the rest is being prepared
 

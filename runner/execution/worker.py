@@ -18,7 +18,7 @@ from ..errors import CannotRun, Infrastructure, Invalid, NoHost, NotFound, Recip
 from ..failures import RunFailure, of_step
 from ..hosts import interpreters, stacks
 from ..hosts.ahead import Ahead
-from ..hosts.connect import same_packages
+from ..hosts.connect import check_same_packages
 from ..hosts.interpreters import CURRENT
 from ..hosts.link.client import Client
 from ..hosts.link.local_agents import note_claim
@@ -101,7 +101,7 @@ def work(ours: Assignment) -> Summary | None:
     mask(ours.masker)
     if not settings.stack:
         return _work(ours)
-    held = stacks.alone(
+    held = stacks.wait_for_stack(
         ws.config.stack(settings.stack), ws.environ, ours.listener.say, ours.called_away
     )
     if held is None:
@@ -211,7 +211,7 @@ async def _carried_out(ours: Assignment) -> tuple[Loop, Report]:
         needs = needed(found, host_pool) if host_pool.priced else {}
         fits(ws, found, host_pool, settings, await host_pool.offered(takes(ws, found, needs)))
         if found.request.current_python:
-            await same_packages([*host_pool.head.places, *host_pool.places])
+            await check_same_packages([*host_pool.head.places, *host_pool.places])
         jobs = settings.jobs or at_once(found, host_pool)
         begins = (
             replace(ours.claimed, fence=ours.submit()) if ours.submit is not None else ours.claimed

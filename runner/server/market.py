@@ -70,7 +70,7 @@ def look_up(ws: Workspace, found: Survey, names: Iterable[str], known: Known) ->
             if shelf is None:
                 looked.missing.append((name, wish))
                 continue
-            looked.by_step.setdefault(step, []).append(offering.priced_anew(shelf, wish, costing))
+            looked.by_step.setdefault(step, []).append(offering.rank_again(shelf, wish, costing))
     return looked
 
 
@@ -106,7 +106,7 @@ class Market:
     def known(self, room: ServedWorkspace) -> Known:
         """What is known now.  A driver that cannot be made here is left out."""
         with room.working() as ws:
-            renters = offering.renters(ws)
+            renters = offering.find_renters(ws)
         return Known(
             {name: driver.traits.allocates for name, driver in renters.items()}, self._fresh()
         )
@@ -137,7 +137,7 @@ async def _asked(ws: Workspace, asked: Sequence[Ask]) -> list[Shelf]:
 async def _asked_one(ws: Workspace, name: str, wish: Wish) -> Shelf:
     try:
         (driver,) = offering.priced_drivers(ws, name).drivers.values()
-        (shelf,) = await offering.shelves({name: (driver, [wish])})
+        (shelf,) = await offering.ask_offers({name: (driver, [wish])})
     except RecipeError as error:  # no key for it, or it has no such filter
         return Shelf(name, wish, failed=plain(str(error), ws.root))
     return shelf

@@ -563,10 +563,10 @@ def planned(
     room: ServedWorkspace, known: Known, wanted: Wanted, asked: AskedPlan
 ) -> tuple[PlanView, list[Ask]]:
     """Return what a run would do, and what drivers have to be asked for it.  Raises Refused, or a RecipeError, with every problem."""
-    from ..hosts.renting.several import names_of
+    from ..hosts.renting.several import driver_names
 
     with surveyed(room, wanted) as (ws, found):
-        names = names_of(ws.config, asked.driver)
+        names = driver_names(ws.config, asked.driver)
         looked = look_up(ws, found, names if found.todo else [], known)
         limits = asked.limits.model_dump(exclude_none=True)
         what = forecasts.Asked(read_recipe(wanted.offered), wanted.start, asked.driver, limits)

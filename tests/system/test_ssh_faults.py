@@ -430,7 +430,7 @@ def test_a_job_that_the_agent_of_yesterday_began_is_waited_for_with_the_program_
 ) -> None:
     """And the other way round: who comes with an older program finds the agent of a newer one."""
     settings = server.settings(root=str(tmp_path / "root"))
-    today = stream.program()
+    today = stream.agent_program()
     with zipfile.ZipFile(io.BytesIO(today.data)) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
     made = io.BytesIO()

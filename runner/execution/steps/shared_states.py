@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from ...errors import RecipeError
-from ...hosts.place.checkpoint_sync import SETTLE, period
+from ...hosts.place.checkpoint_sync import SETTLE, round_period
 from ...planning.fingerprint import World
 from ...planning.step import StateSpec, StepSpec
 from ...storage import checkpoints
@@ -133,7 +133,7 @@ class _CheckpointSender:
 
     async def rounds(self) -> None:
         """Look as often as the recipe says; what is the same at two looks is whole."""
-        every = min(period(state.every, state.every_steps) for state in self._states)
+        every = min(round_period(state.every, state.every_steps) for state in self._states)
         await asyncio.sleep(min(FIRST, every))
         while True:
             began = time.monotonic()

@@ -13,7 +13,7 @@ import pytest
 from runner.execution.steps import bucket_inputs
 from runner.execution.steps.bucket_inputs import BucketInputs
 from runner.hosts.place.staging import SMALL
-from runner.hosts.transfer.pulling import Passed
+from runner.hosts.transfer.pulling import CannotPull
 
 LARGE = SMALL + 1
 
@@ -57,7 +57,7 @@ class World:
         self.pulled.append(known)
         learn(["secret"])
         if self.passes:
-            raise Passed("no way there")
+            raise CannotPull("no way there")
         self.has.add("f-1")
         return "f-1"
 
