@@ -26,7 +26,7 @@ def stack(space: Space, text: str, name: str = "tiny") -> None:
 @pytest.mark.parametrize(
     ("text", "said", "fix"),
     [
-        ("gpu = 'L4'", "stacks.tiny has no driver", "Where the steps run"),
+        ("gpu = 'L4'", "stacks.tiny has no driver", "Driver for the steps"),
         ("driver = 'vastia'", 'unknown driver "vastia"', 'did you mean "vastai"?'),
         (
             "driver = 'gcp'\nzome = 'a'",
