@@ -1,15 +1,15 @@
-"""Decide what a store no longer needs, and delete it.
+"""Garbage collection of a store.
 
-Kept are
+`find_garbage` keeps
 
-- runs that wait or are worked on, the last `keep_runs`, and those of the last `keep_days` days;
-- traces of the last `keep_days` days, the newest of every step, those of steps in kept runs, all
-  of a recipe that is running now, and those of published files;
-- objects of kept traces and of published files, and any that was stored after the decision, or
-  while some run lives, since it began;
-- stored inputs that a step was given in the last `keep_days` days.
+- runs that are queued or running, the last `keep_runs`, and those of the last `keep_days` days;
+- traces of the last `keep_days` days, the newest trace of every step, traces of steps in kept
+  runs, all traces of a running recipe, and traces of published files;
+- objects of kept traces and of published files, and objects stored after the decision or, during
+  a run, since its start;
+- stored inputs that a step used in the last `keep_days` days.
 
-Traces go first, then objects: at no instant does a trace name an object that is gone.
+`collect` deletes traces before objects: no trace ever names a deleted object.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ _DAY = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """What would be deleted. Objects that are stored after `before` stay."""
+    """Unneeded entries of a store. Objects stored after `before` stay."""
 
     traces: tuple[str, ...]
     objects: tuple[Content, ...]
-    # Copies of the caller's own inputs. The next step that needs one stores it again.
+    # Copies of the caller's own inputs. The next step that uses such an input stores it again.
     inputs: tuple[Content, ...]
     attempts: tuple[str, ...]
     bundles: tuple[str, ...]
     runs: tuple[str, ...]
     before: float
     size: int
-    """Bytes of `objects` and `inputs`."""
+    """Total bytes of `objects` and `inputs`."""
 
 
 def find_garbage(store: Store, objects: Objects, *, keep_days: float, keep_runs: int) -> Garbage:
-    """Return what the store no longer needs."""
+    """Find the unneeded entries of the store."""
     now = time.time()
     oldest = now - keep_days * _DAY
     runs = store.runs.latest()
@@ -98,10 +98,10 @@ def find_garbage(store: Store, objects: Objects, *, keep_days: float, keep_runs:
 
 
 def _is_live(store: Store, run: RunRow) -> bool:
-    """Whether a worker has the run, or one will take it up.
+    """Return True if a worker executes the run, or will.
 
-    A run whose worker died is not live: what it made is in traces, and the next run resumes from
-    those. A run that waits for another worker is.
+    A run with a dead worker is not live: its finished results are in traces, and the next run
+    resumes from those traces. A queued run is live.
     """
     if store.runs.live(run.id):
         return True
@@ -119,18 +119,18 @@ class TraceRetention:
     """The reasons to keep a trace."""
 
     oldest: float
-    """Traces that were made later are kept."""
+    """Time after which all traces are kept."""
     keys: Collection[str]
     """Keys of steps in kept runs."""
     recipes: Collection[str]
-    """Recipes that are running now."""
+    """Recipes of running runs."""
     newest: Mapping[tuple[str, str], str]
-    """The key of the newest trace, by recipe and step."""
+    """Key of the newest trace, by recipe and step."""
     published: Collection[tuple[str, str, str]]
     """Recipe, path and content of published files."""
 
     def keeps(self, trace: Trace) -> bool:
-        """Whether there is a reason to keep a trace."""
+        """Return True if any reason to keep the trace applies."""
         if trace.made_at >= self.oldest or trace.key in self.keys:
             return True
         if trace.recipe in self.recipes or self.newest[trace.recipe, trace.step] == trace.key:
@@ -140,9 +140,9 @@ class TraceRetention:
 
 
 def collect(store: Store, objects: Objects, plan: Garbage, workspace: Path) -> int:
-    """Delete what `find_garbage` found, and return the bytes of deleted objects.
+    """Delete the garbage, and return the bytes of deleted objects.
 
-    What has come into use since then stays.
+    Entries that came into use after `find_garbage` stay.
     """
     store.index.forget(traces=plan.traces)
     store.runs.forget(plan.runs)
@@ -175,5 +175,5 @@ def collect(store: Store, objects: Objects, plan: Garbage, workspace: Path) -> i
 
 
 def _vanished_files(store: Store, workspace: Path) -> list[str]:
-    """Return the paths of remembered files that no longer exist."""
+    """Return the indexed file paths that no longer exist."""
     return [row[0] for row in store.index.files() if not Path(workspace, row[0]).exists()]

@@ -1,7 +1,9 @@
-"""Which addresses may be read for somebody else: hosts and buckets that `allow` under [data] names, and no machine of a private network by a detour.
+"""Access control for addresses read on behalf of others: only hosts and buckets in `allow` under
+[data], and no private network through redirects or DNS.
 
-An entry is `https://HOST`, with a port or not, `https://*.DOMAIN`, `https://*`, `s3://BUCKET` or `gs://BUCKET`.  A host that is named is trusted,
-wherever it is.  One that only a star stands for has to have a public address.
+An entry is `https://HOST`, optionally with a port, `https://*.DOMAIN`, `https://*`, `s3://BUCKET`
+or `gs://BUCKET`. A host with its full name is trusted at any IP address. A host that only matches a
+wildcard must have a public IP address.
 """
 
 from __future__ import annotations
@@ -17,12 +19,15 @@ if TYPE_CHECKING:
 
 
 class Reach(NamedTuple):
-    """What may be reached, as the settings have it."""
+    """The allowed addresses from the settings."""
 
     allow: Sequence[str]
 
     def allows(self, address: str) -> bool:
-        """Whether an address is among those that are named, by its words alone: its host is not looked up, a literal one is judged."""
+        """Return True if the address matches an entry.
+
+        Host names are not resolved; literal IP addresses must be public.
+        """
         asked = _split(address)
         if asked is None:
             return False
@@ -32,21 +37,24 @@ class Reach(NamedTuple):
         )
 
     def trusts(self, address: str) -> bool:
-        """Whether the address has a host or bucket that is named in full."""
+        """Return True if an entry without a wildcard matches the address."""
         asked = _split(address)
         return asked is not None and any(
             "*" not in entry and _covers(entry, asked) for entry in self.allow
         )
 
     def names(self, host: str) -> bool:
-        """Whether a host is named in full, with any port."""
+        """Return True if an entry without a wildcard names the host, at any port."""
         return any(
             "*" not in entry and (found := _split(entry)) is not None and found.hostname == host
             for entry in self.allow
         )
 
     async def session(self, loop: Any = None, **more: Any) -> aiohttp.ClientSession:
-        """A client that asks these hosts alone, also where a host of them sends it elsewhere, and connects to the address that it has judged."""
+        """Return an HTTP client that only contacts allowed hosts, redirects included.
+
+        The client connects to exactly the IP address that was checked.
+        """
         import ssl
 
         import aiohttp
@@ -86,7 +94,10 @@ class Reach(NamedTuple):
 
 
 def public(address: str) -> bool:
-    """Whether an IP address is one of the internet, also where it is written as another: mapped, compatible, 6to4, NAT64."""
+    """Return True if an IP address is public.
+
+    IPv4 addresses inside IPv6 (mapped, compatible, 6to4, NAT64) are checked too.
+    """
     found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address):
         if found.teredo is not None:
@@ -115,11 +126,13 @@ _NEVER: Final = [
         "fec0::/10",
     )
 ]
-"""Networks that are no part of the internet, whatever this version of Python thinks of them."""
+"""Networks that are never public, regardless of the Python version."""
 
 
 def _host_may_be_public(host: str) -> bool:
-    """False for a literal address that is not public, and for a number, which some programs take for an address."""
+    """Return False for literal non-public addresses, localhost, and numbers that some programs
+    parse as addresses.
+    """
     try:
         return public(host)
     except ValueError:
