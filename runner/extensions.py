@@ -79,7 +79,7 @@ def drivers(wanted: str) -> dict[str, tuple[str, str]]:
     if problems:
         raise Invalid(problems)
     return {
-        each.name: (each.target, f"reinstall {each.origin}, which brings the driver")
+        each.name: (each.target, f"reinstall {each.origin}, which provides the driver")
         for each in brought
     } | OURS
 

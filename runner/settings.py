@@ -399,34 +399,51 @@ def _listed(names: str) -> tuple[str, ...]:
 
 def _strange_drivers(value: Mapping[str, Any]) -> list[_Fault]:
     """Report unknown drivers, which would otherwise hide a typing error."""
-    tables, stacks = value.get("drivers"), value.get("stacks")
-    named: list[tuple[tuple[str, ...], str]] = (
-        [(("drivers", name), name) for name in tables if ("drivers", name) not in _LISTS]
-        if isinstance(tables, dict)
-        else []
-    )
-    for name, stack in stacks.items() if isinstance(stacks, dict) else ():
-        if isinstance(stack, dict) and "driver" in stack:
-            kind, _, several = f"{stack['driver']}".partition(":")
-            for each in _listed(several) if kind == ANY else [f"{stack['driver']}"]:
-                named.append((("stacks", name, "driver"), each))
-    listed = tables.get("any") if isinstance(tables, dict) else None
-    if isinstance(listed, list):
-        named += [(("drivers", "any"), f"{each}") for each in listed]
+    named = [*_driver_tables(value), *_stack_drivers(value), *_any_drivers(value)]
     if not named:
         return []
     from .extensions import drivers
 
-    return [
-        (
-            "unknown-driver",
-            f'unknown driver "{name}"',
-            keys,
-            did_you_mean(name, there) or _drivers_fix(there),
-        )
-        for keys, name in named
-        if name != "local" and name not in (there := drivers(name))
-    ]
+    found: list[_Fault] = []
+    for keys, name in named:
+        if name == "local":
+            continue
+        known = drivers(name)
+        if name not in known:
+            fix = did_you_mean(name, known) or _drivers_fix(known)
+            found.append(("unknown-driver", f'unknown driver "{name}"', keys, fix))
+    return found
+
+
+_Named = tuple[tuple[str, ...], str]
+"""The path of a key, and the driver that it names."""
+
+
+def _driver_tables(value: Mapping[str, Any]) -> Iterator[_Named]:
+    """Yield the drivers with a `[drivers.NAME]` table."""
+    tables = value.get("drivers")
+    for name in tables if isinstance(tables, dict) else ():
+        if ("drivers", name) not in _LISTS:
+            yield ("drivers", name), name
+
+
+def _stack_drivers(value: Mapping[str, Any]) -> Iterator[_Named]:
+    """Yield the drivers of stacks."""
+    stacks = value.get("stacks")
+    for name, stack in stacks.items() if isinstance(stacks, dict) else ():
+        if isinstance(stack, dict) and "driver" in stack:
+            driver = str(stack["driver"])
+            kind, _, several = driver.partition(":")
+            for each in _listed(several) if kind == ANY else [driver]:
+                yield ("stacks", name, "driver"), each
+
+
+def _any_drivers(value: Mapping[str, Any]) -> Iterator[_Named]:
+    """Yield the drivers listed by `any` under [drivers]."""
+    tables = value.get("drivers")
+    listed = tables.get("any") if isinstance(tables, dict) else None
+    for each in listed if isinstance(listed, list) else ():
+        yield ("drivers", "any"), str(each)
 
 
 def _strange_extras(schema: Mapping[str, Any], value: Mapping[str, Any]) -> Iterator[_Fault]:
@@ -477,9 +494,9 @@ def _clashes(value: Mapping[str, Any]) -> list[_Fault]:
             found += [
                 (
                     "clash",
-                    f"stacks.{name}.{key} is about one driver, and its driver is {stack['driver']}",
+                    f"stacks.{name}.{key} requires a single driver, but the stack's driver is {stack['driver']}",
                     ("stacks", name, key),
-                    "name one driver, or take it out; [drivers.NAME] has settings of each",
+                    f"set a single driver, or remove `{key}`",
                 )
                 for key in _OF_ONE_DRIVER
                 if key in stack

@@ -51,7 +51,7 @@ class Bound(NamedTuple):
         """Raise CannotRun if `size` bytes exceed the limit."""
         if size > self.most:
             raise CannotRun(
-                f"{self.address} has {size / _GB:.1f} GB or more, and {self.why}", fix=self.fix
+                f"{self.address} has at least {size / _GB:.1f} GB, but {self.why}", fix=self.fix
             )
 
     def counter(self) -> Any:

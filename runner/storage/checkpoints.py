@@ -416,17 +416,32 @@ def _why_unfinished(own: str, names: Sequence[str]) -> str:
 
 def _why_flawed(path: Path, names: Sequence[str], *, thorough: bool) -> str:
     for name in names:
-        if wrong := flaw(path / name, thorough=thorough):
-            return f"{name} {wrong}"
-        if name.endswith(".index.json") and (wrong := _why_incomplete(path / name, name, names)):
-            return wrong
-        if name.rpartition("/")[2] == ".metadata" and (wrong := _why_cut_off(path, name, names)):
+        wrong = _why_file_flawed(path, name, names, thorough=thorough)
+        if wrong:
             return wrong
     if "latest" in names and any(ENGINE.search(name) for name in names):
-        named = (path / "latest").read_bytes()[:200].decode(errors="replace").strip()
-        if not any(name.startswith(f"{named}/") for name in names):
-            return f"has no {named or 'checkpoint'}, although its file `latest` names it"
+        return _why_latest_missing(path, names)
     return ""
+
+
+def _why_file_flawed(path: Path, name: str, names: Sequence[str], *, thorough: bool) -> str:
+    """Describe the damage of a file, or a missing file that it lists; empty if none."""
+    wrong = flaw(path / name, thorough=thorough)
+    if wrong:
+        return f"{name} {wrong}"
+    if name.endswith(".index.json"):
+        return _why_incomplete(path / name, name, names)
+    if name.rpartition("/")[2] == ".metadata":
+        return _why_cut_off(path, name, names)
+    return ""
+
+
+def _why_latest_missing(path: Path, names: Sequence[str]) -> str:
+    """Describe a missing directory that DeepSpeed's file `latest` names; empty if it exists."""
+    named = (path / "latest").read_bytes()[:200].decode(errors="replace").strip()
+    if any(name.startswith(f"{named}/") for name in names):
+        return ""
+    return f"has no {named or 'checkpoint'}, although its file `latest` names it"
 
 
 def _why_cut_off(path: Path, metadata: str, names: Sequence[str]) -> str:

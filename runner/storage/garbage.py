@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from .content.disk import delete_whole
 from .content.files import Content
 from .content.listings import forget_listings
 from .content.objects import Objects
-from .records.index import Trace
+from .records.index import Published, Trace
 from .records.runs import FINAL, RunRow
 from .records.store import Store
 
@@ -57,44 +57,72 @@ def find_garbage(store: Store, objects: Objects, *, keep_days: float, keep_runs:
     kept_runs = {run.id for run in (*live, *runs[:keep_runs])}
     kept_runs |= {run.id for run in runs if run.created >= oldest}
     attempts = [row for run in kept_runs for row in store.runs.attempts(run)]
-    published = store.index.list_published()
+    published = store.index.list_published().values()
     traces = list(store.index.every_trace())
     retention = TraceRetention(
         oldest=oldest,
         keys={row.key for row in attempts},
         recipes={run.recipe for run in live},
         newest={(trace.recipe, trace.step): trace.key for trace in traces},
-        published={(row.recipe, path, row.content) for path, row in published.items()},
+        published={(row.recipe, row.path, row.content) for row in published},
     )
     kept_traces = [trace for trace in traces if retention.keeps(trace)]
-    kept_keys = {trace.key for trace in kept_traces}
-    reachable = {row.content for row in published.values()}
-    reachable |= {made.content for trace in kept_traces for made in trace.outputs}
     before = min([now, *(run.created for run in live)])
-    unreachable = [content for content in objects.all(before) if content not in reachable]
-    last_given = dict(inputs.list_inputs(store.root))
-    results = [content for content in unreachable if content not in last_given]
-    unused = [content for content in unreachable if last_given.get(content, oldest) < oldest]
-    needed_dirs = {row.dir for row in attempts}
+    unreachable = _find_unreachable(objects, kept_traces, published, before)
+    results, unused_inputs = _split_off_inputs(store.root, unreachable, oldest)
     abandoned = min(before, oldest)
     return Garbage(
-        traces=tuple(trace.key for trace in traces if trace.key not in kept_keys),
+        traces=_removed_keys(traces, kept_traces),
         objects=tuple(results),
-        inputs=tuple(unused),
-        attempts=tuple(
-            path.name
-            for path in _entries(store.root / "attempts")
-            if f"attempts/{path.name}" not in needed_dirs and path.lstat().st_ctime < abandoned
-        ),
-        bundles=tuple(
-            path.name
-            for path in _entries(store.root / "bundles")
-            if path.lstat().st_mtime < abandoned
-        ),
+        inputs=tuple(unused_inputs),
+        attempts=_abandoned_attempts(store.root, {row.dir for row in attempts}, abandoned),
+        bundles=_abandoned_bundles(store.root, abandoned),
         runs=tuple(run.id for run in runs if run.id not in kept_runs),
         before=before,
-        size=sum(objects.size(content) for content in (*results, *unused)),
+        size=sum(objects.size(content) for content in (*results, *unused_inputs)),
     )
+
+
+def _find_unreachable(
+    objects: Objects, kept: Iterable[Trace], published: Iterable[Published], before: float
+) -> list[Content]:
+    """Return the objects stored before `before` that no kept trace or published file needs."""
+    reachable = {row.content for row in published}
+    reachable |= {made.content for trace in kept for made in trace.outputs}
+    return [content for content in objects.all(before) if content not in reachable]
+
+
+def _split_off_inputs(
+    root: Path, unreachable: Iterable[Content], oldest: float
+) -> tuple[list[Content], list[Content]]:
+    """Return the results among unreachable objects, and the inputs without use since `oldest`."""
+    last_use = dict(inputs.list_inputs(root))
+    results = []
+    unused_inputs = []
+    for content in unreachable:
+        if content not in last_use:
+            results.append(content)
+        elif last_use[content] < oldest:
+            unused_inputs.append(content)
+    return results, unused_inputs
+
+
+def _removed_keys(traces: Iterable[Trace], kept: Iterable[Trace]) -> tuple[str, ...]:
+    kept_keys = {trace.key for trace in kept}
+    return tuple(trace.key for trace in traces if trace.key not in kept_keys)
+
+
+def _abandoned_attempts(root: Path, needed: Collection[str], before: float) -> tuple[str, ...]:
+    """Return the attempt directories that no kept run needs and that are older than `before`."""
+    return tuple(
+        path.name
+        for path in _entries(root / "attempts")
+        if f"attempts/{path.name}" not in needed and path.lstat().st_ctime < before
+    )
+
+
+def _abandoned_bundles(root: Path, before: float) -> tuple[str, ...]:
+    return tuple(path.name for path in _entries(root / "bundles") if path.lstat().st_mtime < before)
 
 
 def _is_live(store: Store, run: RunRow) -> bool:

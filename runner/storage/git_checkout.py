@@ -113,7 +113,7 @@ def _git(*words: str, index: str | None = None) -> None:
         )
     except FileNotFoundError as error:
         raise CannotRun(
-            "git is not installed, and a step pins code by commit", fix="install git"
+            "a step pins code by git commit, but git is not installed", fix="install git"
         ) from error
     finally:
         if index:
@@ -122,7 +122,7 @@ def _git(*words: str, index: str | None = None) -> None:
         said = " ".join(done.stderr.decode(errors="replace").split("\n")[:2]).strip()
         raise CannotRun(
             f"git {words[0] if words[0] != '-C' else words[2]} failed: {said}",
-            fix="let this machine reach it, or try again once it can"
+            fix="check the network connection of this machine, then try again"
             if _UNREACHED.search(said)
             else "correct the address or the commit under `code`",
         )

@@ -118,7 +118,7 @@ def points(path: Path) -> list[dict[str, Value]]:
     try:
         with open_regular(path) as file:
             data = file.read(WHOLE)
-            if len(data) < WHOLE and (quick := _at_once(data)) is not None:
+            if len(data) < WHOLE and (quick := _parse_plain_points(data)) is not None:
                 return quick
             file.seek(0)
             return [line for each in _lines(file) if (line := parse(each))]
@@ -126,13 +126,14 @@ def points(path: Path) -> list[dict[str, Value]]:
         return []
 
 
-def _at_once(data: bytes) -> list[dict[str, Value]] | None:
+def _parse_plain_points(data: bytes) -> list[dict[str, Value]] | None:
     """Parse lines with plain JSON objects of numbers at once; None if any line has other content."""
     lines = [line for line in data.splitlines() if line.strip()]
     try:
         found: list[dict[str, Value]] = _loads(b"[" + b",".join(lines) + b"]")
     except (ValueError, RecursionError):
         return None
+    # A line with a comma between two objects would give more points than lines.
     if len(found) != len(lines):
         return None
     for point in found:

@@ -69,7 +69,7 @@ class Reach(NamedTuple):
             ) -> list[ResolveResult]:
                 found = await plain.resolve(host, port, family)
                 if not reach.names(host) and not all(public(each["host"]) for each in found):
-                    raise PermissionError(errno.EACCES, f"{host} is a machine of a private network")
+                    raise PermissionError(errno.EACCES, f"{host} has a private address")
                 return found
 
             async def close(self) -> None:
@@ -81,7 +81,7 @@ class Reach(NamedTuple):
             where = str(asked.url.join(type(asked.url)(asked.response.headers.get("Location", ""))))
             if not reach.allows(where):
                 raise PermissionError(
-                    f"it leads to {urlsplit(where).hostname}, which `allow` under [data] does not name"
+                    f"the server redirects to {urlsplit(where).hostname}, which is not in `allow` under [data]"
                 )
 
         trace = aiohttp.TraceConfig()
@@ -102,16 +102,20 @@ def public(address: str) -> bool:
     if isinstance(found, ipaddress.IPv6Address):
         if found.teredo is not None:
             return False
-        inner = found.ipv4_mapped or found.sixtofour
-        if inner is None and (found in _NAT64 or int(found) >> 32 == 0):
-            inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
+        inner = _embedded_ipv4(found)
         if inner is not None:
             return public(str(inner))
-    return (
-        found.is_global
-        and not found.is_multicast
-        and not any(found in network for network in _NEVER)
-    )
+    if not found.is_global or found.is_multicast:
+        return False
+    return not any(found in network for network in _NEVER)
+
+
+def _embedded_ipv4(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """Return the IPv4 address inside an IPv6 address; None if there is none."""
+    inner = address.ipv4_mapped or address.sixtofour
+    if inner is None and (address in _NAT64 or int(address) >> 32 == 0):
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return inner
 
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
@@ -158,6 +162,7 @@ def _split(address: str) -> SplitResult | None:
 
 
 def _covers(entry: str, asked: SplitResult) -> bool:
+    """Return True if an address matches an entry of the allowed addresses."""
     found = _split(entry)
     if found is None or found.scheme != asked.scheme:
         return False
@@ -165,5 +170,10 @@ def _covers(entry: str, asked: SplitResult) -> bool:
         return found.netloc == asked.netloc
     if (found.port or 443) != (asked.port or 443):
         return False
-    name, host = found.hostname or "", asked.hostname or ""
-    return host == name or name == "*" or (name.startswith("*.") and host.endswith(name[1:]))
+    return _matches_host(found.hostname or "", asked.hostname or "")
+
+
+def _matches_host(pattern: str, host: str) -> bool:
+    if pattern in ("*", host):
+        return True
+    return pattern.startswith("*.") and host.endswith(pattern[1:])

@@ -23,7 +23,7 @@ from drivers import install_line
 
 from ..digest import of_value
 from ..errors import CannotRun
-from ..paths import temporary_name
+from ..paths import heads, temporary_name
 from ..reading import parse_json, whole
 from .bound import Bound
 from .buckets.hub import offline
@@ -428,21 +428,19 @@ def files_of(address: str, path: str, there: Sequence[Object]) -> dict[str, Obje
     """
     names = {below(path, each): each for each in there}
     files = {name: each for name, each in names.items() if name and (name[-1] != "/" or each.size)}
-    folders = {name[:at] for name in files for at, letter in enumerate(name) if letter == "/"}
-    odd: list[str] = []
-    for name in sorted(files):
-        if why := _is_no_file(name, folders):
-            odd.append(f"{json.dumps(name)} {why}")
-    if odd:
-        more = f"; and {len(odd) - 3} more" if len(odd) > 3 else ""
+    folders = {parent for name in files for parent in heads(name)[1:]}
+    reasons = {name: _why_no_file(name, folders) for name in sorted(files)}
+    bad = [f"{json.dumps(name)} {why}" for name, why in reasons.items() if why]
+    if bad:
+        more = f"; and {len(bad) - 3} more" if len(bad) > 3 else ""
         raise CannotRun(
-            f"{address} has keys that cannot be file names in one directory: {'; '.join(odd[:3])}{more}",
+            f"{address} has keys that cannot be file names in one directory: {'; '.join(bad[:3])}{more}",
             fix="copy these objects to other keys, or exclude them with the input's `only`",
         )
     return files
 
 
-def _is_no_file(name: str, folders: Collection[str]) -> str:
+def _why_no_file(name: str, folders: Collection[str]) -> str:
     """Explain why a key cannot be a file name in the directory; empty if it can."""
     parts = name.split("/")
     if name in folders:

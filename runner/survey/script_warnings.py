@@ -8,7 +8,7 @@ import ast
 import os
 import posixpath
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -52,17 +52,23 @@ def warnings(recipe: Recipe, read: Callable[[str], Imports]) -> Iterator[Problem
             continue  # the files of a checkout are unknown before it is fetched
         path = python_path({**recipe.env, **step.env})
         for start in _scripts(step):
-            words = _given_words(step, start)
-            found = follow_imports(base, [start], path, read)
-            file = next((each.file for each in reversed(found.files.values()) if not each.by), "")
-            # A dynamically named module adds no options unless it receives the parser, which is
-            # checked.
-            unsure = any(not doubt.endswith(BY_VALUE) for _, doubt in found.doubts)
-            if words is None or unsure or file in made or file in step.files:
-                continue
-            takes = _options(base, file, found)
-            for fault in faults(start.name, takes, words, _place(step)) if takes else ():
+            imported = follow_imports(base, [start], path, read)
+            for fault in _option_faults(base, step, start, imported, made):
                 yield _problem(recipe, step, start, fault)
+
+
+def _option_faults(
+    base: str, step: Step, start: Start, imported: ImportedFiles, made: Collection[str]
+) -> Iterable[WordFault]:
+    """Return the faults of a script's options; empty if the script or its options are uncertain."""
+    words = _given_words(step, start)
+    # A dynamically named module adds no options unless it receives the parser, which is checked.
+    is_uncertain = any(not doubt.endswith(BY_VALUE) for _, doubt in imported.doubts)
+    script = next((each.file for each in reversed(imported.files.values()) if not each.by), "")
+    if words is None or is_uncertain or script in made or script in step.files:
+        return ()
+    takes = _options(base, script, imported)
+    return faults(start.name, takes, words, _place(step)) if takes else ()
 
 
 def _scripts(step: Step) -> list[Start]:

@@ -165,14 +165,19 @@ def find_stale(ws: Workspace, found: Survey) -> list[Published]:
     for path, row in sorted(ws.store.index.list_published(found.plan.recipe).items()):
         is_here = path.startswith(head) if head else not path.startswith("/")
         is_of_plan = not found.plan.pending or _top_step(row.step) in steps
-        if not is_here or not row.run or not is_of_plan:
-            continue
-        if path in wanted or path in parents:
-            continue
-        if any(parent in wanted for parent in heads(path)[1:]):
-            continue
-        rows.append(row)
+        if is_here and row.run and is_of_plan and not _overlaps(path, wanted, parents):
+            rows.append(row)
     return rows
+
+
+def _overlaps(path: str, wanted: Collection[str], parents: Collection[str]) -> bool:
+    """Return True if a path is wanted, or is above or below a wanted path.
+
+    `parents` are the directories above wanted paths.
+    """
+    if path in parents:
+        return True
+    return any(each in wanted for each in heads(path))
 
 
 def _top_step(id: str) -> str:

@@ -252,7 +252,7 @@ def _batches(files: Sequence[tuple[str, Identity]]) -> Iterator[range]:
 _Row: TypeAlias = "tuple[int, int, int, int, int, int]"
 """Device, inode, size, mtime, ctime, and 64 if executable."""
 
-_Read: TypeAlias = "tuple[str, int, os.stat_result, str]"
+Read: TypeAlias = "tuple[str, int, os.stat_result, str]"
 """A hashed file: its directory, its index there, its status, and its SHA-256."""
 
 
@@ -349,7 +349,7 @@ def see(top: str) -> Sight:
 
 def read_manifest(
     top: str, sight: Sight, known: Mapping[str, Sequence[str]], progress: Progress | None = None
-) -> tuple[list[Entry], list[_Read], int]:
+) -> tuple[list[Entry], list[Read], int]:
     """Return the manifest of a tree, its newly hashed files, and the start time of the hashing.
 
     `known` has the SHA-256 of each file per directory, or "".
@@ -366,7 +366,7 @@ def read_manifest(
             else:
                 doubtful.append((folder, n, prefix + name, Identity(*row[:5])))
     begun = time.time_ns()
-    reads: list[_Read] = []
+    reads: list[Read] = []
     if doubtful:
         digests = hash_all([(f"{top}/{name}", found) for _, _, name, found in doubtful], progress)
         for (folder, n, name, _), (found, value) in zip(doubtful, digests, strict=True):

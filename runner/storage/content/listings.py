@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import starmap
 from pathlib import Path
 from struct import Struct
@@ -21,6 +21,7 @@ from .files import (
     Content,
     Entry,
     Progress,
+    Read,
     Sight,
     identity_of,
     is_settled,
@@ -77,16 +78,10 @@ class Listings:
         """Return the manifest of a tree, and update its listing."""
         old, packed = self._listing(path), _pack(sight)
         digests = {folder: _recall_digests(old, folder, seen) for folder, seen in packed.items()}
-        manifest, reads, begun = read_manifest(
-            full, sight, {folder: _hexes(column) for folder, column in digests.items()}, progress
-        )
-        columns = {folder: bytearray(digests[folder]) for folder in {read[0] for read in reads}}
-        for folder, n, found, value in reads:
-            now = identity_of(found)
-            if is_settled(now, begun) and now == sight.folders[folder].rows[n][:5]:
-                columns[folder][32 * n : 32 * n + 32] = bytes.fromhex(value)
+        known = {folder: _hexes(column) for folder, column in digests.items()}
+        manifest, reads, begun = read_manifest(full, sight, known, progress)
         if reads or old is None or not _shows(old, sight, packed):
-            digests |= {folder: bytes(column) for folder, column in columns.items()}
+            digests |= _new_digests(digests, sight, reads, begun)
             self._keep(path, _Listing("", packed, sight.links, sight.empty, digests))
         return manifest
 
@@ -161,6 +156,23 @@ def _files(seen: _Packed) -> Iterator[tuple[bytes, bytes]]:
         (stats[at : at + _STATS.size] for at in range(0, len(stats), _STATS.size)),
         strict=True,
     )
+
+
+def _new_digests(
+    digests: Mapping[str, bytes], sight: Sight, reads: Iterable[Read], begun: int
+) -> dict[str, bytes]:
+    """Return the digests of the directories with hashed files, updated for settled files.
+
+    `begun` is the start time of the hashing.
+    """
+    columns: dict[str, bytearray] = {}
+    for folder, n, found, value in reads:
+        if folder not in columns:
+            columns[folder] = bytearray(digests[folder])
+        now = identity_of(found)
+        if is_settled(now, begun) and now == sight.folders[folder].rows[n][:5]:
+            columns[folder][32 * n : 32 * n + 32] = bytes.fromhex(value)
+    return {folder: bytes(column) for folder, column in columns.items()}
 
 
 def _hexes(column: bytes) -> list[str]:

@@ -413,8 +413,7 @@ def point_of(line: Mapping[str, object], at: float) -> dict[str, object] | None:
     """
     point: dict[str, object] = {}
     for name in POINT[:-1]:
-        spellings = (name, *_ALSO.get(name, ()))
-        value = next((line[each] for each in spellings if each in line), None)
+        value = _reported_value(line, name)
         if is_number(value) and value == value and abs(value) != float("inf"):
             point[name] = value
     step = point.get("step")
@@ -423,6 +422,14 @@ def point_of(line: Mapping[str, object], at: float) -> dict[str, object] | None:
     point["step"] = int(step)
     point["timestamp"] = _timestamp(line.get("timestamp"), at)
     return point
+
+
+def _reported_value(line: Mapping[str, object], name: str) -> object:
+    """Return a metric by the platform's name or a trainer's alternative name; None without it."""
+    for spelling in (name, *_ALSO.get(name, ())):
+        if spelling in line:
+            return line[spelling]
+    return None
 
 
 def _timestamp(reported: object, at: float) -> str:

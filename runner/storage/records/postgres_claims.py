@@ -92,7 +92,7 @@ class Holder:
             (CLAIM, run, fence, self.name),
         )
         if not rows:
-            raise Stale(f"run {run} is not ours any more")
+            raise Stale(run)
         self.claims[run] = since
         return str(rows[0][0])
 

@@ -29,7 +29,7 @@ class PostgresExchange(Exchange):
             f"UPDATE runs SET outputs = %s WHERE {ours} RETURNING 1",  # noqa: S608
             (text(list(outputs)), run, fence, self._holder.name),
         ):
-            raise Stale(f"run {run} is not ours any more")
+            raise Stale(run)
 
     def confirm(self, run: str, fence: int) -> None:
         self._holder.confirm(run, fence)
@@ -82,7 +82,7 @@ class PostgresExchange(Exchange):
         """Prevent other claims on the run until the end of the transaction. Raises Stale."""
         ours = "SELECT 1 FROM runs WHERE id = %s AND fence = %s AND holder = %s FOR SHARE"
         if db.execute(ours, (run, fence, self._holder.name)).fetchone() is None:
-            raise Stale(f"run {run} is not ours any more")
+            raise Stale(run)
 
     def chunks(self, run: str, attempt: str, stream: str, offset: int = 0) -> list[Chunk]:
         rows = self._database.all(

@@ -354,7 +354,7 @@ class PostgresRuns(Runs):
         if any(changes):
             ours = "SELECT 1 FROM runs WHERE id = %s AND fence = %s AND holder = %s AND claim <> ''"
             if not self._database.all(ours, (run, fence, self._holder.name)):
-                raise Stale(f"run {run} is not ours any more")
+                raise Stale(run)
             with self._disk.transaction() as disk:
                 self._index.write(disk, changes)
         crashpoint("group-written")

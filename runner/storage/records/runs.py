@@ -71,6 +71,9 @@ class Wanted(NamedTuple):
 class Stale(Busy):
     """Another worker has claimed the run."""
 
+    def __init__(self, run: str) -> None:
+        super().__init__(f"another worker has claimed run {run}")
+
 
 class Requested(Busy):
     """A pending request conflicts with this state change."""

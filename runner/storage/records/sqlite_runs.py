@@ -117,7 +117,7 @@ class SqliteRuns(Runs):
             "SELECT request FROM runs WHERE id = ? AND fence = ? AND claim <> ''", (run, fence)
         )
         if not rows:
-            raise Stale(f"run {run} is not ours any more")
+            raise Stale(run)
         return str(rows[0][0])
 
     def prepare(self, run: str) -> None:
@@ -278,7 +278,7 @@ class SqliteRuns(Runs):
                 (len(moves), not any(map(is_progress, moves)), run, fence),
             ).fetchall()
             if not rows:
-                raise Stale(f"run {run} is not ours any more")
+                raise Stale(run)
             last, request = rows[0][0] - 1, rows[0][1]
             if run_state is not None:
                 if request not in ("", answers):

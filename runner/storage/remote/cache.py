@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -91,14 +91,13 @@ class RemoteCache:
         """Return the keys to look up for a step that would run; empty if a lookup is pointless."""
         if self._off or verdict.answer != RUN or verdict.key is None or verdict.forced:
             return []
-        if (
-            not node.outputs
-            or node.flags & UNCACHED
-            or verdict.key in self._looked_up
-            or self._ws.knows(verdict.key)
-        ):
+        if not node.outputs or node.flags & UNCACHED:
             return []
-        return [verdict.key, *([verdict.former] if verdict.former is not None else ())]
+        if verdict.key in self._looked_up or self._ws.knows(verdict.key):
+            return []
+        if verdict.former is None:
+            return [verdict.key]
+        return [verdict.key, verdict.former]
 
     def answer(self, keys: Sequence[str]) -> tuple[Mapping[str, Found], set[Content]]:
         """Return the store's traces of these keys, and the contents available for them.
@@ -511,20 +510,23 @@ def push(
     for trace, kept in traces:
         if not trace.outputs:
             continue
-        begun = remote_cache.remote.sent
-        missing = [
-            made.path
-            for made in trace.outputs
-            if made.name not in kept and not objects.has(made.content)
-        ]
+        missing = _missing_outputs(objects, trace, kept)
         if missing:
             tally.problems.append(
                 f"{trace.step}: {', '.join(missing)} is no longer stored in this workspace"
             )
             continue
+        before = remote_cache.remote.sent
         send(remote_cache.remote, objects, trace, kept)
+        sent = remote_cache.remote.sent - before
         tally.steps += 1
         tally.contents += len(trace.outputs) - len(kept)
-        tally.bytes += remote_cache.remote.sent - begun
-        progress(trace.step, remote_cache.remote.sent - begun)
+        tally.bytes += sent
+        progress(trace.step, sent)
     return tally
+
+
+def _missing_outputs(objects: Objects, trace: Trace, kept: Collection[str]) -> list[str]:
+    """Return the paths of outputs to upload that are not stored locally."""
+    to_send = [made for made in trace.outputs if made.name not in kept]
+    return [made.path for made in to_send if not objects.has(made.content)]

@@ -5,7 +5,7 @@ apart, find them unreferenced.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -39,26 +39,35 @@ def collect(session: Session, keep_days: float, *, dry: bool) -> Garbage:
     # young for deletion.
     there = {stat.name: stat for stat in session.list_objects("objects/")}
     traces = session.list_objects("traces/")
-    kept = [stat.name for stat in traces if now - stat.at < keep]
-    going = [stat.name for stat in traces if now - stat.at >= keep]
-    notes = [stat.name for stat in session.list_objects("states/") if now - stat.at >= keep]
+    kept_traces, old_traces = _split_by_age(traces, now, keep)
+    _, old_notes = _split_by_age(session.list_objects("states/"), now, keep)
     noted = _find_noted(session, now - keep)
-    needed = _find_needed(session, [_key_of(name) for name in kept], noted)
-    idle = _idle_since(session, {name: there[name] for name in there if name not in needed}, now)
+    needed = _find_needed(session, [_key_of(name) for name in kept_traces], noted)
+    unneeded = {name: stat for name, stat in there.items() if name not in needed}
+    idle = _idle_since(session, unneeded, now)
     doomed = [name for name, since in idle.items() if now - since >= GRACE]
     if not dry:
-        session.bucket.delete([*going, *notes])
+        session.bucket.delete([*old_traces, *old_notes])
         doomed = _delete_unchanged(session, doomed, idle)
-        left = {name: since for name, since in idle.items() if name not in set(doomed)}
-        session.bucket.write(_UNREFERENCED, json.dumps(left, separators=(",", ":")).encode())
+        _write_seen(session, idle, set(doomed))
     uploads = session.bucket.abandon(now - GRACE, dry=dry)
     return Garbage(
-        tuple(_key_of(name) for name in going),
+        tuple(_key_of(name) for name in old_traces),
         tuple(doomed),
         sum(there[name].size for name in doomed),
         len(idle) - len(doomed),
         uploads,
     )
+
+
+def _split_by_age(stats: Iterable[Stat], now: float, keep: float) -> tuple[list[str], list[str]]:
+    """Return the names of objects younger than `keep` seconds, and of the others."""
+    young: list[str] = []
+    old: list[str] = []
+    for stat in stats:
+        names = young if now - stat.at < keep else old
+        names.append(stat.name)
+    return young, old
 
 
 def _key_of(trace: str) -> str:
@@ -141,6 +150,12 @@ def _find_needed(session: Session, keys: Sequence[str], noted: set[str]) -> set[
                 fix="delete this object, then run `recipe gc --store` again",
             )
     return names
+
+
+def _write_seen(session: Session, idle: Mapping[str, float], deleted: Collection[str]) -> None:
+    """Store the unreferenced objects that were not deleted, for the next collection."""
+    left = {name: since for name, since in idle.items() if name not in deleted}
+    session.bucket.write(_UNREFERENCED, json.dumps(left, separators=(",", ":")).encode())
 
 
 def _read_seen(session: Session) -> dict[str, float]:
