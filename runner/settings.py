@@ -1,7 +1,8 @@
-"""What settings are in force: `recipe.toml` of a workspace over the user's own `config.toml`.
+"""Effective settings: the workspace's `recipe.toml` over the user's `config.toml`.
 
-Tables are taken whole: `[stores.team]` of a workspace replaces the user's of that name, so that no address of the one meets credentials of the other.
-Credentials are in neither; they come from where the ecosystem keeps them.  Without files nothing is imported: two failed stats.
+Tables are not merged: `[stores.team]` of a workspace replaces the user's table, so that an address
+never meets other credentials. Credentials are not in settings files, but in their usual places.
+Without settings files, nothing is imported.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .reading import whole
 
 NAME: Final = "recipe.toml"
 ANY: Final = "any"
-"""In the place of a driver's name: the cheapest of several."""
+"""Driver name that selects the cheapest of several drivers."""
 _TABLES = ("stores", "drivers", "stacks")
 _RECEIVERS = ("webhooks", "notify")
 _LISTS = (
@@ -30,14 +31,14 @@ _LISTS = (
     ("drivers", "any"),
 )
 _FLAGS = (("steps", "sandbox"), ("server", "strict_jobs"), ("alerts", "silent_minutes"))
-"""Settings of one value each."""
-_PUBLIC = frozenset({"host_key", "keepalive", "secret"})  # the last is the name of a variable
+"""Settings with a single value."""
+_PUBLIC = frozenset({"host_key", "keepalive", "secret"})  # `secret` is the name of a variable
 _SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """One `[stores.NAME]`: where, and how it is asked.  `url` is as it was written."""
+    """A `[stores.NAME]` table: the URL as written, and client options."""
 
     name: str
     url: str
@@ -52,19 +53,20 @@ class StoreSettings:
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
-    """One `[[webhooks]]` or `[[notify]]`: who gets reports of runs.
+    """A `[[webhooks]]` or `[[notify]]` table: a receiver of run messages.
 
-    `url` of a webhook is its address; that of a `notify`, and every `secret`, is the name of an environment variable.
+    A webhook's `url` is its address. The `url` of a `notify` table, and every `secret`, is the name
+    of an environment variable.
     """
 
     url: str
-    events: tuple[str, ...] = ("*",)  # patterns of types: run.failed, alert.*
+    events: tuple[str, ...] = ("*",)  # patterns of event types: run.failed, alert.*
     secret: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The server that is node 0 of a stack's steps of several nodes; the others dial `address` at `port`."""
+    """The head node of a stack's multi-node steps. Other nodes connect to `address` at `port`."""
 
     driver: str
     host: str
@@ -77,9 +79,9 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """One `[stacks.NAME]`: a driver, and how it is asked.  Texts are as they were written; empty where nothing is said.
+    """A `[stacks.NAME]` table: a driver and its settings, as written; empty if not set.
 
-    `file` is the one that it stands in: a stack of the user's own file is one for all workspaces.
+    `file` is the settings file: a stack in the user's file is shared by all workspaces.
     """
 
     name: str
@@ -95,50 +97,50 @@ class Stack:
     auto_stop: str = ""
     queue: bool = True
     store: str = ""
-    extra: Mapping[str, object] = field(default_factory=dict)  # further settings of the driver
+    extra: Mapping[str, object] = field(default_factory=dict)  # other driver settings
     file: str = ""
 
     @property
     def id(self) -> str:
-        """What the ledger calls it."""
+        """The stack's name in the ledger."""
         return f"{self.name} of {self.file}"
 
     @property
     def settings(self) -> dict[str, object]:
-        """What it says of its driver, as the driver's settings."""
+        """Driver settings of the stack."""
         named = {name: getattr(self, name) for name in _OF_DRIVER}
         return {**self.extra, **{name: value for name, value in named.items() if value}}
 
 
 _OF_DRIVER: Final = ("machine", "gpu", "market", "zone")
-"""Settings of a stack that are settings of its driver."""
+"""Stack settings that are driver settings."""
 _OF_ONE_DRIVER: Final = ("machine", "zone", "head", "nodes", "keep", "extra")
-"""What a stack cannot say of the cheapest of several drivers."""
+"""Stack settings that require a single driver."""
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Settings in force.  `said` has each as it is written, and where: (path of keys) -> its value, `file:line`."""
+    """Effective settings. `said` maps key paths to (value as written, `file:line`)."""
 
     store: str = ""
-    inputs: str = ""  # `overlay`: steps may change what they are given, where the machine can
+    inputs: str = ""  # `overlay`: steps may modify their inputs, if the machine supports it
     stores: Mapping[str, StoreSettings] = field(default_factory=dict)
     drivers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    prices: Mapping[str, str] = field(default_factory=dict)  # of an hour of a GPU, as written
+    prices: Mapping[str, str] = field(default_factory=dict)  # per GPU hour, as written
     lists: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict
     )  # `recipes.allow`, `data.roots`, `data.allow`, `server.hosts`, `hooks.spend`, `drivers.any`
     said: Mapping[tuple[str, ...], tuple[Any, str]] = field(default_factory=dict)
-    limits: Mapping[str, float] = field(default_factory=dict)  # of what is rented
+    limits: Mapping[str, float] = field(default_factory=dict)  # limits on rentals
     flags: Mapping[str, float] = field(
         default_factory=dict
-    )  # `steps.sandbox`, `server.strict_jobs`, `alerts.silent_minutes`, as far as they are said
+    )  # `steps.sandbox`, `server.strict_jobs`, `alerts.silent_minutes`, if set
     webhooks: tuple[Receiver, ...] = ()
     notify: tuple[Receiver, ...] = ()
     stacks: Mapping[str, Stack] = field(default_factory=dict)
 
     def stack(self, name: str) -> Stack:
-        """The stack of that name.  Raises NotFound."""
+        """Return the stack with this name. Raises NotFound."""
         if name in self.stacks:
             return self.stacks[name]
         fix = (
@@ -148,21 +150,24 @@ class Config:
         raise NotFound(f'unknown stack "{name}"', fix=fix)
 
     def on(self, name: str) -> Config:
-        """These settings, with what a stack says of its driver.  Raises NotFound."""
+        """Return these settings with a stack's driver settings applied. Raises NotFound."""
         stack = self.stack(name)
         names = self.among(stack.driver) or (stack.driver,)
         said = {each: {**self.driver(each), **stack.settings} for each in names}
         return replace(self, drivers={**self.drivers, **said})
 
     def among(self, driver: str) -> tuple[str, ...]:
-        """The drivers that `any` or `any:NAME,NAME` stands for, as they are named; empty for the name of one driver."""
+        """Return the drivers selected by `any` or `any:NAME,NAME`; empty for a single driver."""
         kind, _, listed = driver.partition(":")
         if kind != ANY:
             return ()
         return _listed(listed) if listed else self.lists.get("drivers.any", ())
 
     def store_named(self, name: str | None) -> StoreSettings | None:
-        """The store that was asked for by name or as a URL, else the default one, else None.  Raises NotFound."""
+        """Return the store with this name or URL, else the default store, else None.
+
+        Raises NotFound.
+        """
         wanted = name or self.store
         if not wanted:
             return None
@@ -185,7 +190,9 @@ class Config:
         )
 
     def store_of(self, address: str) -> StoreSettings | None:
-        """The settings of a store in the bucket of `address`, which say how it is asked: of several, those of the nearest folder above."""
+        """Return the store settings for the bucket of `address`, of several those with the longest
+        matching prefix.
+        """
         there = {
             each.url.rstrip("/"): each
             for each in self.stores.values()
@@ -199,12 +206,12 @@ class Config:
         return there.get(nearest)
 
     def driver(self, name: str) -> dict[str, Any]:
-        """The settings of a driver; none when nothing is said about it."""
+        """Return the settings of a driver; empty if not set."""
         return dict(self.drivers.get(name, {}))
 
 
 def _bucket(url: str) -> str:
-    """Scheme and bucket of an address."""
+    """Return the scheme and bucket of a URL."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.partition('/')[0]}"
 
@@ -213,7 +220,7 @@ NOTHING: Final = Config()
 
 
 def load(root: Path, environ: Mapping[str, str]) -> Config:
-    """The settings for the workspace at `root`.  Raises Invalid with every problem of both files."""
+    """Load the settings of the workspace at `root`. Raises Invalid with all problems of both files."""
     problems: list[Problem] = []
     found = [_read(Path(path), problems) for path in settings_files(root, environ)]
     if problems:
@@ -224,7 +231,7 @@ def load(root: Path, environ: Mapping[str, str]) -> Config:
 
 
 def listed(config: Config) -> list[tuple[str, Any, str]]:
-    """Every setting in force: its name, its value, and where it is from.  What looks like a credential is not shown."""
+    """Return all effective settings with name, value and origin. Likely credentials are masked."""
     return [
         (".".join(keys), _masked(keys[-1], value), origin)
         for keys, (value, origin) in sorted(config.said.items())
@@ -295,7 +302,7 @@ def _read(path: Path, problems: list[Problem]) -> _File | None:
 
 
 def _merged(files: list[_File]) -> Config:
-    """`files` in order of precedence."""
+    """Merge `files`, given in order of precedence."""
     tables: dict[str, dict[str, Any]] = {name: {} for name in _TABLES}
     receivers: dict[str, list[Receiver]] = {kind: [] for kind in _RECEIVERS}
     said: dict[tuple[str, ...], tuple[Any, str]] = {}
@@ -367,7 +374,7 @@ def _merged(files: list[_File]) -> Config:
     )
 
 
-# -- what is wrong with a file ------------------------------------------------------------------------------------------------------------------
+# -- validation
 
 
 _Fault = tuple[str, str, tuple[str, ...], str]
@@ -391,39 +398,56 @@ def _listed(names: str) -> tuple[str, ...]:
 
 
 def _strange_drivers(value: Mapping[str, Any]) -> list[_Fault]:
-    """Tables of drivers that neither we nor an installed package have: a driver that is never used would hide a slip of the pen."""
-    tables, stacks = value.get("drivers"), value.get("stacks")
-    named: list[tuple[tuple[str, ...], str]] = (
-        [(("drivers", name), name) for name in tables if ("drivers", name) not in _LISTS]
-        if isinstance(tables, dict)
-        else []
-    )
-    for name, stack in stacks.items() if isinstance(stacks, dict) else ():
-        if isinstance(stack, dict) and "driver" in stack:
-            kind, _, several = f"{stack['driver']}".partition(":")
-            for each in _listed(several) if kind == ANY else [f"{stack['driver']}"]:
-                named.append((("stacks", name, "driver"), each))
-    listed = tables.get("any") if isinstance(tables, dict) else None
-    if isinstance(listed, list):
-        named += [(("drivers", "any"), f"{each}") for each in listed]
+    """Report unknown drivers, which would otherwise hide a typing error."""
+    named = [*_driver_tables(value), *_stack_drivers(value), *_any_drivers(value)]
     if not named:
         return []
     from .extensions import drivers
 
-    return [
-        (
-            "unknown-driver",
-            f'unknown driver "{name}"',
-            keys,
-            did_you_mean(name, there) or _drivers_fix(there),
-        )
-        for keys, name in named
-        if name != "local" and name not in (there := drivers(name))
-    ]
+    found: list[_Fault] = []
+    for keys, name in named:
+        if name == "local":
+            continue
+        known = drivers(name)
+        if name not in known:
+            fix = did_you_mean(name, known) or _drivers_fix(known)
+            found.append(("unknown-driver", f'unknown driver "{name}"', keys, fix))
+    return found
+
+
+_Named = tuple[tuple[str, ...], str]
+"""The path of a key, and the driver that it names."""
+
+
+def _driver_tables(value: Mapping[str, Any]) -> Iterator[_Named]:
+    """Yield the drivers with a `[drivers.NAME]` table."""
+    tables = value.get("drivers")
+    for name in tables if isinstance(tables, dict) else ():
+        if ("drivers", name) not in _LISTS:
+            yield ("drivers", name), name
+
+
+def _stack_drivers(value: Mapping[str, Any]) -> Iterator[_Named]:
+    """Yield the drivers of stacks."""
+    stacks = value.get("stacks")
+    for name, stack in stacks.items() if isinstance(stacks, dict) else ():
+        if isinstance(stack, dict) and "driver" in stack:
+            driver = str(stack["driver"])
+            kind, _, several = driver.partition(":")
+            for each in _listed(several) if kind == ANY else [driver]:
+                yield ("stacks", name, "driver"), each
+
+
+def _any_drivers(value: Mapping[str, Any]) -> Iterator[_Named]:
+    """Yield the drivers listed by `any` under [drivers]."""
+    tables = value.get("drivers")
+    listed = tables.get("any") if isinstance(tables, dict) else None
+    for each in listed if isinstance(listed, list) else ():
+        yield ("drivers", "any"), str(each)
 
 
 def _strange_extras(schema: Mapping[str, Any], value: Mapping[str, Any]) -> Iterator[_Fault]:
-    """Further settings of a stack's driver that are none, or are wrong, as they would be under [drivers.NAME]."""
+    """Report invalid `extra` driver settings of stacks, as under [drivers.NAME]."""
     stacks = value.get("stacks")
     for name, stack in stacks.items() if isinstance(stacks, dict) else ():
         if (
@@ -434,12 +458,12 @@ def _strange_extras(schema: Mapping[str, Any], value: Mapping[str, Any]) -> Iter
             part = schema["properties"]["drivers"]["properties"].get(stack["driver"], {})
             others = {
                 key: inner for key, inner in stack["extra"].items() if key not in Stack.__slots__
-            }  # of the stack itself: see _clashes
+            }  # for stack settings see _clashes
             yield from _check(schema, part, others, ("stacks", name, "extra"))
 
 
 def _clashes(value: Mapping[str, Any]) -> list[_Fault]:
-    """What the parts of a stack say against each other."""
+    """Report conflicting settings of stacks."""
     found: list[_Fault] = []
     for name, stack in value.get("stacks", {}).items():
         for key in (key for key in stack.get("extra", {}) if key in Stack.__slots__):
@@ -470,9 +494,9 @@ def _clashes(value: Mapping[str, Any]) -> list[_Fault]:
             found += [
                 (
                     "clash",
-                    f"stacks.{name}.{key} is about one driver, and its driver is {stack['driver']}",
+                    f"stacks.{name}.{key} requires a single driver, but the stack's driver is {stack['driver']}",
                     ("stacks", name, key),
-                    "name one driver, or take it out; [drivers.NAME] has settings of each",
+                    f"set a single driver, or remove `{key}`",
                 )
                 for key in _OF_ONE_DRIVER
                 if key in stack
@@ -486,7 +510,7 @@ def _clashes(value: Mapping[str, Any]) -> list[_Fault]:
 
 
 def _clashes_of_head(name: str, stack: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What the head of a stack and its other settings say against each other, and what to do."""
+    """Yield conflicts between a stack's head and its other settings, with fixes."""
     if stack["head"]["port"] > 65535:
         yield (
             f"{name}.head.port is out of range: {stack['head']['port']}",
@@ -527,7 +551,10 @@ _KINDS: Final[dict[str, tuple[tuple[type, ...], str]]] = {
 def _check(
     root: Mapping[str, Any], part: Mapping[str, Any], value: Any, keys: tuple[str, ...]
 ) -> list[_Fault]:
-    """Where `value` is not what the schema says.  Only the words that our own schema uses: importing a validator costs more than a no-op run."""
+    """Validate `value` against the schema.
+
+    Supports only the schema's own keywords: importing a validator takes longer than a no-op run.
+    """
     if "$ref" in part:
         return _check(root, root["$defs"][part["$ref"].removeprefix("#/$defs/")], value, keys)
     name = ".".join(keys)
@@ -604,7 +631,7 @@ def _advice(key: str, known: Mapping[str, Any]) -> str:
     return f"known drivers: {', '.join(sorted(known))}"
 
 
-# -- where something stands ---------------------------------------------------------------------------------------------------------------------
+# -- locations
 
 
 def _origin(file: _File, keys: tuple[str, ...]) -> str:
@@ -613,7 +640,7 @@ def _origin(file: _File, keys: tuple[str, ...]) -> str:
 
 
 def _where(file: _File, keys: tuple[str, ...]) -> Location:
-    """Where a key is written, as far as a look at headers and beginnings of lines can tell; else its table, else the first line."""
+    """Return the location of a key by a line scan; else its table's, else the first line's."""
     lines = file.text.splitlines() or [""]
     table: tuple[str, ...] = ()
     best, depth = 1, 0

@@ -220,7 +220,7 @@ def test_an_input_is_no_larger_than_its_limit_whatever_its_server_says(
         ws.addresses[address] = f"{address}?{SIGNATURE}"
         identity = sources.ask(ws, "https", address)
         with pytest.raises(
-            CannotRun, match=r"has .* GB or more, and `\[limits\] input_gb` is 0.001"
+            CannotRun, match=r"has at least .* GB, but `\[limits\] input_gb` is 0.001"
         ):
             sources.fetch(ws, "https", address, identity, ())
         assert not [path for path in (ws.home / "cache").rglob("*") if path.is_file()]

@@ -189,4 +189,4 @@ def test_a_stack_may_choose_among_several_drivers_and_says_so(space: Space) -> N
     for key, value in (("keep", "'stopped'"), ("zone", "'a'"), ("nodes", "2")):
         space.write("recipe.toml", f"[stacks.cheap]\ndriver = 'any:vastai,gcp'\n{key} = {value}\n")
         code, _, said = space.command("run", "--stack", "cheap")
-        assert code == 3 and f"stacks.cheap.{key} is about one driver" in said, said
+        assert code == 3 and f"stacks.cheap.{key} requires a single driver" in said, said

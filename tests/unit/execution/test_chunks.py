@@ -27,7 +27,7 @@ class Exchange:
     def add_chunks(self, run: str, fence: int, rows: list[Chunk]) -> None:
         assert (run, fence) == ("run", 3)
         if self.is_taken:
-            raise Stale("another worker has it")
+            raise Stale("r1")
         self.rows += rows
 
 
