@@ -1,4 +1,7 @@
-"""What differs between two runs: what they were given, and what each step read, ran, made and reported.  Changes nothing."""
+"""Differences between two runs: inputs, and each step's data, command, outputs and metrics.
+
+Read-only.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,17 @@ from ..survey.input_manifests import load_manifest
 from .values import Facts
 
 Manifest = Callable[[str], Mapping[str, str] | None]
-"""What a tree's content id stands for: path -> content."""
+"""Look up the files of a directory by its content ID: path to content, or None if unknown."""
 
 ASPECTS: Final = ("inputs", "data", "code", "command", "env", "outputs", "metrics", "time")
 
 
 class Difference(NamedTuple):
-    """A part that differs.  `files`: of two trees those that do, `+` new, `-` gone, `~` changed; None where that is not known, or they are none."""
+    """A changed part of a step.
+
+    If both values are directories, `files` maps each changed path to `+` (added), `-` (removed) or
+    `~` (modified). None if the listings are unknown.
+    """
 
     part: str
     before: Any = None
@@ -29,25 +36,25 @@ class Difference(NamedTuple):
 
 
 class StepDifference(NamedTuple):
-    """How one step differed; `only` says which run has it, A or B, when one has not."""
+    """The changes of one step. `only` is A or B if only that run has the step."""
 
     id: str
     states: tuple[str, str]
     only: str = ""
     changes: Mapping[str, Sequence[Difference]] = {}
-    """By aspect; aspects without any are absent."""
+    """Changes by aspect. Unchanged aspects are absent."""
 
 
 class Differences(NamedTuple):
-    """What differs between two runs."""
+    """The differences between two runs."""
 
     inputs: Sequence[Difference]
     steps: Sequence[StepDifference]
-    """Those of either, in the order of the second and then the first; equal ones have no changes."""
+    """Steps of both runs, in the order of the second run. Equal steps have no changes."""
 
 
 def compare_runs(ws: Workspace, a: RunRow, b: RunRow) -> Differences:
-    """Return what differs between two runs, as they are remembered."""
+    """Return the differences between two recorded runs."""
 
     def manifest(content: str) -> Mapping[str, str] | None:
         return load_manifest(ws, content)
@@ -57,7 +64,7 @@ def compare_runs(ws: Workspace, a: RunRow, b: RunRow) -> Differences:
 
 
 def difference_facts(found: Differences) -> Facts:
-    """Return what differs as values of JSON."""
+    """Return the differences as JSON values."""
     steps = [
         {
             "id": step.id,
@@ -74,7 +81,7 @@ def difference_facts(found: Differences) -> Facts:
 
 
 def resolve(change: Change, manifest: Manifest) -> Difference:
-    """Return a difference with the files in which two trees differ."""
+    """Return a difference; for two directories, include the changed files."""
     found = plain(change)
     if not (is_tree(change.before) and is_tree(change.after)):
         return found
@@ -86,12 +93,12 @@ def resolve(change: Change, manifest: Manifest) -> Difference:
 
 
 def plain(change: Change) -> Difference:
-    """Return a difference without a look into trees."""
+    """Return a difference without comparing directory listings."""
     return Difference(change.part, change.before, change.after)
 
 
 def is_tree(value: object) -> bool:
-    """Whether a value is the content id of a tree."""
+    """Return True if a value is the content ID of a directory."""
     return isinstance(value, str) and len(value) == 66 and value.startswith("t:")
 
 
@@ -103,18 +110,18 @@ def _sign(before: str | None, after: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What one run remembers of one step."""
+    """The record of one step in one run."""
 
     state: str
     preimage: Mapping[str, Any] | None = None
-    outputs: Mapping[str, str] | None = None  # path -> content, where that is known
+    outputs: Mapping[str, str] | None = None  # path -> content, None if unknown
     metrics: Mapping[str, Any] = field(default_factory=dict)
     seconds: float | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def aspect(part: str) -> str:
-    """The word under which people look for a part of a pre-image."""
+    """Return the aspect, one of `ASPECTS`, to which a part of a cache key belongs."""
     head = part.partition(" ")[0].partition(".")[0]
     if part.startswith(("code ", "git")):
         return "code"
@@ -130,7 +137,10 @@ def aspect(part: str) -> str:
 def compare(
     a: Mapping[str, Ran], b: Mapping[str, Ran], manifest: Manifest = lambda _content: None
 ) -> list[StepDifference]:
-    """The steps of two runs, those of either, in the order of the second and then the first; equal ones have no changes."""
+    """Return the differences of all steps of both runs, in the order of the second run.
+
+    Equal steps have no changes.
+    """
     answer = []
     for id in [*b, *(id for id in a if id not in b)]:
         left, right = a.get(id), b.get(id)
@@ -160,7 +170,7 @@ def _aspects(left: Ran, right: Ran) -> dict[str, list[Change]]:
         found.setdefault("env", []).extend(
             values({"python": left.facts["python"]}, {"python": right.facts["python"]})
         )
-    if left.state == right.state:  # what a step that failed did not make tells nothing
+    if left.state == right.state:  # missing outputs of a failed step are not a difference
         if left.outputs is not None and right.outputs is not None:
             found.setdefault("outputs", []).extend(values(left.outputs, right.outputs))
         found.setdefault("metrics", []).extend(values(left.metrics, right.metrics))
@@ -171,7 +181,7 @@ def _aspects(left: Ran, right: Ran) -> dict[str, list[Change]]:
 
 
 def values(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
-    """What differs between two mappings."""
+    """Return the differences between two mappings."""
     return [
         Change(name, before.get(name), after.get(name))
         for name in sorted(before.keys() | after.keys())
@@ -189,7 +199,7 @@ def _timing(ran: Ran) -> dict[str, float]:
 
 
 def _differs(change: Change) -> bool:
-    """Whether a measured number is another, and not the same one measured twice."""
+    """Return True if a measurement changed by more than its usual variation."""
     before, after = change.before, change.after
     if not isinstance(before, (int, float)) or not isinstance(after, (int, float)):
         return False
@@ -198,14 +208,12 @@ def _differs(change: Change) -> bool:
 
 
 def remembered(ws: Workspace, run: str) -> dict[str, Ran]:
-    """Return the steps that had something to do in a run, as it remembers them."""
+    """Return the records of a run's steps, except steps that were up to date."""
     attempts = {row.step: row for row in ws.store.runs.attempts(run)}
     traces = ws.store.index.traces([row.key for row in attempts.values() if row.key])
     moves = [event for event in ws.store.runs.events(run) if event.subject == "step"]
     ended = {event.id: event.data for event in moves if event.before == "RUNNING"}
-    states = {
-        event.id: event.after for event in moves
-    }  # in the order in which the steps were first heard of
+    states = {event.id: event.after for event in moves}  # in order of the first event of each step
     found = {}
     for id, state in states.items():
         attempt, data = attempts.get(id), ended.get(id, {})
@@ -214,7 +222,7 @@ def remembered(ws: Workspace, run: str) -> dict[str, Ran]:
         if attempt is None:
             found[id] = Ran(state)
             continue
-        # Another run may have made the trace of this key first: its outputs need not be those of this run.
+        # If another run cached this key first, its outputs may differ from the outputs of this run.
         trace = traces.get(attempt.key)
         outputs = (
             {made.path: str(made.content) for made in trace.outputs}

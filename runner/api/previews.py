@@ -1,6 +1,9 @@
-"""What can be seen of a file that a step made, without its program: text, rows, tensors, or a picture that is drawn anew.  Runs nothing of it.
+"""Previews of output files: text, table rows, tensors, or a re-encoded image.
 
-A file is the work of strangers, so little of it is read. `read_preview` is to be called in a process with limits of time and memory.
+Runs no file content.
+
+Files are untrusted, so only a limited part is read. Call `read_preview` in a process with time and
+memory limits.
 """
 
 from __future__ import annotations
@@ -33,20 +36,20 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 READ: Final = 1 << 20
-"""Bytes of a file that are read at most, but for a picture."""
+"""Maximum number of bytes read from a file that is not an image."""
 TEXT: Final = 64 << 10
-"""Characters of text that are shown."""
+"""Maximum number of characters of text shown."""
 ROWS: Final = 50
 COLUMNS: Final = 40
 CELL: Final = 300
-"""Characters of one cell."""
+"""Maximum number of characters in a cell."""
 TENSORS: Final = 500
 LARGEST: Final = 32 << 20
-"""Bytes of a picture that is drawn anew."""
+"""Maximum size in bytes of an image to re-encode."""
 PIXELS: Final = 40_000_000
-"""Pixels of it: more take too much memory."""
+"""Maximum number of pixels of an image, to limit memory."""
 WIDEST: Final = 2048
-"""Pixels of the longer side of what is drawn."""
+"""Maximum length in pixels of a re-encoded image's longer side."""
 _FORMATS: Final = ("PNG", "JPEG", "GIF", "WEBP")
 _SAVE: Final = "save the file to open it with its own program"
 _DAMAGED: Final = f"the image is damaged or of an unknown format; {_SAVE}"
@@ -55,12 +58,12 @@ _NO_PYARROW: Final = "to preview Parquet files, install pyarrow in the server's 
 
 
 class Preview(NamedTuple):
-    """What can be seen of a file.  `words` are a sentence for people: what is missing, or why nothing is shown."""
+    """A file preview. `words` tells a reader which part is missing, or why nothing is shown."""
 
     kind: str
     """picture, audio, text, table, tensors, or none."""
     type: str
-    """Its media type, by its first bytes where these tell."""
+    """Media type, detected from the content if possible."""
     words: str = ""
     text: str = ""
     columns: Sequence[str] = ()
@@ -69,11 +72,11 @@ class Preview(NamedTuple):
 
 
 class CannotDraw(Exception):
-    """A file is no picture that can be drawn anew; the sentence says why."""
+    """A file is not an image that can be re-encoded. The message tells why."""
 
 
 def read_preview(file: BinaryIO, name: str, size: int) -> Preview:
-    """Return what can be seen of a file of `size` bytes whose name is `name`."""
+    """Return the preview of a file with this name and this size in bytes."""
     head = file.read(HEAD)
     file.seek(0)
     kind = type_of(name, head) if head else "text/plain"
@@ -101,9 +104,9 @@ def read_preview(file: BinaryIO, name: str, size: int) -> Preview:
 
 
 def draw(file: BinaryIO, size: int, width: int) -> bytes:
-    """Return a picture as WebP, at most `width` pixels wide and high, drawn anew from its pixels alone.
+    """Re-encode an image as WebP, at most `width` pixels wide and high.
 
-    Of an animated one it is the first frame. Raises CannotDraw.
+    For an animation, use the first frame. Raises CannotDraw.
     """
     picture = _opened(file, size)
     try:
@@ -121,7 +124,7 @@ def draw(file: BinaryIO, size: int, width: int) -> bytes:
 
 
 def _opened(file: BinaryIO, size: int) -> Image:
-    """A picture of which only its head was read.  Raises CannotDraw."""
+    """Open an image and read its header only. Raises CannotDraw."""
     try:
         from PIL import Image
     except ModuleNotFoundError:
@@ -130,7 +133,7 @@ def _opened(file: BinaryIO, size: int) -> Image:
         raise CannotDraw(f"the image is larger than {LARGEST >> 20} MiB; {_SAVE}")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of its own limit of pixels, which ours is below
+            warnings.simplefilter("ignore")  # about its own pixel limit, which is above PIXELS
             picture = Image.open(file, formats=_FORMATS)
     except MemoryError:
         raise
@@ -169,7 +172,7 @@ def _audio(head: bytes, kind: str) -> Preview:
 
 
 def _tensors(file: BinaryIO, size: int) -> Preview:
-    """The header of a safetensors file: its length in eight bytes, then JSON."""
+    """Return the tensors in a safetensors header: an 8-byte length, followed by JSON."""
     start = file.read(8)
     if len(start) < 8:
         return _damaged("shorter than 8 bytes")
@@ -261,7 +264,7 @@ def _first(shown: int, total: int) -> str:
 
 def _table(kind: str, data: bytes, cut: bool) -> Preview:
     text = whole(data.decode("utf-8", "replace"))
-    if cut:  # the last line may be half a line
+    if cut:  # the last line may be incomplete
         text = text.rpartition("\n")[0] or text
     read: Callable[[str, str], tuple[list[str], list[list[str]], bool]]
     read = _json_lines if kind == "application/jsonl" else _separated
@@ -275,7 +278,7 @@ def _table(kind: str, data: bytes, cut: bool) -> Preview:
 
 
 def _separated(text: str, kind: str) -> tuple[list[str], list[list[str]], bool]:
-    """The header and the first rows of CSV."""
+    """Return the header and first rows of CSV text, and whether more rows follow."""
     mark = "\t" if kind.startswith("text/tab") else ","
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=mark)
     found = [line for line, _ in zip(lines, range(ROWS + 2), strict=False)]
@@ -285,7 +288,10 @@ def _separated(text: str, kind: str) -> tuple[list[str], list[list[str]], bool]:
 
 
 def _json_lines(text: str, _kind: str) -> tuple[list[str], list[list[str]], bool]:
-    """A column for each key of the first rows.  Raises ValueError."""
+    """Return a column for each key of the first rows, the rows, and whether more rows follow.
+
+    Raises ValueError.
+    """
     lines = [line for line in text.splitlines() if line.strip()]
     found = [parse_json(line) for line in lines[:ROWS]]
     records = [each if isinstance(each, dict) else {"value": each} for each in found]
@@ -303,7 +309,7 @@ def _text(kind: str, data: bytes, cut: bool) -> Preview:
         try:
             text = json.dumps(parse_json(text), indent=2, ensure_ascii=False)
         except (ValueError, RecursionError):
-            pass  # as it stands
+            pass  # show the text unchanged
     shown = text[:TEXT]
     words = f"the first {len(shown):,} characters" if cut or len(text) > TEXT else ""
     return Preview("text", kind, words if data else "the file is empty", shown)
@@ -314,7 +320,7 @@ def _texts(said: Mapping[Any, Any]) -> dict[str, str]:
 
 
 def _cell(value: object) -> str:
-    """A value as one cell shows it."""
+    """Return a value as the text of a table cell."""
     if isinstance(value, bytes):
         return f"{len(value)} bytes"
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Who takes runs, which run is next, and why each one waits.  Changes nothing."""
+"""Workers and the run queue: who takes runs, which run is next, and why a run waits. Read-only."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .values import Facts, moment
 
 OPEN: Final = ("QUEUED", "ACTIVE", "PAUSED")
 LOOKED_AT: Final = 10_000
-"""Runs that are not over of which is asked whether a worker has them."""
+"""Maximum number of unfinished runs that are read."""
 
 
 def list_workers(ws: Workspace) -> list[Facts]:
-    """Return the workers of a workspace, the oldest first; then who else has a run, such as `recipe run`.
+    """Return the workers of a workspace, oldest first, then processes such as `recipe run`.
 
-    One that died is among them for a day, with the runs that it left.
+    A dead worker is listed for one day, with its unfinished runs.
     """
     rows = _open_runs(ws)
     live = _worked_on(ws, rows)
@@ -35,7 +35,7 @@ def list_workers(ws: Workspace) -> list[Facts]:
 
 
 def list_queue(ws: Workspace) -> list[Facts]:
-    """Return the runs of a workspace that wait, in the order in which workers take them, each with the reason."""
+    """Return the waiting runs of a workspace in the order in which workers claim them, with reasons."""
     rows = _open_runs(ws)
     by_id = {row.id: row for row in rows}
     return [
@@ -52,7 +52,7 @@ def list_queue(ws: Workspace) -> list[Facts]:
 
 
 def wait_of(ws: Workspace, row: RunRow) -> Facts | None:
-    """Return why a run waits, and its place in the queue; None if it does not wait."""
+    """Return a run's queue position and the reason why it waits, or None if it does not wait."""
     if row.state not in ("QUEUED", "ACTIVE") or ws.store.runs.live(row.id):
         return None
     found = next((each for each in _waits(ws, _open_runs(ws)) if each.run == row.id), None)
@@ -69,7 +69,7 @@ def _open_runs(ws: Workspace) -> list[RunRow]:
 
 
 def _worked_on(ws: Workspace, rows: Sequence[RunRow]) -> set[str]:
-    """The runs that a living worker has."""
+    """Return the IDs of the runs that a live worker executes."""
     return {row.id for row in rows if row.claim and ws.store.runs.live(row.id)}
 
 
@@ -97,7 +97,7 @@ def _waits(ws: Workspace, rows: Sequence[RunRow]) -> list[Wait]:
 
 
 def _waiting(row: RunRow) -> Waiting:
-    # A run that was due when it was stored is due, whatever the clocks of its machines say.
+    # A run that was due at its creation counts as due, even if machine clocks differ.
     due = row.created if row.due is not None and row.due <= row.created else row.due
     return Waiting(
         row.id,
@@ -136,7 +136,7 @@ def _worker(worker: WorkerRow, runs: list[str], live: set[str]) -> Facts:
 
 
 def _unregistered(name: str, runs: list[str], live: set[str]) -> Facts:
-    """Who has a run and takes no others: `recipe run`, or the worker of an earlier version."""
+    """Describe a process that executes one run and takes no others, such as `recipe run`."""
     return {
         "worker": name,
         "alive": bool(live.intersection(runs)),
