@@ -59,8 +59,10 @@ def compare_runs(ws: Workspace, a: RunRow, b: RunRow) -> Differences:
     def manifest(content: str) -> Mapping[str, str] | None:
         return load_manifest(ws, content)
 
-    inputs = [resolve(change, manifest) for change in values(a.inputs, b.inputs)]
-    return Differences(inputs, compare(remembered(ws, a.id), remembered(ws, b.id), manifest))
+    inputs = [with_changed_files(change, manifest) for change in diff_mappings(a.inputs, b.inputs)]
+    return Differences(
+        inputs, compare_steps(read_step_records(ws, a.id), read_step_records(ws, b.id), manifest)
+    )
 
 
 def difference_facts(found: Differences) -> Facts:
@@ -80,9 +82,9 @@ def difference_facts(found: Differences) -> Facts:
     return {"inputs": [change._asdict() for change in found.inputs], "steps": steps}
 
 
-def resolve(change: Change, manifest: Manifest) -> Difference:
+def with_changed_files(change: Change, manifest: Manifest) -> Difference:
     """Return a difference; for two directories, include the changed files."""
-    found = plain(change)
+    found = without_files(change)
     if not (is_tree(change.before) and is_tree(change.after)):
         return found
     old, new = manifest(str(change.before)), manifest(str(change.after))
@@ -92,7 +94,7 @@ def resolve(change: Change, manifest: Manifest) -> Difference:
     return found._replace(files={path: sign for path, sign in signs.items() if sign})
 
 
-def plain(change: Change) -> Difference:
+def without_files(change: Change) -> Difference:
     """Return a difference without comparing directory listings."""
     return Difference(change.part, change.before, change.after)
 
@@ -109,7 +111,7 @@ def _sign(before: str | None, after: str | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class StepRecord:
     """The record of one step in one run."""
 
     state: str
@@ -120,7 +122,7 @@ class Ran:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def aspect(part: str) -> str:
+def aspect_of(part: str) -> str:
     """Return the aspect, one of `ASPECTS`, to which a part of a cache key belongs."""
     head = part.partition(" ")[0].partition(".")[0]
     if part.startswith(("code ", "git")):
@@ -134,8 +136,10 @@ def aspect(part: str) -> str:
     return "outputs" if head in ("output", "outputs") else "command"
 
 
-def compare(
-    a: Mapping[str, Ran], b: Mapping[str, Ran], manifest: Manifest = lambda _content: None
+def compare_steps(
+    a: Mapping[str, StepRecord],
+    b: Mapping[str, StepRecord],
+    manifest: Manifest = lambda _content: None,
 ) -> list[StepDifference]:
     """Return the differences of all steps of both runs, in the order of the second run.
 
@@ -154,33 +158,33 @@ def compare(
             )
         else:
             changes = {
-                name: [resolve(change, manifest) for change in found]
+                name: [with_changed_files(change, manifest) for change in found]
                 for name, found in _aspects(left, right).items()
             }
             answer.append(StepDifference(id, (left.state, right.state), changes=changes))
     return answer
 
 
-def _aspects(left: Ran, right: Ran) -> dict[str, list[Change]]:
+def _aspects(left: StepRecord, right: StepRecord) -> dict[str, list[Change]]:
     found: dict[str, list[Change]] = {}
     if left.preimage is not None and right.preimage is not None:
         for change in fingerprint.explain(left.preimage, right.preimage):
-            found.setdefault(aspect(change.part), []).append(change)
+            found.setdefault(aspect_of(change.part), []).append(change)
     if "python" in left.facts and "python" in right.facts:
         found.setdefault("env", []).extend(
-            values({"python": left.facts["python"]}, {"python": right.facts["python"]})
+            diff_mappings({"python": left.facts["python"]}, {"python": right.facts["python"]})
         )
     if left.state == right.state:  # missing outputs of a failed step are not a difference
         if left.outputs is not None and right.outputs is not None:
-            found.setdefault("outputs", []).extend(values(left.outputs, right.outputs))
-        found.setdefault("metrics", []).extend(values(left.metrics, right.metrics))
+            found.setdefault("outputs", []).extend(diff_mappings(left.outputs, right.outputs))
+        found.setdefault("metrics", []).extend(diff_mappings(left.metrics, right.metrics))
         found["time"] = [
-            change for change in values(_timing(left), _timing(right)) if _differs(change)
+            change for change in diff_mappings(_timing(left), _timing(right)) if _differs(change)
         ]
     return {name: found[name] for name in ASPECTS if found.get(name)}
 
 
-def values(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
+def diff_mappings(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
     """Return the differences between two mappings."""
     return [
         Change(name, before.get(name), after.get(name))
@@ -189,7 +193,7 @@ def values(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
     ]
 
 
-def _timing(ran: Ran) -> dict[str, float]:
+def _timing(ran: StepRecord) -> dict[str, float]:
     found = {"seconds": ran.seconds} if ran.seconds is not None else {}
     return found | {
         name: ran.facts[name]
@@ -207,7 +211,7 @@ def _differs(change: Change) -> bool:
     return abs(after - before) > max(floor, 0.1 * max(abs(before), abs(after)))
 
 
-def remembered(ws: Workspace, run: str) -> dict[str, Ran]:
+def read_step_records(ws: Workspace, run: str) -> dict[str, StepRecord]:
     """Return the records of a run's steps, except steps that were up to date."""
     attempts = {row.step: row for row in ws.store.runs.attempts(run)}
     traces = ws.store.index.traces([row.key for row in attempts.values() if row.key])
@@ -220,7 +224,7 @@ def remembered(ws: Workspace, run: str) -> dict[str, Ran]:
         if state == "FRESH":
             continue
         if attempt is None:
-            found[id] = Ran(state)
+            found[id] = StepRecord(state)
             continue
         # If another run cached this key first, its outputs may differ from the outputs of this run.
         trace = traces.get(attempt.key)
@@ -230,7 +234,7 @@ def remembered(ws: Workspace, run: str) -> dict[str, Ran]:
             else None
         )
         image, metrics, seconds = attempt.preimage, data.get("metrics"), data.get("seconds")
-        found[id] = Ran(
+        found[id] = StepRecord(
             state,
             image if isinstance(image, dict) and image else None,
             outputs,

@@ -22,13 +22,13 @@ def list_drivers(ws: Workspace) -> list[Facts]:
     """
     brought = [each.name for each in extensions.found(extensions.DRIVERS)]
     names = sorted({*DRIVERS, *brought, *ws.config.drivers} - {LOCAL})
-    found = [_described(ws, name) for name in names]
+    found = [_describe_driver(ws, name) for name in names]
     found.sort(key=lambda each: (not each["configured"], bool(each["lacks"])))
     here = {"name": LOCAL, "configured": False, "priced": False, "lacks": ""}
     return [here, *found]
 
 
-def _described(ws: Workspace, name: str) -> Facts:
+def _describe_driver(ws: Workspace, name: str) -> Facts:
     try:
         driver = driver_of(name, ws.config.driver(name), (), str(ws.home))
         priced, lacks = driver.traits.priced or driver.traits.billed, driver.find_lack()

@@ -53,7 +53,7 @@ def read_environment(ws: Workspace, row: RunRow) -> Facts:
             "gpu_driver": str(machine.get("gpu_driver", "")),
             "gpus": _texts(machine.get("gpus")),
         },
-        "rented": _rented(ws, row.id),
+        "rented": _list_rented_machines(ws, row.id),
         "pythons": _pythons(ws, attempts, kept.get("python")),
         "locks": _locks(attempts),
         "words": words,
@@ -81,7 +81,7 @@ def _count(found: object) -> int:
     return found if isinstance(found, int) else 0
 
 
-def _rented(ws: Workspace, run: str) -> list[Facts]:
+def _list_rented_machines(ws: Workspace, run: str) -> list[Facts]:
     """Return the machines rented for a run."""
     with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
         leases = ledger.of_run(run)

@@ -21,7 +21,7 @@ from ..storage.records.store import home
 from .values import LAST, Facts, moment
 
 
-class Known(NamedTuple):
+class OpenLease(NamedTuple):
     """A lease that has not ended, its expected fate, and the path of its ledger."""
 
     row: LeaseRow
@@ -29,7 +29,9 @@ class Known(NamedTuple):
     path: Path
 
 
-def known_leases(root: Path, environ: Mapping[str, str], driver: str | None = None) -> list[Known]:
+def open_leases(
+    root: Path, environ: Mapping[str, str], driver: str | None = None
+) -> list[OpenLease]:
     """Return the leases that have not ended, from the ledgers of the user and of this workspace.
 
     With `driver`, return the leases of this driver only.
@@ -38,7 +40,7 @@ def known_leases(root: Path, environ: Mapping[str, str], driver: str | None = No
     for path in (of_user(environ), of_workspace(home(root, environ))):
         with Ledger.open(path, read_only=True) as ledger:
             rows = ledger.living(driver)
-        found += [Known(row, fate, path) for row, fate in reaper.judge_leases(rows, environ)]
+        found += [OpenLease(row, fate, path) for row, fate in reaper.judge_leases(rows, environ)]
     return found
 
 
@@ -51,11 +53,11 @@ def list_leases(root: Path, environ: Mapping[str, str]) -> list[Facts]:
             noted = ledger.costs([row.key for row in rows])
         for row, fate in reaper.judge_leases(rows, environ):
             spent = noted[row.key].usd if row.key in noted else 0.0
-            found.append(_shown(row, fate, max(spent, _accrued(row)), root))
+            found.append(_lease_facts(row, fate, max(spent, _accrued_cost(row)), root))
     return found
 
 
-def _shown(row: LeaseRow, fate: reaper.Fate, usd: float, root: Path) -> Facts:
+def _lease_facts(row: LeaseRow, fate: reaper.Fate, usd: float, root: Path) -> Facts:
     gpus, gpu = gpus_of(row)
     return {
         "key": row.key,
@@ -75,7 +77,7 @@ def _shown(row: LeaseRow, fate: reaper.Fate, usd: float, root: Path) -> Facts:
     }
 
 
-def _accrued(row: LeaseRow) -> float:
+def _accrued_cost(row: LeaseRow) -> float:
     """Return the cost of a lease until now by its price, because the ledger is updated only at times."""
     return row.price * (time.time() - row.paid_from) / 3600 if row.paid_from is not None else 0.0
 
@@ -88,7 +90,7 @@ def gpus_of(row: LeaseRow) -> tuple[int, str]:
     return count if isinstance(count, int) else 0, str(name or "")
 
 
-def lease_to_end(known: Sequence[Known], key: str) -> Known:
+def find_endable_lease(known: Sequence[OpenLease], key: str) -> OpenLease:
     """Return the lease `key` if it may be ended.
 
     Raises NotFound, and CannotRun if a run or a stack uses the lease.
@@ -116,12 +118,12 @@ def end_lease(root: Path, environ: Mapping[str, str], key: str) -> str:
 
     Raises NotFound, CannotRun.
     """
-    found = lease_to_end(known_leases(root, environ), key)
+    found = find_endable_lease(open_leases(root, environ), key)
     return asyncio.run(end_leases([found], root, environ)).get(key, "")
 
 
 async def end_leases(
-    ends: Sequence[Known], root: Path, environ: Mapping[str, str]
+    ends: Sequence[OpenLease], root: Path, environ: Mapping[str, str]
 ) -> dict[str, str]:
     """Release the machines of these leases; return the reasons of failures by lease key."""
     left: dict[str, str] = {}

@@ -47,26 +47,26 @@ def page_of(pieces: Iterable[bytes], *, find: str = "", first: int = 0, limit: i
     wanted = find.casefold()
     found: deque[LogLine] = deque(maxlen=None if first else limit)
     total = matches = 0
-    read = _Counted(pieces)
-    for total, raw in enumerate(_lines(read), 1):
+    read = _ByteCounter(pieces)
+    for total, raw in enumerate(_split_lines(read), 1):
         text = ""
         if wanted:
-            text = folded(raw)
+            text = visible_text(raw)
             if wanted not in _ESCAPES.sub("", text).casefold():
                 continue
         matches += 1
         if total >= first and (not first or len(found) < limit):
-            text = text or folded(raw)
+            text = text or visible_text(raw)
             found.append(LogLine(total, text[:LONGEST], len(text) > LONGEST))
     return LogPage(list(found), total, matches, read.whole, read.whole < read.passed)
 
 
-def folded(line: bytes) -> str:
+def visible_text(line: bytes) -> str:
     """Return the visible part of a line, after its last carriage return."""
     return line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
 
 
-class _Counted:
+class _ByteCounter:
     """Iterator over log pieces that counts the bytes of complete lines in `whole`."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
@@ -81,7 +81,7 @@ class _Counted:
             yield piece
 
 
-def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
+def _split_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the lines of a log without line ends.
 
     A line longer than `HELD` is reduced to its start, or to the latest state of a progress bar.

@@ -30,7 +30,7 @@ _NAMED_BY_KEY = re.compile(r"[0-9a-f]{24}-")
 
 
 @dataclass(slots=True)
-class Part:
+class AttemptLog:
     """The log of one attempt of a step, as described by the events of the run."""
 
     step: str
@@ -56,16 +56,18 @@ class Part:
         ]
 
 
-def parts(events: Iterable[Event], node: int = 0) -> list[Part]:
+def list_attempt_logs(events: Iterable[Event], node: int = 0) -> list[AttemptLog]:
     """Return the attempts of a run in start order, with the logs of one of their nodes."""
-    found: list[Part] = []
-    going: dict[str, Part] = {}
+    found: list[AttemptLog] = []
+    going: dict[str, AttemptLog] = {}
     for event in events:
-        hear(event, found, going, node)
+        apply_event(event, found, going, node)
     return found
 
 
-def hear(event: Event, found: list[Part], going: dict[str, Part], node: int = 0) -> None:
+def apply_event(
+    event: Event, found: list[AttemptLog], going: dict[str, AttemptLog], node: int = 0
+) -> None:
     """Apply a step event: add the attempt that starts to `found`, or mark an attempt as ended.
 
     `going` holds the running attempts by step.
@@ -78,7 +80,7 @@ def hear(event: Event, found: list[Part], going: dict[str, Part], node: int = 0)
         files = event.data.get("env_files", ())
         paths = tuple(map(str, files)) if isinstance(files, list) else ()
         raw = str(event.data["log"])
-        part = Part(
+        part = AttemptLog(
             event.id,
             number if isinstance(number, int) else 1,
             raw,
@@ -94,17 +96,17 @@ def hear(event: Event, found: list[Part], going: dict[str, Part], node: int = 0)
 
 
 @overload
-def on_node(part: Part, node: int) -> Part: ...
+def on_node(part: AttemptLog, node: int) -> AttemptLog: ...
 @overload
-def on_node(part: Part | None, node: int) -> Part | None: ...
-def on_node(part: Part | None, node: int) -> Part | None:
+def on_node(part: AttemptLog | None, node: int) -> AttemptLog | None: ...
+def on_node(part: AttemptLog | None, node: int) -> AttemptLog | None:
     """Return the log of an attempt on `node`, given its log on the first node."""
     if part is None or not node:
         return part
     return replace(part, raw=f"{part.raw[:-4]}.{node}.log", node=node)
 
 
-def kept(ws: Workspace, run: str, part: Part) -> Path:
+def stored_log_path(ws: Workspace, run: str, part: AttemptLog) -> Path:
     """Return the path of an attempt's log after the attempt has finished."""
     return ws.kept_path(run, part.step, part.number, f".{part.node}.log" if part.node else ".log")
 
@@ -148,9 +150,9 @@ class Tail:
             os.close(handle)
 
 
-def tail_of(ws: Workspace, run: str, part: Part) -> Tail | StoredStream | None:
+def open_tail(ws: Workspace, run: str, part: AttemptLog) -> Tail | StoredStream | None:
     """Open the log of an attempt. None if the log does not exist yet, or no longer."""
-    path = kept(ws, run, part)
+    path = stored_log_path(ws, run, part)
     if is_elsewhere(ws, run):
         return StoredStream(ws, run, path.name.removesuffix(".log"), "log")
     with suppress(FileNotFoundError):
@@ -158,11 +160,11 @@ def tail_of(ws: Workspace, run: str, part: Part) -> Tail | StoredStream | None:
     with suppress(OSError):  # a step may have replaced its log with a pipe
         if not part.ended:
             masker = Masker(part.known(ws))
-            return Tail(descriptor_of(_raw(part.raw)), masker.stream())
+            return Tail(descriptor_of(_find_running_log(part.raw)), masker.stream())
     return None
 
 
-def available(tail: LogTail, ended: bool) -> Iterator[bytes]:
+def read_available(tail: LogTail, ended: bool) -> Iterator[bytes]:
     """Yield the data that is available now.
 
     For a finished attempt, yield the data up to the end.
@@ -175,23 +177,23 @@ def available(tail: LogTail, ended: bool) -> Iterator[bytes]:
         yield from rest
 
 
-def missing(ws: Workspace, run: str, part: Part) -> list[str]:
+def find_missing_secrets(ws: Workspace, run: str, part: AttemptLog) -> list[str]:
     """Return the unset secrets and unreadable environment files that prevent showing a growing log.
 
     Empty for stored logs, which are masked already.
     """
-    if part.ended or is_elsewhere(ws, run) or kept(ws, run, part).exists():
+    if part.ended or is_elsewhere(ws, run) or stored_log_path(ws, run, part).exists():
         return []
-    return unmaskable(ws, part)
+    return find_unmaskable(ws, part)
 
 
-def unmaskable(ws: Workspace, part: Part) -> list[str]:
+def find_unmaskable(ws: Workspace, part: AttemptLog) -> list[str]:
     """Return an attempt's unset secrets and unreadable environment files."""
     files = [path for path in part.env_files if any(EnvFiles(ws.root).faults([path]))]
     return [*(name for name in part.secrets if not ws.environ.get(name)), *files]
 
 
-def _raw(path: str) -> str:
+def _find_running_log(path: str) -> str:
     """Return the path of a running attempt's log file.
 
     If another worker took over the attempt, its log has the same cache key and another name.

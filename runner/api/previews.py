@@ -84,20 +84,20 @@ def read_preview(file: BinaryIO, name: str, size: int) -> Preview:
         word = "an HTML page" if kind == HTML else "an SVG drawing"
         return Preview("none", kind, f"{word} may contain scripts and is not shown; {_SAVE}")
     if kind in PICTURES:
-        return _picture(file, kind, size)
+        return _preview_image(file, kind, size)
     if kind in AUDIO:
-        return _audio(head, kind)
+        return _preview_audio(head, kind)
     if kind == SAFETENSORS:
-        return _tensors(file, size)
+        return _preview_tensors(file, size)
     if kind == PARQUET:
-        return _parquet(file, size)
+        return _preview_parquet(file, size)
     if head and not is_text(head):
         return Preview("none", kind, f"the file is binary; {_SAVE}")
     data = file.read(READ)
     cut = size > len(data)
     if kind in TABLES:
-        return _table(kind, data, cut)
-    return _text(kind, data, cut)
+        return _preview_table(kind, data, cut)
+    return _preview_text(kind, data, cut)
 
 
 # -- pictures -------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def draw(file: BinaryIO, size: int, width: int) -> bytes:
 
     For an animation, use the first frame. Raises CannotDraw.
     """
-    picture = _opened(file, size)
+    picture = _open_image(file, size)
     try:
         if picture.mode not in ("RGB", "RGBA"):
             alpha = "A" in picture.getbands() or "transparency" in picture.info
@@ -123,7 +123,7 @@ def draw(file: BinaryIO, size: int, width: int) -> bytes:
     return found.getvalue()
 
 
-def _opened(file: BinaryIO, size: int) -> Image:
+def _open_image(file: BinaryIO, size: int) -> Image:
     """Open an image and read its header only. Raises CannotDraw."""
     try:
         from PIL import Image
@@ -146,9 +146,9 @@ def _opened(file: BinaryIO, size: int) -> Image:
     return picture
 
 
-def _picture(file: BinaryIO, kind: str, size: int) -> Preview:
+def _preview_image(file: BinaryIO, kind: str, size: int) -> Preview:
     try:
-        picture = _opened(file, size)
+        picture = _open_image(file, size)
     except CannotDraw as error:
         return Preview("none", kind, str(error))
     words = "the first frame of an animation" if getattr(picture, "is_animated", False) else ""
@@ -160,7 +160,7 @@ def _picture(file: BinaryIO, kind: str, size: int) -> Preview:
 # -- sound ----------------------------------------------------------------------------------------
 
 
-def _audio(head: bytes, kind: str) -> Preview:
+def _preview_audio(head: bytes, kind: str) -> Preview:
     facts: dict[str, str] = {}
     if head[:4] == b"RIFF" and head[12:16] == b"fmt " and len(head) >= 36:
         channels, rate = struct.unpack_from("<HI", head, 22)
@@ -171,14 +171,14 @@ def _audio(head: bytes, kind: str) -> Preview:
 # -- weights --------------------------------------------------------------------------------------
 
 
-def _tensors(file: BinaryIO, size: int) -> Preview:
+def _preview_tensors(file: BinaryIO, size: int) -> Preview:
     """Return the tensors in a safetensors header: an 8-byte length, followed by JSON."""
     start = file.read(8)
     if len(start) < 8:
-        return _damaged("shorter than 8 bytes")
+        return _damaged_preview("shorter than 8 bytes")
     (length,) = struct.unpack("<Q", start)
     if length > size - 8:
-        return _damaged(f"the header length is {length} bytes, but the file has {size}")
+        return _damaged_preview(f"the header length is {length} bytes, but the file has {size}")
     if length > READ:
         words = f"the header has {length} bytes, more than the {READ} that a preview reads"
         return Preview("none", SAFETENSORS, words)
@@ -187,23 +187,23 @@ def _tensors(file: BinaryIO, size: int) -> Preview:
     except ValueError:
         header = None
     if not isinstance(header, dict):
-        return _damaged("the header is not a JSON object")
+        return _damaged_preview("the header is not a JSON object")
     said = header.pop("__metadata__", {})
     facts = _texts(said) if isinstance(said, dict) else {}
-    return _listed(header, facts)
+    return _list_tensors(header, facts)
 
 
-def _damaged(why: str) -> Preview:
+def _damaged_preview(why: str) -> Preview:
     return Preview("none", SAFETENSORS, f"the safetensors file is damaged: {why}")
 
 
-def _listed(header: Mapping[str, Any], said: Mapping[str, str]) -> Preview:
+def _list_tensors(header: Mapping[str, Any], said: Mapping[str, str]) -> Preview:
     rows: list[list[str]] = []
     numbers: Counter[str] = Counter()
     for name, each in header.items():
         shape = each.get("shape") if isinstance(each, dict) else None
         if not isinstance(shape, list) or not all(type(side) is int for side in shape[:9]):
-            return _damaged(f"the tensor {_short(whole(name), CELL)} has no shape")
+            return _damaged_preview(f"the tensor {_short(whole(name), CELL)} has no shape")
         kind = _cell(each.get("dtype"))
         numbers[kind] += _count(shape)
         if len(rows) < TENSORS:
@@ -224,7 +224,7 @@ def _count(shape: Sequence[int]) -> int:
 # -- rows -----------------------------------------------------------------------------------------
 
 
-def _parquet(file: BinaryIO, size: int) -> Preview:
+def _preview_parquet(file: BinaryIO, size: int) -> Preview:
     try:
         import pyarrow
         import pyarrow.parquet as parquet
@@ -262,22 +262,22 @@ def _first(shown: int, total: int) -> str:
     return f"the first {shown:,} of {total:,} rows" if total > shown else ""
 
 
-def _table(kind: str, data: bytes, cut: bool) -> Preview:
+def _preview_table(kind: str, data: bytes, cut: bool) -> Preview:
     text = whole(data.decode("utf-8", "replace"))
     if cut:  # the last line may be incomplete
         text = text.rpartition("\n")[0] or text
     read: Callable[[str, str], tuple[list[str], list[list[str]], bool]]
-    read = _json_lines if kind == "application/jsonl" else _separated
+    read = _parse_json_lines if kind == "application/jsonl" else _parse_csv
     try:
         columns, rows, is_more = read(text, kind)
     except (ValueError, csv.Error, RecursionError) as error:
-        shown = _text(kind, data, cut)
+        shown = _preview_text(kind, data, cut)
         return shown._replace(words=f"shown as text, because the rows cannot be parsed: {error}")
     words = f"the first {len(rows)} rows" if is_more or cut else ""
     return Preview("table", kind, words, "", columns, rows)
 
 
-def _separated(text: str, kind: str) -> tuple[list[str], list[list[str]], bool]:
+def _parse_csv(text: str, kind: str) -> tuple[list[str], list[list[str]], bool]:
     """Return the header and first rows of CSV text, and whether more rows follow."""
     mark = "\t" if kind.startswith("text/tab") else ","
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=mark)
@@ -287,7 +287,7 @@ def _separated(text: str, kind: str) -> tuple[list[str], list[list[str]], bool]:
     return [_cell(name) for name in columns[:COLUMNS]], shown, len(rows) > ROWS
 
 
-def _json_lines(text: str, _kind: str) -> tuple[list[str], list[list[str]], bool]:
+def _parse_json_lines(text: str, _kind: str) -> tuple[list[str], list[list[str]], bool]:
     """Return a column for each key of the first rows, the rows, and whether more rows follow.
 
     Raises ValueError.
@@ -303,7 +303,7 @@ def _json_lines(text: str, _kind: str) -> tuple[list[str], list[list[str]], bool
 # -- text -----------------------------------------------------------------------------------------
 
 
-def _text(kind: str, data: bytes, cut: bool) -> Preview:
+def _preview_text(kind: str, data: bytes, cut: bool) -> Preview:
     text = whole(data.decode("utf-8", "replace"))
     if kind == "application/json" and not cut:
         try:

@@ -24,13 +24,13 @@ def list_workers(ws: Workspace) -> list[Facts]:
     A dead worker is listed for one day, with its unfinished runs.
     """
     rows = _open_runs(ws)
-    live = _worked_on(ws, rows)
+    live = _executing_runs(ws, rows)
     workers = ws.store.runs.workers.all(str(ws.root))
     known = {worker.name for worker in workers}
     others = dict.fromkeys(row.claim for row in rows if row.claim and row.claim not in known)
     return [
-        *(_worker(worker, _held(rows, worker.name), live) for worker in workers),
-        *(_unregistered(name, _held(rows, name), live) for name in others),
+        *(_worker(worker, _runs_claimed_by(rows, worker.name), live) for worker in workers),
+        *(_unregistered_worker(name, _runs_claimed_by(rows, name), live) for name in others),
     ]
 
 
@@ -68,17 +68,17 @@ def _open_runs(ws: Workspace) -> list[RunRow]:
     return ws.store.runs.page(Wanted(states=OPEN), LOOKED_AT)
 
 
-def _worked_on(ws: Workspace, rows: Sequence[RunRow]) -> set[str]:
+def _executing_runs(ws: Workspace, rows: Sequence[RunRow]) -> set[str]:
     """Return the IDs of the runs that a live worker executes."""
     return {row.id for row in rows if row.claim and ws.store.runs.live(row.id)}
 
 
-def _held(rows: Sequence[RunRow], name: str) -> list[str]:
+def _runs_claimed_by(rows: Sequence[RunRow], name: str) -> list[str]:
     return [row.id for row in rows if row.claim == name]
 
 
 def _waits(ws: Workspace, rows: Sequence[RunRow]) -> list[Wait]:
-    live = _worked_on(ws, rows)
+    live = _executing_runs(ws, rows)
     waiting = [row for row in rows if row.state != "PAUSED" and row.id not in live]
     busy = {row.claim for row in rows if row.id in live}
     takers = [
@@ -92,11 +92,11 @@ def _waits(ws: Workspace, rows: Sequence[RunRow]) -> list[Wait]:
         for worker in ws.store.runs.workers.all(str(ws.root))
         if worker.alive
     ]
-    worked_on = [_waiting(row) for row in rows if row.id in live]
-    return explain_waits([_waiting(row) for row in waiting], takers, worked_on, time.time())
+    worked_on = [_queue_entry(row) for row in rows if row.id in live]
+    return explain_waits([_queue_entry(row) for row in waiting], takers, worked_on, time.time())
 
 
-def _waiting(row: RunRow) -> Waiting:
+def _queue_entry(row: RunRow) -> Waiting:
     # A run that was due at its creation counts as due, even if machine clocks differ.
     due = row.created if row.due is not None and row.due <= row.created else row.due
     return Waiting(
@@ -135,7 +135,7 @@ def _worker(worker: WorkerRow, runs: list[str], live: set[str]) -> Facts:
     }
 
 
-def _unregistered(name: str, runs: list[str], live: set[str]) -> Facts:
+def _unregistered_worker(name: str, runs: list[str], live: set[str]) -> Facts:
     """Describe a process that executes one run and takes no others, such as `recipe run`."""
     return {
         "worker": name,

@@ -34,21 +34,23 @@ _JSON_TYPES: Final[Mapping[str, str]] = {
 """JSON Schema type of each input type. Other types are strings."""
 
 
-class Offered(NamedTuple):
+class AvailableRecipe(NamedTuple):
     """A recipe that can be requested: its header, and its name or path in the workspace."""
 
     entry: Entry
     word: str
 
 
-def list_recipes(root: Path, environ: Mapping[str, str], *, in_folder: bool) -> list[Offered]:
+def list_recipes(
+    root: Path, environ: Mapping[str, str], *, in_folder: bool
+) -> list[AvailableRecipe]:
     """Return the recipes that can be requested by name: library, packages and `recipes.allow`.
 
     With `in_folder`, include the recipe files in the workspace directory. Raises Invalid if an
     entry of
     `recipes.allow` is not a recipe file, or has the name of another recipe.
     """
-    found = {entry.id: Offered(entry, entry.id) for entry in library.entries()}
+    found = {entry.id: AvailableRecipe(entry, entry.id) for entry in library.entries()}
     for word in load(root, environ).lists.get("recipes.allow", ()):
         path = root / word
         entry = next(
@@ -70,13 +72,13 @@ def list_recipes(root: Path, environ: Mapping[str, str], *, in_folder: bool) -> 
                     )
                 ]
             )
-        found[entry.id] = Offered(entry, f"./{os.path.relpath(path, root)}")
+        found[entry.id] = AvailableRecipe(entry, f"./{os.path.relpath(path, root)}")
     for entry in library.beside(root) if in_folder else ():
-        found.setdefault(entry.id, Offered(entry, f"./{entry.path.name}"))
+        found.setdefault(entry.id, AvailableRecipe(entry, f"./{entry.path.name}"))
     return sorted(found.values(), key=lambda each: (each.entry.name, -each.entry.version))
 
 
-def find_recipe(known: Sequence[Offered], name: str) -> Offered:
+def find_recipe(known: Sequence[AvailableRecipe], name: str) -> AvailableRecipe:
     """Return the recipe with this name, with or without a version. Raises NotFound."""
     if _NAMED.fullmatch(name):
         for each in known:
@@ -88,14 +90,14 @@ def find_recipe(known: Sequence[Offered], name: str) -> Offered:
     raise NotFound("unknown recipe", fix=near or "list the recipes with GET /v1/recipes")
 
 
-def read_recipe(each: Offered) -> Recipe:
+def read_recipe(each: AvailableRecipe) -> Recipe:
     """Parse a recipe file. The result is cached until the file changes."""
     found = each.entry.path.stat()
-    return _parsed(each.entry.path, found.st_mtime_ns, found.st_size)
+    return _parse_file(each.entry.path, found.st_mtime_ns, found.st_size)
 
 
 @lru_cache(maxsize=64)
-def _parsed(path: Path, _mtime_ns: int, _size: int) -> Recipe:
+def _parse_file(path: Path, _mtime_ns: int, _size: int) -> Recipe:
     from ..language import parse
 
     return parse.load(path)
@@ -112,7 +114,7 @@ def last_used(ws: Workspace) -> dict[str, float]:
     return used
 
 
-def summary_facts(each: Offered, used: float | None = None) -> Facts:
+def summary_facts(each: AvailableRecipe, used: float | None = None) -> Facts:
     """Return the list entry of a recipe. `used` is its last use in seconds since the epoch."""
     entry = each.entry
     return {

@@ -22,7 +22,7 @@ from ..survey import summaries
 from ..survey.comparison import matrix_values
 from . import costs
 from .artifacts import outputs_of
-from .metrics import last_samples, latest, links
+from .metrics import last_samples, list_links, summarize_running
 from .queue import wait_of
 from .starting import read_start
 from .values import Facts, moment
@@ -66,14 +66,16 @@ def _place(ws: Workspace, after: str) -> RunPlace:
     """Parse a page cursor. It includes the creation time, so the run itself may be deleted."""
     created, tilde, run = after.partition("~")
     try:
-        return RunPlace(float(created), run) if tilde else RunPlace(_created(ws, after), after)
+        return (
+            RunPlace(float(created), run) if tilde else RunPlace(_creation_time(ws, after), after)
+        )
     except ValueError:
         fix = "give the `next` of the page before, or the id of a run"
         problem = Problem("bad-value", f'"{after}" is not the end of a page', None, fix)
         raise Invalid([problem]) from None
 
 
-def _created(ws: Workspace, run: str) -> float:
+def _creation_time(ws: Workspace, run: str) -> float:
     """Return the creation time of a run, or for a deleted run, the time in its ID.
 
     Raises ValueError.
@@ -89,15 +91,15 @@ def _created(ws: Workspace, run: str) -> float:
 def list_facts(ws: Workspace, rows: Sequence[RunRow], *, numbers: bool = True) -> list[Facts]:
     """Return runs as list entries. Without `numbers`, leave out metrics."""
     views = ws.run_views.summaries(rows)
-    found = summaries.summarize_runs(ws, rows, latest(ws, rows)) if numbers else {}
+    found = summaries.summarize_runs(ws, rows, summarize_running(ws, rows)) if numbers else {}
     usd = costs.of_runs(ws.environ, [row.id for row in rows])
     return [
-        {**_listed(ws, row, view, found.get(row.id)), "cost": usd[row.id]}
+        {**_list_entry(ws, row, view, found.get(row.id)), "cost": usd[row.id]}
         for row, view in zip(rows, views, strict=True)
     ]
 
 
-def _described(row: RunRow) -> Facts:
+def _description(row: RunRow) -> Facts:
     """Return the name, tags, note and archived flag that users set on a run."""
     tags = row.data.get("tags")
     return {
@@ -133,7 +135,9 @@ def _metrics(found: summaries.Summaries, least: Mapping[str, bool]) -> Facts:
     }
 
 
-def _listed(ws: Workspace, row: RunRow, view: RunView, found: summaries.RunNumbers | None) -> Facts:
+def _list_entry(
+    ws: Workspace, row: RunRow, view: RunView, found: summaries.RunNumbers | None
+) -> Facts:
     asked, labels = row.data.get("asked"), row.data.get("labels")
     asked = asked if isinstance(asked, dict) else {}
     preset, given = asked.get("preset"), asked.get("inputs")
@@ -153,8 +157,8 @@ def _listed(ws: Workspace, row: RunRow, view: RunView, found: summaries.RunNumbe
         "driver": settings_of_run(row).driver,
         "preset": preset if isinstance(preset, str) else None,
         "inputs": dict(row.inputs),
-        "given": _given(row, given),
-        "tried": _tried(ws, row) if "-sweep@" in row.recipe else {},
+        "given": _given_inputs(row, given),
+        "tried": _swept_values(ws, row) if "-sweep@" in row.recipe else {},
         "counts": _counts(view.counts),
         "created": moment(row.created),
         "not_before": moment(row.due)
@@ -162,12 +166,12 @@ def _listed(ws: Workspace, row: RunRow, view: RunView, found: summaries.RunNumbe
         else None,
         "ended": moment(row.ended),
         "progress": view.progress._asdict(),
-        **_described(row),
+        **_description(row),
         **_numbers(found),
     }
 
 
-def _given(row: RunRow, given: object) -> Facts:
+def _given_inputs(row: RunRow, given: object) -> Facts:
     """Return the inputs that the caller set, without secrets."""
     if not isinstance(given, dict):
         return {}
@@ -180,7 +184,7 @@ def _counts(counts: Mapping[str, int]) -> Facts:
     return {**ends, "other": sum(counts.values()) - sum(ends.values())}
 
 
-def _tried(ws: Workspace, row: RunRow) -> Facts:
+def _swept_values(ws: Workspace, row: RunRow) -> Facts:
     """Return the first `TRIED` + 1 values of each swept input.
 
     The extra value shows that more exist.
@@ -200,11 +204,11 @@ def read_run(ws: Workspace, row: RunRow, *, numbers: bool = True) -> Facts:
     leases = _leases(ws, row.id)
     cost = costs.of_runs(ws.environ, [row.id])[row.id]
     machines = last_samples(ws, row) if view.counts.get("RUNNING") else {}
-    reported = summaries.summarize_runs(ws, [row], latest(ws, [row])) if numbers else {}
+    reported = summaries.summarize_runs(ws, [row], summarize_running(ws, [row])) if numbers else {}
     eta = view.progress.eta
     price = sum(lease.price for lease in leases if lease.state in ("COMING", "UP"))
     return {
-        **_listed(ws, row, view, reported.get(row.id)),
+        **_list_entry(ws, row, view, reported.get(row.id)),
         "sweep": _sweep(ws, row),
         "seq": row.next_event - 1,
         "provider": settings_of_run(row).driver,
@@ -219,14 +223,14 @@ def read_run(ws: Workspace, row: RunRow, *, numbers: bool = True) -> Facts:
         ],
         "estimate": {"seconds": eta, "cost": price * eta / 3600 if eta is not None else None},
         "cost": cost,
-        "failed": _failed(view.failed),
+        "failed": _failure_facts(view.failed),
         "warnings": view.warnings,
         **(wait_of(ws, row) or {"position": None, "waits": None}),
         "training": _training(view),
         "steps": _steps(view.steps, _keys(graph, attempts), cost, machines),
         "graph": _graph(graph),
         "outputs": outputs_of(ws, row, graph, attempts),
-        "links": [each._asdict() for each in links(ws, row, attempts)],
+        "links": [each._asdict() for each in list_links(ws, row, attempts)],
     }
 
 
@@ -240,7 +244,7 @@ def _sweep(ws: Workspace, row: RunRow) -> Facts | None:
     return {"recipe": row.recipe.replace("-sweep@", "@"), "axes": tried} if tried else None
 
 
-def _failed(failure: Failure | None) -> Facts | None:
+def _failure_facts(failure: Failure | None) -> Facts | None:
     return {**failure._asdict(), "lines": list(failure.lines)} if failure is not None else None
 
 

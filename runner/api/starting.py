@@ -22,7 +22,7 @@ from ..storage.workspace import Workspace
 from ..survey.request import Request
 from . import sweeps
 from .requests import has_no_request
-from .sweeps import Sweep, drafted, in_words
+from .sweeps import Sweep, draft, find_varied_inputs
 
 FOLDER: Final = "sweeps"
 """Directory of generated sweep recipes in `.recipe`, and of sweep results in the workspace."""
@@ -70,7 +70,7 @@ def read_start(root: Path, row: RunRow) -> Start:
     if path.parent.name != FOLDER or path.parent.parent.name != ".recipe":
         return Start(request)
     try:
-        found = sweeps.read(document.read(root / path).value)
+        found = sweeps.read_sweep(document.read(root / path).value)
     except (Invalid, NotFound, OSError):
         return Start(request)
     if found is None:
@@ -81,7 +81,7 @@ def read_start(root: Path, row: RunRow) -> Start:
     return Start(replace(request, recipe=uses), found.axes)
 
 
-def change(start: Start, given: Mapping[str, object], axes: Axes | None) -> Start:
+def change_inputs(start: Start, given: Mapping[str, object], axes: Axes | None) -> Start:
     """Return a request with new input values.
 
     `axes` replaces the existing axes. If None, inputs without a new value keep their axes.
@@ -97,13 +97,13 @@ def change(start: Start, given: Mapping[str, object], axes: Axes | None) -> Star
     return Start(replace(start.request, inputs={**before, **given}), kept)
 
 
-def draft(root: Path, start: Start) -> Sweep:
+def draft_sweep(root: Path, start: Start) -> Sweep:
     """Return the sweep of a request. Raises Invalid with all problems."""
     source = library.find(start.request.recipe, root)
     uses = start.request.recipe
     if is_path(uses):
         uses = os.path.relpath(os.path.abspath(source), os.path.abspath(root / ".recipe" / FOLDER))
-    return drafted(
+    return draft(
         parse.load(source),
         uses,
         start.request.inputs,
@@ -120,7 +120,7 @@ def first_trial(root: Path, start: Start, search: Search) -> Request:
     request = start.request
     ranges = {name: text for name, values in start.axes.items() if (text := range_of(values))}
     recipe = parse.load(library.find(request.recipe, root))
-    where = sweeps.space(
+    where = sweeps.search_space(
         recipe,
         request.inputs,
         several={**start.axes, **ranges},
@@ -128,7 +128,7 @@ def first_trial(root: Path, start: Start, search: Search) -> Request:
         metric=search.metric,
     )
     one = {
-        name: sweeps.lowest(axis) if isinstance(axis, sweeps.Range) else axis[0]
+        name: sweeps.lowest_value(axis) if isinstance(axis, sweeps.Range) else axis[0]
         for name, axis in where.axes.items()
     }
     return replace(request, inputs={**where.fixed, **one})
@@ -140,11 +140,11 @@ def range_of(values: Sequence[object]) -> str:
     return only if isinstance(only, str) and ".." in only else ""
 
 
-def write(ws: Workspace, start: Start) -> Request:
+def request_to_run(ws: Workspace, start: Start) -> Request:
     """Return the request to submit. For a sweep, write its recipe file first. Raises Invalid."""
     if not start.axes:
         return start.request
-    swept = draft(ws.root, start)
+    swept = draft_sweep(ws.root, start)
     path = ws.home / FOLDER / f"{swept.stem}.yaml"
     if not path.exists():
         ws.write(path, swept.text.encode())
@@ -152,7 +152,7 @@ def write(ws: Workspace, start: Start) -> Request:
 
 
 @contextmanager
-def tried(ws: Workspace, start: Start) -> Iterator[Request]:
+def request_to_plan(ws: Workspace, start: Start) -> Iterator[Request]:
     """Provide the request for planning only. A sweep's recipe file is deleted afterwards.
 
     Raises Invalid.
@@ -163,7 +163,7 @@ def tried(ws: Workspace, start: Start) -> Iterator[Request]:
     if not start.axes:
         yield start.request
         return
-    swept = draft(ws.root, start)
+    swept = draft_sweep(ws.root, start)
     path = ws.home / FOLDER / f"{swept.stem}.{os.getpid()}.yaml"
     ws.write(path, swept.text.encode())
     try:
@@ -186,9 +186,9 @@ def command_line(
     `cost` is the cost limit in US dollars.
     """
     request = start.request
-    words = [_said(recipe, name, value) for name, value in request.inputs.items()]
+    words = [_input_argument(recipe, name, value) for name, value in request.inputs.items()]
     words += [
-        f"{name}={text}" if (text := range_of(values)) else _listed(recipe, name, values)
+        f"{name}={text}" if (text := range_of(values)) else _axis_argument(recipe, name, values)
         for name, values in start.axes.items()
     ]
     if None in words or request.resources:
@@ -211,24 +211,24 @@ def command_line(
     return shlex.join(["recipe", verb, request.recipe, *filter(None, words), *said])
 
 
-def _said(recipe: Recipe, name: str, value: object) -> str | None:
+def _input_argument(recipe: Recipe, name: str, value: object) -> str | None:
     """Return NAME=VALUE for one value, or None if a command line would read another value."""
     spec = recipe.inputs.get(name.partition(".")[0])
     if spec is None:
         return None
-    text = _typed(value)
+    text = _typed_value(value)
     if "." in name:
         return f"{name}={text}"
-    means_one = name not in in_words(recipe, {name: text})
-    return f"{name}={text}" if means_one and _same(spec, text, value) else None
+    means_one = name not in find_varied_inputs(recipe, {name: text})
+    return f"{name}={text}" if means_one and _is_same_value(spec, text, value) else None
 
 
-def _listed(recipe: Recipe, name: str, values: Sequence[object]) -> str | None:
+def _axis_argument(recipe: Recipe, name: str, values: Sequence[object]) -> str | None:
     """Return NAME=VALUE,VALUE for the values of an axis, or None if no text expresses them."""
     spec = recipe.inputs[name]
     wanted = [inputs.converted(spec, value) for value in values]
-    for text in (",".join(map(_typed, values)), json.dumps(list(values), ensure_ascii=False)):
-        read = in_words(recipe, {name: text}).get(name)
+    for text in (",".join(map(_typed_value, values)), json.dumps(list(values), ensure_ascii=False)):
+        read = find_varied_inputs(recipe, {name: text}).get(name)
         if read is None or isinstance(read, str):
             continue
         try:
@@ -239,12 +239,12 @@ def _listed(recipe: Recipe, name: str, values: Sequence[object]) -> str | None:
     return None
 
 
-def _typed(value: object) -> str:
+def _typed_value(value: object) -> str:
     """Return a value as typed on a command line."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _same(spec: Input, text: str, value: object) -> bool:
+def _is_same_value(spec: Input, text: str, value: object) -> bool:
     """Return True if a text converts to the same input value."""
     try:
         return inputs.converted(spec, text) == inputs.converted(spec, value)

@@ -65,7 +65,7 @@ def submit(
     """
     from ..language.library import find
 
-    _storable(ticket)
+    _check_ticket(ticket)
     travels = ws.store.runs.shared and not ticket.here
     if travels:
         ws = ws.within(ws.root)
@@ -81,7 +81,7 @@ def submit(
         **noted(choice, settings),
         **limits_of(limits),
     }
-    parcel = _parcel(ws, request, settings) if travels else HERE
+    parcel = _bundle(ws, request, settings) if travels else NO_BUNDLE
     data |= {"bound": dict(parcel.bound), "bundle": parcel.digest} if parcel.digest else {}
     receivers = [sealing.without(ticket.reports_to)] if ticket.reports_to else []
     body = of_value(
@@ -90,7 +90,7 @@ def submit(
     )
     data |= {"labels": dict(ticket.labels), "body": body}
     data |= ticket.reports_to
-    if opens := _sealed(ws):
+    if opens := _seal_addresses(ws):
         data["opens"] = opens
     if ticket.reach is not None:
         data["reach"] = list(ticket.reach)
@@ -118,7 +118,7 @@ def submit(
     return done
 
 
-def _storable(ticket: Ticket) -> None:
+def _check_ticket(ticket: Ticket) -> None:
     """Raise Invalid if a text or the priority cannot be stored in the database."""
     words = (("user", ticket.user), ("key", ticket.idempotency))
     problems = [
@@ -173,7 +173,7 @@ def receivers_of(row: RunRow) -> Mapping[str, object]:
     return {name: row.data[name] for name in ("webhooks", "job") if name in row.data}
 
 
-def _sealed(ws: Workspace) -> dict[str, str]:
+def _seal_addresses(ws: Workspace) -> dict[str, str]:
     """Return the encrypted access data of the request's URLs. Raises CannotRun without a key."""
     if ws.addresses and not sealing.can_seal(ws.environ):
         words = f"storing the signed URL of {next(iter(ws.addresses))} requires a key file"
@@ -185,7 +185,7 @@ def _sealed(ws: Workspace) -> dict[str, str]:
     }
 
 
-class Parcel(NamedTuple):
+class SubmittedBundle(NamedTuple):
     """The bundle of a run, and the shared store of its larger files.
 
     `data` is empty if the bundle itself is in the store.
@@ -197,11 +197,11 @@ class Parcel(NamedTuple):
     store: str = ""
 
 
-HERE: Final = Parcel()
+NO_BUNDLE: Final = SubmittedBundle()
 """The parcel of a run that is executed in its own workspace."""
 
 
-def _parcel(ws: Workspace, request: Request, settings: Settings) -> Parcel:
+def _bundle(ws: Workspace, request: Request, settings: Settings) -> SubmittedBundle:
     """Bundle the files of a plan, and upload large files to the shared store.
 
     Raises Invalid, Infrastructure.
@@ -218,7 +218,7 @@ def _parcel(ws: Workspace, request: Request, settings: Settings) -> Parcel:
     for content in packed.contents:
         cache.remote.put(content, lying)
     if len(packed.data) <= bundles.MOST:
-        return Parcel(packed.digest, packed.data, packed.bound, cache.remote.url)
+        return SubmittedBundle(packed.digest, packed.data, packed.bound, cache.remote.url)
     place = ws.home / "partial" / packed.digest
     ws.write(place, packed.data)
     try:
@@ -227,7 +227,7 @@ def _parcel(ws: Workspace, request: Request, settings: Settings) -> Parcel:
         )
     finally:
         delete(place)
-    return Parcel(packed.digest, b"", packed.bound, cache.remote.url)
+    return SubmittedBundle(packed.digest, b"", packed.bound, cache.remote.url)
 
 
 _NO_STORE: Final = Problem(

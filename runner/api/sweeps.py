@@ -64,7 +64,7 @@ class Sweep(NamedTuple):
         return f"{self.recipe}-{of_bytes(self.text.encode())[:8]}"
 
 
-def drafted(
+def draft(
     recipe: Recipe,
     uses: str,
     given: Mapping[str, object],
@@ -85,8 +85,8 @@ def drafted(
     a
     smaller number. Raises Invalid with all problems.
     """
-    words = in_words(recipe, given) if several is None else several
-    found, problems = _gathered(recipe, {**given, **words}, words, preset, origins, metric)
+    words = find_varied_inputs(recipe, given) if several is None else several
+    found, problems = _gather_space(recipe, {**given, **words}, words, preset, origins, metric)
     axes: dict[str, Sequence[Tree]] = {}
     for name, axis in found.axes.items():
         if isinstance(axis, Range):
@@ -123,7 +123,7 @@ def drafted(
     return Sweep(text, found.fixed, len(chosen), recipe.id.partition("@")[0])
 
 
-def space(
+def search_space(
     recipe: Recipe,
     given: Mapping[str, object],
     *,
@@ -137,14 +137,14 @@ def space(
     `several` holds the values or the range text of the varied inputs. If None, the texts in `given`
     hold them.
     """
-    words = in_words(recipe, given) if several is None else several
-    found, problems = _gathered(recipe, {**given, **words}, words, preset, origins, metric)
+    words = find_varied_inputs(recipe, given) if several is None else several
+    found, problems = _gather_space(recipe, {**given, **words}, words, preset, origins, metric)
     if problems:
         raise Invalid(problems)
     return found
 
 
-def searched(
+def write_search(
     recipe: Recipe, uses: str, where: Space, points: Sequence[Sequence[Tree]], preset: str | None
 ) -> str:
     """Return the recipe text of a search, with one instance for each trial in `points`.
@@ -158,14 +158,14 @@ def searched(
     return _text(recipe, uses, {"trial": list(range(len(points)))}, handed, where.fixed, preset, "")
 
 
-class Written(NamedTuple):
+class SweepRecipe(NamedTuple):
     """A parsed sweep recipe: the swept recipe as named in it, and the values of the swept inputs."""
 
     uses: str
     axes: Mapping[str, list[Tree]]
 
 
-def read(written: Tree) -> Written | None:
+def read_sweep(written: Tree) -> SweepRecipe | None:
     """Parse a recipe written by `drafted`. None for a search or any other recipe."""
     steps = list(_mapping(_mapping(written).get("steps")).values())
     step = _mapping(steps[0]) if len(steps) == 1 else {}
@@ -175,12 +175,12 @@ def read(written: Tree) -> Written | None:
         return None
     if any(handed.get(name) != f"{{{{ matrix.{name} }}}}" for name in matrix):
         return None
-    return Written(
+    return SweepRecipe(
         uses, {name: values for name, values in matrix.items() if isinstance(values, list)}
     )
 
 
-def trials(written: Tree, axes: Collection[str]) -> list[list[Tree]]:
+def read_trials(written: Tree, axes: Collection[str]) -> list[list[Tree]]:
     """Return the trials in a search recipe written by `searched`."""
     (step,) = _mapping(_mapping(written)["steps"]).values()
     handed = _mapping(_mapping(step)["with"])
@@ -191,7 +191,9 @@ def trials(written: Tree, axes: Collection[str]) -> list[list[Tree]]:
     return [list(point) for point in zip(*columns, strict=True)]
 
 
-def in_words(recipe: Recipe, given: Mapping[str, object]) -> dict[str, str | Sequence[object]]:
+def find_varied_inputs(
+    recipe: Recipe, given: Mapping[str, object]
+) -> dict[str, str | Sequence[object]]:
     """Return the inputs whose texts contain several values: their values, or the text of a range."""
     found: dict[str, str | Sequence[object]] = {}
     for name, value in given.items():
@@ -205,7 +207,7 @@ def in_words(recipe: Recipe, given: Mapping[str, object]) -> dict[str, str | Seq
     return found
 
 
-def _gathered(
+def _gather_space(
     recipe: Recipe,
     given: Mapping[str, object],
     several: Mapping[str, str | Sequence[object]],
@@ -241,7 +243,7 @@ def _gathered(
             )
         )
     if metric is not None:
-        problems += _unreported(recipe, metric)
+        problems += _check_metric(recipe, metric)
     whole = {name.partition(".")[0] for name in fixed if "." in name}
     if not problems:
         fixed = {name: value for name, value in fixed.items() if "." not in name} | {
@@ -256,7 +258,7 @@ def _size(axis: Range | Sequence[Tree]) -> float:
     return axis.high - axis.low + 1 if axis.whole else math.inf
 
 
-def lowest(axis: Range) -> float | int:
+def lowest_value(axis: Range) -> float | int:
     """Return the lowest value of a range."""
     return int(axis.low) if axis.whole else axis.low
 
@@ -396,7 +398,7 @@ def _axis(spec: Input, texts: Sequence[object], problems: list[Problem]) -> list
     return found or [None]
 
 
-def _unreported(recipe: Recipe, metric: str) -> list[Problem]:
+def _check_metric(recipe: Recipe, metric: str) -> list[Problem]:
     """Return a problem if, according to the recipe, no step reports the metric."""
     if any(step.uses is not None for step in recipe.steps.values()):
         return []

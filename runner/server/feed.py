@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from starlette.concurrency import run_in_threadpool
 
-from ..api.logs import Part, parts
+from ..api.logs import AttemptLog, list_attempt_logs
 from ..api.values import moment
 from ..errors import NotFound, RecipeError
 from ..storage.records.runs import FINAL, RunRow
@@ -74,7 +74,7 @@ class Beat(NamedTuple):
     """A run as it stood a moment ago, and the attempts that it had begun."""
 
     row: RunRow
-    parts: Sequence[Part]
+    parts: Sequence[AttemptLog]
 
     @property
     def over(self) -> bool:
@@ -609,7 +609,7 @@ class Feed:
         def looked() -> Beat:
             with self._room.reading() as ws:
                 row = run_of(ws, run)
-                return Beat(row, parts(ws.store.runs.events(run)))
+                return Beat(row, list_attempt_logs(ws.store.runs.events(run)))
 
         return await run_in_threadpool(looked)
 

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
 from ..api.log_lines import LogPage, page_of
-from ..api.logs import Part, available, kept, parts
+from ..api.logs import AttemptLog, list_attempt_logs, read_available, stored_log_path
 from ..planning.ids import names
 from ..storage.workspace import Workspace
 from ..survey.rows import fetch_file
@@ -70,7 +70,7 @@ def lines(
     limit: Annotated[int, Query(ge=1, le=MOST)] = 500,
 ) -> LineList:
     with room.reading() as ws:
-        of_run = parts(ws.store.runs.events(run_of(ws, run).id))
+        of_run = list_attempt_logs(ws.store.runs.events(run_of(ws, run).id))
         found = [
             part
             for part in of_run
@@ -85,7 +85,7 @@ def lines(
     return _answer(part, nodes, page)
 
 
-def _answer(part: Part, nodes: int, page: LogPage) -> LineList:
+def _answer(part: AttemptLog, nodes: int, page: LogPage) -> LineList:
     return LineList(
         step=part.step,
         attempt=part.number,
@@ -100,24 +100,24 @@ def _answer(part: Part, nodes: int, page: LogPage) -> LineList:
     )
 
 
-def _on_node(part: Part, node: int) -> Part:
+def _on_node(part: AttemptLog, node: int) -> AttemptLog:
     """The same attempt on another of its nodes."""
     return replace(part, node=node, raw=f"{part.raw[:-4]}.{node}.log") if node else part
 
 
-def _nodes(ws: Workspace, run: str, part: Part) -> int:
+def _nodes(ws: Workspace, run: str, part: AttemptLog) -> int:
     """How many nodes of an attempt have a log here."""
     for node in range(1, NODES):
         other = _on_node(part, node)
-        if not kept(ws, run, other).exists() and not Path(other.raw).exists():
+        if not stored_log_path(ws, run, other).exists() and not Path(other.raw).exists():
             return node
     return NODES
 
 
-def _text(room: Room, run: str, part: Part) -> Iterator[bytes]:
+def _text(room: Room, run: str, part: AttemptLog) -> Iterator[bytes]:
     """The log of an attempt, masked; nothing if it printed nothing.  Raises Refused if it cannot be masked before its step is over."""
     with room.reading() as ws:
-        path = kept(ws, run, part)
+        path = stored_log_path(ws, run, part)
         if part.ended:
             fetch_file(ws, run, path)
     if path.exists():
@@ -126,4 +126,4 @@ def _text(room: Room, run: str, part: Part) -> Iterator[bytes]:
                 yield piece
     elif (tail := opened(room, run, part)) is not None:
         with closing(tail):
-            yield from available(tail, part.ended)
+            yield from read_available(tail, part.ended)

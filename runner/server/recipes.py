@@ -21,7 +21,7 @@ from ..api import forecasts, starting
 from ..api.plans import plan_run
 from ..api.recipes import (
     ADDRESSES,
-    Offered,
+    AvailableRecipe,
     find_recipe,
     input_schema,
     last_used,
@@ -278,12 +278,12 @@ class PlanView(BaseModel):
     bytes: int = Field(description="The size of the outputs that would be restored.")
 
 
-def offered(room: ServedWorkspace) -> list[Offered]:
+def offered(room: ServedWorkspace) -> list[AvailableRecipe]:
     """Every recipe that may be asked for.  Raises Invalid as `list_recipes` does."""
     return list_recipes(room.root, room.environ, in_folder=room.for_owner)
 
 
-def meant(room: ServedWorkspace, name: str) -> Offered:
+def meant(room: ServedWorkspace, name: str) -> AvailableRecipe:
     """The recipe of that name.  Raises NotFound."""
     return find_recipe(offered(room), name)
 
@@ -291,7 +291,7 @@ def meant(room: ServedWorkspace, name: str) -> Offered:
 class Wanted(NamedTuple):
     """A request that was checked: the recipe that it asks for, and what of it is to be started."""
 
-    offered: Offered
+    offered: AvailableRecipe
     start: Start
 
 
@@ -333,7 +333,7 @@ def _wanted(room: ServedWorkspace, asked: Asked) -> Wanted:
         return Wanted(each, Start(request, asked.sweep or {}))
     with room.working() as ws:
         before = starting.read_start(ws.root, run_of(ws, asked.like))
-    start = starting.change(before, asked.inputs, asked.sweep)
+    start = starting.change_inputs(before, asked.inputs, asked.sweep)
     request = start.request
     if asked.preset is not None:
         request = replace(request, preset=asked.preset or None)
@@ -342,7 +342,7 @@ def _wanted(room: ServedWorkspace, asked: Asked) -> Wanted:
     return Wanted(each, Start(replace(request, recipe=each.word), start.axes))
 
 
-def _offered_as(room: ServedWorkspace, word: str) -> Offered:
+def _offered_as(room: ServedWorkspace, word: str) -> AvailableRecipe:
     """The recipe that a run was asked for, where it is offered.  Raises Refused."""
     with suppress(NotFound, Invalid):
         path = os.path.realpath(library.find(word, room.root))
@@ -370,7 +370,7 @@ def _misfits(room: ServedWorkspace, wanted: Wanted, asked: Asked) -> list[Proble
             if search:
                 starting.first_trial(room.root, wanted.start, search)
             else:
-                starting.draft(room.root, wanted.start)
+                starting.draft_sweep(room.root, wanted.start)
         except Invalid as error:
             problems += error.problems
     else:
@@ -553,7 +553,7 @@ def surveyed(room: ServedWorkspace, wanted: Wanted) -> Iterator[tuple[Workspace,
     """What a run would do.  Raises Refused, or a RecipeError, with every problem."""
     from ..survey import bundles
 
-    with room.working() as ws, starting.tried(ws, wanted.start) as request:
+    with room.working() as ws, starting.request_to_plan(ws, wanted.start) as request:
         ws.share(None)
         ws.reach = Reach(ws.config.lists.get("data.allow", ()))
         yield ws, plan_run(ws, bundles.fetch_packed_inputs(ws, request))

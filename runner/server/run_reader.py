@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from ..agent.regular import descriptor_of
-from ..api.logs import LogTail, Part, Tail, hear, kept, tail_of, unmaskable
+from ..api.logs import (
+    AttemptLog,
+    LogTail,
+    Tail,
+    apply_event,
+    find_unmaskable,
+    open_tail,
+    stored_log_path,
+)
 from ..api.values import whole
 from ..errors import CannotRun, Invalid
 from ..secrets import Masker
@@ -119,7 +127,7 @@ class Bars:
 class Attempt:
     """One attempt that runs, or has just ended."""
 
-    def __init__(self, part: Part, *, from_start: bool) -> None:
+    def __init__(self, part: AttemptLog, *, from_start: bool) -> None:
         self.part = part
         self._from_start = from_start
         self._log: Lines | None = None
@@ -179,7 +187,7 @@ class Attempt:
 
     def _cannot_be_masked(self, ws: Workspace) -> bool:
         try:
-            return bool(unmaskable(ws, self.part))
+            return bool(find_unmaskable(ws, self.part))
         except CannotRun:
             return True
 
@@ -191,7 +199,7 @@ class Attempt:
 
     def _print(self, ws: Workspace, run: str) -> list[Message]:
         if self._log is None:
-            tail = tail_of(ws, run, self.part)
+            tail = open_tail(ws, run, self.part)
             if tail is None:
                 return []
             self._log = Lines(tail, from_start=self._from_start)
@@ -247,11 +255,11 @@ class Attempt:
     def _metrics_tail(self, ws: Workspace, run: str, elsewhere: bool) -> LogTail:
         """Raises FileNotFoundError where the step has reported nothing yet."""
         if self.part.pattern:
-            tail = tail_of(ws, run, self.part)
+            tail = open_tail(ws, run, self.part)
             if tail is None:
                 raise FileNotFoundError
             return Bars(tail)
-        path = kept(ws, run, self.part).with_suffix(".metrics")
+        path = stored_log_path(ws, run, self.part).with_suffix(".metrics")
         if elsewhere:
             return StoredStream(ws, run, path.name.removesuffix(".metrics"), "metrics")
         with suppress(FileNotFoundError):
@@ -277,10 +285,10 @@ class RunReader:
 
     def __init__(self, row: RunRow, seen: int) -> None:
         self.row, self.seen = row, seen
-        self.parts: list[Part] = []
+        self.parts: list[AttemptLog] = []
         self.over = False
         self._last: dict[tuple[str, ...], Message] = {}
-        self._going: dict[str, Part] = {}
+        self._going: dict[str, AttemptLog] = {}
         self._attempts: dict[tuple[str, int], Attempt] = {}
         self._heard = 0
         self._progress: Mapping[str, Any] = {}
@@ -297,7 +305,7 @@ class RunReader:
         while self._heard < self.seen and (page := ws.store.runs.events(run, self._heard, PAGE)):
             page = [event for event in page if event.seq <= self.seen]
             for event in page:
-                hear(event, self.parts, self._going)
+                apply_event(event, self.parts, self._going)
             self._heard = page[-1].seq if page else self.seen
             last = [*last, *page][-recent:] if recent else []
         for part in self._going.values():
@@ -315,7 +323,7 @@ class RunReader:
             found.append(move(ws, event))
             size += len(found[-1].json)
             before = len(self.parts)
-            hear(event, self.parts, self._going)
+            apply_event(event, self.parts, self._going)
             for part in self.parts[before:]:
                 known = self._attempts.get((part.step, part.number))
                 if known is None:

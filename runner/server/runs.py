@@ -500,7 +500,7 @@ def store(
             reach,
             here=ws.share(None) is None,
         )
-        request = starting.write(ws, wanted.start)
+        request = starting.request_to_run(ws, wanted.start)
         request = replace(request, out=out) if out is not None else request
         run = submit(
             ws,

@@ -15,8 +15,16 @@ from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from starlette.requests import HTTPConnection
 
 from ..api.events import read_events
-from ..api.logs import Part, Tail, available, kept, missing, on_node, tail_of
-from ..api.metrics import StepCurves, curves, read_points
+from ..api.logs import (
+    AttemptLog,
+    Tail,
+    find_missing_secrets,
+    on_node,
+    open_tail,
+    read_available,
+    stored_log_path,
+)
+from ..api.metrics import StepCurves, read_curves, read_points
 from ..api.values import Point
 from ..errors import CannotRun
 from ..planning.ids import names
@@ -98,13 +106,15 @@ async def events(
 class Elsewhere:
     """A log that another machine writes, from its beginning: rows of the database, which are read by whichever thread has a workspace just then."""
 
-    def __init__(self, room: Room, run: str, part: Part) -> None:
+    def __init__(self, room: Room, run: str, part: AttemptLog) -> None:
         self._room, self._run, self._part, self._offset = room, run, part, 0
 
     def read(self) -> bytes:
         """What is new, at most a part of it.  Raises Infrastructure where the store does not give it."""
         with self._room.reading() as ws:
-            rows = StoredStream(ws, self._run, kept(ws, self._run, self._part).stem, "log")
+            rows = StoredStream(
+                ws, self._run, stored_log_path(ws, self._run, self._part).stem, "log"
+            )
             rows.offset = self._offset
             data = rows.read()
             self._offset = rows.offset
@@ -119,15 +129,15 @@ class Elsewhere:
         """There is nothing to let go of."""
 
 
-def opened(room: Room, run: str, part: Part) -> Tail | Elsewhere | None:
+def opened(room: Room, run: str, part: AttemptLog) -> Tail | Elsewhere | None:
     """The log of an attempt from its beginning, masked; None where there is none yet, or no more.
 
     Raises Refused where it cannot be masked before its step is over.
     """
     with room.reading() as ws:
         try:
-            hidden = bool(missing(ws, run, part))
-            tail = None if hidden else tail_of(ws, run, part)
+            hidden = bool(find_missing_secrets(ws, run, part))
+            tail = None if hidden else open_tail(ws, run, part)
         except CannotRun:
             hidden = True
         if hidden:
@@ -136,7 +146,7 @@ def opened(room: Room, run: str, part: Part) -> Tail | Elsewhere | None:
     return Elsewhere(room, run, part) if isinstance(tail, StoredStream) else tail
 
 
-def chosen(beat: Beat, step: str, attempt: int) -> Part | None:
+def chosen(beat: Beat, step: str, attempt: int) -> AttemptLog | None:
     """The attempt whose log was asked for, if it has begun."""
     found = [
         part
@@ -175,9 +185,9 @@ async def logs(
             f"list its steps with GET /v1/runs/{run}",
         )
 
-    def whole(found: Part) -> Response | None:
+    def whole(found: AttemptLog) -> Response | None:
         with room.reading() as ws:
-            path = kept(ws, run, found)
+            path = stored_log_path(ws, run, found)
             try:
                 if found.ended:
                     fetch_file(ws, run, path)
@@ -209,7 +219,7 @@ def _so_far(tail: Tail | Elsewhere, offset: int) -> Iterator[bytes]:
     """What a log that is being written has by now, from an offset."""
     passed = 0
     with closing(tail):
-        for data in available(tail, False):
+        for data in read_available(tail, False):
             yield data[max(0, offset - passed) :]
             passed += len(data)
 
@@ -219,7 +229,7 @@ async def _followed(
     room: Room,
     run: str,
     offset: int,
-    which: Callable[[Beat], Part | None],
+    which: Callable[[Beat], AttemptLog | None],
     follower: Follower,
 ) -> AsyncIterator[list[bytes]]:
     """A log as it grows, until its attempt is over."""
@@ -251,10 +261,10 @@ async def _followed(
 
 async def _new(tail: Tail | Elsewhere | None, over: bool) -> AsyncIterator[bytes]:
     if isinstance(tail, Tail):
-        for data in available(tail, over):
+        for data in read_available(tail, over):
             yield data
     elif tail is not None:  # a database is asked
-        async for data in iterate_in_threadpool(available(tail, over)):
+        async for data in iterate_in_threadpool(read_available(tail, over)):
             yield data
 
 
@@ -304,7 +314,7 @@ def measured(
 ) -> Response:
     if bins:
         with room.reading() as ws:
-            steps = curves(ws, run_of(ws, run), x, of)
+            steps = read_curves(ws, run_of(ws, run), x, of)
         named = [each for each in steps if not step or step in names(each.step)]
         return squeezed(request, "".join(_curve_lines(named, bins, metric, low, high)), _LINES)
     with room.reading() as ws:
