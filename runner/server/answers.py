@@ -1,4 +1,4 @@
-"""How the server answers when it refuses: one shape for every error, without paths of this machine."""
+"""Error responses: one JSON format for all errors, without local paths."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ from ..storage.records.runs import KEY_IN_USE
 
 
 class ProblemView(BaseModel):
-    """One thing that is wrong with a request."""
+    """One problem of a request."""
 
     code: str
     message: str
     fix: str = ""
-    input: str = Field(
-        default="", description="The input that it is about; empty where it is about none."
-    )
+    input: str = Field(default="", description="The input with the problem, or empty.")
 
 
 class Fault(BaseModel):
-    """Why a request was refused, and what to do."""
+    """The reason for an error response, and a fix."""
 
     code: str
     message: str
@@ -37,13 +35,13 @@ class Fault(BaseModel):
 
 
 class ErrorView(BaseModel):
-    """What every error looks like."""
+    """The body of every error response."""
 
     error: Fault
 
 
 class Refused(Exception):
-    """A request that is refused with this HTTP status."""
+    """An error response with this HTTP status."""
 
     def __init__(
         self, status: int, code: str, message: str, fix: str = "", problems: Sequence[Problem] = ()
@@ -60,16 +58,16 @@ class Refused(Exception):
 
 
 class NoSuchRun(Refused):
-    """There is no such run, or it is not the caller's to see."""
+    """The run does not exist, or the token gives no access to it."""
 
     def __init__(self) -> None:
         super().__init__(404, "not-found", "unknown run", "list the runs with GET /v1/runs")
 
 
 LONGEST: Final = 1000
-"""Characters of a message."""
+"""Maximum number of characters in a message."""
 MOST: Final = 100
-"""Problems of one answer."""
+"""Maximum number of problems in one response."""
 _PATH = re.compile(r"(?<![\w:/.~-])(?:~|(?!/v1/))(?:/[\w.@+%=-]+)+/([\w.@+%=-]*)")
 STATUS: Final[Mapping[type[RecipeError], tuple[int, str]]] = {
     Invalid: (422, "invalid"),
@@ -81,7 +79,11 @@ STATUS: Final[Mapping[type[RecipeError], tuple[int, str]]] = {
 
 
 def plain(text: str, root: Path) -> str:
-    """A text without the folders of this machine: a path below the workspace begins there, of any other only the last name stays."""
+    """Remove local directories from a text.
+
+    Paths in the workspace become relative. Other absolute paths are reduced to their last
+    component.
+    """
     text = whole(text)
     for folder in (str(root), str(shipped())):
         text = text.replace(f"{folder}/", "").replace(folder, ".")
@@ -89,7 +91,7 @@ def plain(text: str, root: Path) -> str:
 
 
 def plain_value(value: object, root: Path) -> object:
-    """The same for every text in a value as JSON has it."""
+    """Remove local directories from all texts in a JSON value."""
     if isinstance(value, str):
         return plain(value, root)
     if isinstance(value, Mapping):
@@ -107,7 +109,7 @@ def _short(text: str, root: Path) -> str:
 def body(
     root: Path, code: str, message: str, fix: str = "", problems: Iterable[Problem] = ()
 ) -> bytes:
-    """The body of an error."""
+    """Return the JSON body of an error response."""
     shown = [
         ProblemView(
             code=each.code,
@@ -124,7 +126,7 @@ def body(
 
 
 def of_error(error: RecipeError) -> Refused:
-    """An error of ours, as a refusal."""
+    """Convert a RecipeError to an error response."""
     status, code = next(
         (found for kind, found in STATUS.items() if isinstance(error, kind)), (422, "refused")
     )

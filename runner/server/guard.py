@@ -1,4 +1,4 @@
-"""What every request passes before it is looked at: where it comes from, how large it is, what its body is, and whose token it bears."""
+"""Checks of every request before routing: host, origin, size, JSON body and token."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from .tickets import Tickets
 from .tokens import Token, Tokens
 
 TURNS: Final = 8
-"""Requests that begin in one round of the event loop."""
+"""Number of requests that start in one iteration of the event loop."""
 LARGEST: Final = 1 << 20
-"""Bytes of a body."""
+"""Maximum size of a request body in bytes."""
 DRAINED: Final = 8 << 20
-"""Bytes of a body that is too large which are read all the same: a client that is still sending would not see the answer."""
+"""Bytes read of an oversized body. A client that is still sending would not see the response."""
 HEADERS: Final = 64
 LONGEST_HEAD: Final = 32 << 10
-"""Bytes of a request's address and headers."""
+"""Maximum size of a request's URL and headers in bytes."""
 PATIENCE: Final = 30.0
-"""Seconds in which a request has to be here as a whole."""
+"""Seconds within which a request must arrive completely."""
 DEEPEST: Final = 32
-"""Levels of a body."""
+"""Maximum nesting depth of a JSON body."""
 LONGEST: Final = 1 << 16
-"""Characters of one text in a body."""
+"""Maximum number of characters of a text in a body."""
 _NOWHERE = re.compile(rb"(?i)%2f|%5c|%00|//|(?:^|/)(?:\.|%2e){1,2}(?:/|$)")
 _SAFE: Final = {
     b"x-content-type-options": b"nosniff",
@@ -43,9 +43,9 @@ _SAFE: Final = {
 
 
 class Turns:
-    """Lets requests begin a few at a time, in the order in which they came.
+    """Start requests a few at a time, in order of arrival.
 
-    A server that was started anew is asked by all its followers at once: those who have connected are served in between.
+    After a restart, all followers reconnect at once. Connected clients are served in between.
     """
 
     def __init__(self) -> None:
@@ -76,9 +76,9 @@ class Turns:
 
 
 class Guard:
-    """Refuses what is not to reach the application, and hands on whose request it is as `scope["state"]["caller"]`.
+    """ASGI middleware that rejects invalid requests and sets `scope["state"]["caller"]`.
 
-    That is a Token, or None on /health and for the parts of the page.
+    The caller is a Token, or None for /health and the files of the web page.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Guard:
         await self._app(scope, replayed, _safe(send))
 
     async def _open(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a WebSocket pass, of a client that sends a token or, as a browser has to, a ticket."""
+        """Accept a WebSocket with a token, or with a ticket, because browsers cannot send a token."""
         try:
             headers = self._headers(scope)
             secret, scope["query_string"] = _without_ticket(scope["query_string"])
@@ -135,7 +135,11 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _headers(self, scope: Scope) -> Mapping[bytes, bytes]:
-        """The headers by name.  Raises Refused for too many of them, another host or origin, and a path that leads nowhere."""
+        """Return the headers by name.
+
+        Raises Refused for too many or repeated headers, an unknown host or origin, and an invalid
+        path.
+        """
         if len(scope["headers"]) > HEADERS:
             raise Refused(431, "too-many-headers", f"a request may have at most {HEADERS} headers")
         if (
@@ -181,7 +185,12 @@ class Guard:
         return headers
 
     def _caller(self, path: str, headers: Mapping[bytes, bytes]) -> Token | None:
-        """Whose request it is.  Raises Refused: only /health and the parts of the page, which hold no data, are answered without a token."""
+        """Return the token of a request.
+
+        None for /health without a token and for the files of the web page, which contain no data.
+        Raises
+        Refused for other requests without a valid token.
+        """
         kind, _, secret = headers.get(b"authorization", b"").partition(b" ")
         if path in page.PARTS or (not kind and path == "/health"):
             return None
@@ -197,7 +206,7 @@ class Guard:
 
 
 async def _body(headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:
-    """The whole body of a request that has one.  Raises Refused for one that is no JSON of a sensible size."""
+    """Read the body of a request. Raises Refused if it is too large or not JSON."""
     length = headers.get(b"content-length", b"0")
     if length == b"0" and b"transfer-encoding" not in headers:
         return None
@@ -239,7 +248,7 @@ def _too_large() -> Refused:
 
 
 def _examine(data: bytes) -> None:
-    """Raises Refused for what is no JSON, or is JSON that nothing of ours should have to read."""
+    """Raise Refused if a body is not JSON, is nested too deeply, or contains an invalid text."""
     try:
         value = json.loads(data.decode("utf-8"), parse_constant=_no_number)
     except (ValueError, RecursionError):
@@ -285,7 +294,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def _without_ticket(query: bytes) -> tuple[str, bytes]:
-    """The ticket in the parameters of an address, and the others."""
+    """Return the ticket in a query string, and the query string without it."""
     pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
     secret = next((value for name, value in pairs if name == "ticket"), "")
     return secret, urlencode([pair for pair in pairs if pair[0] != "ticket"]).encode()
@@ -307,7 +316,7 @@ async def _refuse(send: Send, root: Path, refused: Refused, kind: str = "http.re
 
 
 def _safe(send: Send) -> Send:
-    """Adds to every answer what keeps a browser from making something else of it."""
+    """Add security headers to every response."""
 
     async def sent(message: Message) -> None:
         if message["type"] == "http.response.start":

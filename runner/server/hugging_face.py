@@ -1,6 +1,7 @@
-"""The names that Hugging Face's trainers have for the inputs of a recipe: platforms send them in the `config` of a job.
+"""Translate Hugging Face trainer arguments to recipe inputs, for the `config` of a platform job.
 
-`NAMES` says which input each is, where a recipe has that input; docs/server.md has the table for each recipe of the library.  Pure.
+`NAMES` maps arguments to inputs. docs/server.md contains the table of each library recipe. Pure
+functions.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ def _same(value: object) -> object:
 
 
 class _Untranslatable(Exception):
-    """A value that the input has no word for."""
+    """The argument's value has no equivalent input value."""
 
 
 def _optimizer(value: object) -> object:
@@ -32,7 +33,7 @@ def _optimizer(value: object) -> object:
 
 
 def _precision(word: str) -> Callable[[object], object]:
-    """`bf16: true` is a precision; `false` says only what it is not."""
+    """Return a converter in which `true` selects the precision `word`, and `false` selects none."""
 
     def precision(value: object) -> object:
         if value is False:
@@ -57,14 +58,14 @@ def _tracker(value: object) -> object:
 
 
 class Name(NamedTuple):
-    """What a name of Hugging Face is here."""
+    """The recipe input for a Hugging Face argument."""
 
     input: str
     read: Callable[[object], object] = _same
     not_in: tuple[str, ...] = ()
-    """Recipes in which the input of that name is something else."""
+    """Recipes in which this input has another meaning."""
     words: str = ""
-    """How values are read, for the table; empty: as they are."""
+    """Conversion of values, for the table in the docs. Empty if values are unchanged."""
 
 
 NAMES: Final[Mapping[str, Name]] = {
@@ -148,25 +149,25 @@ NO_COUNTERPART: Final[Mapping[str, str]] = {
     "hub_token": "secrets are those of the worker's environment",
     "resume_from_checkpoint": "a run resumes from its newest checkpoint",
 }
-"""Names that no recipe has an input for, and what to do instead."""
+"""Arguments without an input in any recipe, with the alternative."""
 
 
 NO_PRESET: Final[Mapping[str, Any]] = {}
 
 
 class Translated(NamedTuple):
-    """A `config` in the names of a recipe."""
+    """A `config` translated to the inputs of a recipe."""
 
     inputs: Mapping[str, Any]
     ignored: Mapping[str, str]
-    """Names without a counterpart, each with why."""
+    """Ignored arguments, each with the reason."""
     every: int = 1
-    """Of how many training steps the platform gets the numbers of one."""
+    """Reporting interval of metrics to the platform, in training steps."""
     problems: tuple[Problem, ...] = ()
 
 
 def input_of(recipe: Recipe, name: str) -> str:
-    """The input of a recipe that a name of Hugging Face is; empty where the recipe has none."""
+    """Return the recipe input for a Hugging Face argument, or "" if the recipe has none."""
     known = NAMES.get(name)
     if name in recipe.inputs or known is None or recipe.id.partition("@")[0] in known.not_in:
         return ""
@@ -176,11 +177,11 @@ def input_of(recipe: Recipe, name: str) -> str:
 def translated(
     recipe: Recipe, config: Mapping[str, Any], gpus: int, preset: Mapping[str, Any] = NO_PRESET
 ) -> Translated:
-    """Return what a config says of a recipe's inputs.
+    """Translate a `config` to recipe inputs.
 
-    `gpus` are those of its training: a global batch is that of all.  `preset`: inputs that it sets.
-
-    A name that is no input and none of Hugging Face's is left as it is, for who checks the inputs.
+    `gpus` is the number of GPUs of the training, a factor of the global batch size. `preset` holds
+    the
+    inputs set by the preset. Unknown names stay unchanged, and the check of inputs reports them.
     """
     inputs: dict[str, Any] = {}
     sources: dict[str, str] = {}

@@ -1,7 +1,7 @@
-"""The addresses that training platforms call, over the same functions as /v1: a job is a run whose idempotency key is `job:ID`.
+"""Routes called by training platforms. A job is a run with the idempotency key `job:ID`.
 
-A job is asked for in a platform's own words: unknown fields are ignored and said, and `config` may have the names of Hugging Face (`hugging_face`).
-Examples of the bodies are in fixtures/server.
+Jobs use the field names of platforms. Unknown fields are ignored and reported. `config` may contain
+Hugging Face argument names (see `hugging_face`). fixtures/server contains example bodies.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _ID: Final = r"[A-Za-z0-9][A-Za-z0-9._@+-]*"
 _LISTED: Final = 1000
 _NO: Final = ("0", "false", "no", "off")
 _FULL: Final = "no"
-"""The `precision` of the library's trainers that is no mixed one."""
+"""The value of the library recipes' `precision` input for full precision."""
 
 
 class Job(BaseModel):
-    """A job, as a platform has it.  `job_token` is stored only where reports are sent, under the key of RECIPE_KEY_FILE."""
+    """A job of a platform. `job_token` is stored encrypted, and only if a report URL is set."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -61,7 +61,7 @@ class Job(BaseModel):
         max_length=100,
         pattern=rf"^({_ID})?$",
         validation_alias=AliasChoices("job_id", "jobId"),
-        description="Without one the answer has a new one, and each request is another job.",
+        description="ID of the job. If empty, each request creates a new job with a generated ID.",
     )
     user_id: str = Field(
         default="",
@@ -79,12 +79,16 @@ class Job(BaseModel):
         default="", max_length=4000, validation_alias=AliasChoices("dataset_url", "datasetUrl")
     )
     config: dict[str, Any] = Field(
-        default={}, description="Values of the recipe's inputs, also by Hugging Face's names."
+        default={},
+        description="Input values, with names of the recipe's inputs or Hugging Face arguments.",
     )
     preset: str | None = Field(default=None, max_length=400)
     resources: recipes.Need = recipes.Need()
     priority: Whole = Field(
-        default=0, ge=-PRIORITY, le=PRIORITY, description="A higher one is taken first."
+        default=0,
+        ge=-PRIORITY,
+        le=PRIORITY,
+        description="Workers claim jobs with a higher priority first.",
     )
     job_token: str = Field(
         default="", max_length=4000, validation_alias=AliasChoices("job_token", "jobToken")
@@ -92,30 +96,30 @@ class Job(BaseModel):
 
 
 class Execute(Job):
-    """A job for the driver that it names."""
+    """A job for any driver."""
 
     driver: str = Field(
         default="local",
         min_length=1,
         max_length=64,
-        description="Where it runs: a driver of `recipe doctor`.",
+        description="Driver that executes the job. `recipe doctor` lists the drivers.",
     )
 
 
 class Deploy(Job):
-    """A job for a pod of RunPod."""
+    """A job for a RunPod pod."""
 
     driver: Literal["runpod"] = "runpod"
 
 
 class Resume(Given):
-    """Where a job goes on: without a path from its newest checkpoint."""
+    """The checkpoint from which a job resumes. Without a path, the newest checkpoint."""
 
     checkpoint_path: str = Field(
         default="",
         max_length=4000,
         validation_alias=AliasChoices("checkpoint_path", "checkpointPath"),
-        description="One of the job's own checkpoints.",
+        description="Path of one of the job's checkpoints.",
     )
 
 
@@ -126,7 +130,7 @@ class Accepted(BaseModel):
 
 class Executed(Accepted):
     ignored: list[str] = Field(
-        description="Fields of the request, and names in its `config`, that say nothing here, with the reason."
+        description="Ignored fields of the request and of its `config`, with reasons."
     )
 
 
@@ -134,9 +138,9 @@ class JobView(Accepted):
     run: str
     recipe: str
     word: str
-    progress: float | None = Field(description="Percent of the run.")
+    progress: float | None = Field(description="Progress of the run in percent.")
     current_step: int = Field(
-        description="Of the training, as its reports have it; else steps of the recipe that are over."
+        description="Training step, or if no training reports steps, number of finished recipe steps."
     )
     total_steps: int | None
     error_message: str
@@ -151,14 +155,14 @@ class Gpu(BaseModel):
     name: str | None
     cuda_version: str | None
     device_count: int
-    memory: int | None = Field(description="Bytes of the first.")
+    memory: int | None = Field(description="Memory of the first GPU in bytes.")
 
 
 @router.post(
     "/execute",
     status_code=202,
     dependencies=OPERATE,
-    summary="Store a job; the same one again is the same job",
+    summary="Queue a job; repeating a job ID returns the existing job",
 )
 async def execute(asked: Execute, room: InRoom, planner: InPlanner) -> Executed:
     return _said(await planner.call(store_job, room, asked, asked.driver))
@@ -168,21 +172,21 @@ async def execute(asked: Execute, room: InRoom, planner: InPlanner) -> Executed:
     "/deploy/runpod",
     status_code=202,
     dependencies=OPERATE,
-    summary="Store a job for a pod of RunPod",
+    summary="Queue a job for a RunPod pod",
 )
 async def deploy(asked: Deploy, room: InRoom, planner: InPlanner) -> Executed:
     return _said(await planner.call(store_job, room, asked, asked.driver))
 
 
 def _said(done: Executed) -> Executed:
-    """A job that was stored; what its request said in vain is in the server's log, too."""
+    """Log the ignored fields of a stored job, and return the job."""
     if done.ignored:
         _log.warning("job %s: ignored: %s", done.job_id, "; ".join(done.ignored))
     return done
 
 
 def store_job(room: ServedWorkspace, asked: Job, driver: str) -> Executed:
-    """Store a job of the platform as a run.  Raises Refused, or a RecipeError, with every problem."""
+    """Queue a platform's job as a run. Raises Refused, or a RecipeError with all problems."""
     recipe = read_recipe(recipes.meant(room, asked.recipe))
     chosen = presets.chosen(recipe, asked.preset)
     said = hugging_face.translated(
@@ -241,12 +245,12 @@ def store_job(room: ServedWorkspace, asked: Job, driver: str) -> Executed:
 
 
 def _printable(name: str) -> str:
-    """The beginning of a name that somebody sent, on one line of a log."""
+    """Return the start of a received name, with unprintable characters replaced for the log."""
     return "".join(each if each.isprintable() else "?" for each in name[:200])
 
 
 def _gpus(recipe: Recipe, chosen: Preset | None, asked: Job) -> int:
-    """How many GPUs a training of a job has, 0 for none."""
+    """Return the number of GPUs of a job's training step."""
     if asked.resources.gpus is not None:
         return asked.resources.gpus
     shared = recipe.resources
@@ -256,7 +260,7 @@ def _gpus(recipe: Recipe, chosen: Preset | None, asked: Job) -> int:
 
 
 def _input(recipe: Recipe, kinds: tuple[str, ...], field: str) -> str:
-    """The first input of a recipe that takes what a field names.  Raises Refused."""
+    """Return the first recipe input for the value of a job field. Raises Refused."""
     found = pod.first_input(recipe, kinds)
     if found is None:
         raise Refused(
@@ -269,7 +273,7 @@ def _input(recipe: Recipe, kinds: tuple[str, ...], field: str) -> str:
 
 
 @router.get(
-    "/jobs", dependencies=READ, summary=f"Jobs, the newest first, among the last {_LISTED} runs"
+    "/jobs", dependencies=READ, summary=f"List jobs, newest first, among the last {_LISTED} runs"
 )
 def jobs(room: InRoom) -> JobList:
     with room.reading() as ws:
@@ -282,13 +286,13 @@ def jobs(room: InRoom) -> JobList:
         return JobList(jobs=found)
 
 
-@router.get("/status/{job_id}", dependencies=READ, summary="How far a job is")
+@router.get("/status/{job_id}", dependencies=READ, summary="Show the status and progress of a job")
 def status(job_id: str, room: InRoom) -> JobView:
     with room.reading() as ws:
         row = _row(ws, job_id)
         view = runs.detailed(ws, row)
         progress, training = view.progress, view.training
-        # A platform counts the steps of the training; those of the recipe where none reports any.
+        # Report training steps, or recipe steps if no training reports steps.
         if training is not None and training.step is not None:
             current, total = int(training.step), training.total
         else:
@@ -329,7 +333,7 @@ async def cancel(
     "/resume/{job_id}",
     status_code=202,
     dependencies=OPERATE,
-    summary="Resume a job from its newest checkpoint, or from one of its own",
+    summary="Resume a job from its newest checkpoint, or from a chosen checkpoint",
 )
 async def resume(
     job_id: str, room: InRoom, planner: InPlanner, asked: Resume | None = None
@@ -342,7 +346,10 @@ async def resume(
 
 
 def go_back(room: ServedWorkspace, run: str, path: str) -> None:
-    """Have a paused run resume from this checkpoint of its own, given by its path or the end of it.  Raises Refused."""
+    """Set aside checkpoints of a paused run that are newer than the checkpoint at `path`.
+
+    `path` may be the end of a path. Raises Refused.
+    """
     from ..execution.session import look
     from ..execution.terms import request_of_run
     from ..survey import kept_state
@@ -378,7 +385,7 @@ def go_back(room: ServedWorkspace, run: str, path: str) -> None:
 
 
 @router.get(
-    "/logs/{job_id}", dependencies=READ, summary="What the step of a job that began last printed", response_class=Response,
+    "/logs/{job_id}", dependencies=READ, summary="Show the log of the job's latest step", response_class=Response,
     responses={200: {"content": {"text/plain; charset=utf-8": {"schema": {"type": "string"}}}}},
 )  # fmt: skip
 async def logs(
@@ -412,7 +419,7 @@ def _now(room: Room, job_id: str) -> Accepted:
 
 @cache
 def gpu() -> Gpu:
-    """The GPUs of this machine, by nvidia-smi; asked once."""
+    """Return the GPUs of this machine, according to nvidia-smi. The result is cached."""
     try:
         head = subprocess.run(
             ("nvidia-smi",), capture_output=True, text=True, timeout=10, check=True

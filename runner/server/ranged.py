@@ -1,4 +1,4 @@
-"""A file as an answer: all of it, or the one range that was asked for.  Sent in pieces, as an attachment that no browser takes for a page."""
+"""File downloads with optional byte ranges, sent as attachments that browsers do not display."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _RANGE: Final = re.compile(r"bytes=(?:([0-9]{1,18})-([0-9]{0,18})|-([0-9]{1,18})
 
 
 def slice_of(asked: str, size: int) -> tuple[int, int] | None:
-    """The first byte of a range and the one after its last; None for all.  Raises Refused for several ranges, or one beyond the end."""
+    """Return the start and end offset of a Range header, or None for the whole file.
+
+    Raises Refused for several ranges, and for a range after the end of the file.
+    """
     if not asked:
         return None
     found = _RANGE.fullmatch(asked.replace(" ", ""))
@@ -38,7 +41,10 @@ def slice_of(asked: str, size: int) -> tuple[int, int] | None:
 def sent(
     file: BinaryIO, asked: str, name: str, kind: str, *, tag: str = "", offset: int = 0
 ) -> StreamingResponse:
-    """The answer that gives out a file, and closes it: the range that was asked for, else all from `offset` on."""
+    """Return a response with the requested range of a file, or the content from `offset`.
+
+    Sending the response closes the file.
+    """
     size = os.fstat(file.fileno()).st_size
     try:
         part = slice_of(asked, size)

@@ -1,4 +1,4 @@
-"""Why the steps of a run were executed."""
+"""Route for the reasons why steps of a run were executed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ router = APIRouter(prefix="/v1", tags=["runs"])
 
 class Reasons(BaseModel):
     steps: dict[str, list[str]] = Field(
-        description="By step what had changed since it ran last; of a step that runs it is known when its attempt ends."
+        description="Changes since the last execution, by step. For a running step, they are known when its attempt ends."
     )
 
 
-@router.get(
-    "/runs/{run}/why", dependencies=READ_RUN, summary="What had changed for each step that ran"
-)
+@router.get("/runs/{run}/why", dependencies=READ_RUN, summary="Show why each step was executed")
 def why(run: str, room: InRoom) -> Reasons:
     with room.reading() as ws:
         found = changes_of(ws, run_of(ws, run))

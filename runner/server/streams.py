@@ -1,4 +1,4 @@
-"""What a run does while it does it: events, logs and metrics, at once or followed."""
+"""Routes for events, logs and metrics of a run, complete or followed."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ from .sending import EVENTS, Stream
 router = APIRouter(prefix="/v1/runs/{run}", tags=["runs"])
 
 PAGE: Final = 500
-"""Events of one answer."""
+"""Maximum number of events in one response."""
 _TEXT: Final = "text/plain; charset=utf-8"
 _LINES: Final = "application/x-ndjson"
 StepName: TypeAlias = Annotated[
-    str, Query(max_length=400, description="A step; without it the one that began last.")
+    str, Query(max_length=400, description="Name of a step. Default: the step that started last.")
 ]
 
 
 class EventList(BaseModel):
     events: list[EventView]
-    next: int = Field(description="The value of `after` for what comes next.")
+    next: int = Field(description="Value of `after` for the next page.")
 
 
 def feed_of(request: HTTPConnection) -> Feed:
-    """What all who follow are given."""
+    """Return the live updates of the server."""
     found: Feed = request.app.state.feed
     return found
 
@@ -65,7 +65,7 @@ def feed_of(request: HTTPConnection) -> Feed:
 
 
 @router.get(
-    "/events", dependencies=READ_RUN, summary="What happened; with `Accept: text/event-stream` also what will", response_model=EventList,
+    "/events", dependencies=READ_RUN, summary="List the events of a run, or stream them with `Accept: text/event-stream`", response_model=EventList,
     responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
 )  # fmt: skip
 async def events(
@@ -73,13 +73,16 @@ async def events(
     room: InRoom,
     caller: Caller,
     request: Request,
-    after: Annotated[
-        int, Query(ge=0, le=2**53, description="Only events with a greater number.")
-    ] = 0,
+    after: Annotated[int, Query(ge=0, le=2**53, description="Skip events up to this number.")] = 0,
     accept: Annotated[str, Header(include_in_schema=False)] = "",
     last: Annotated[
         int,
-        Header(alias="Last-Event-ID", ge=0, le=2**53, description="The same as `after`, and wins."),
+        Header(
+            alias="Last-Event-ID",
+            ge=0,
+            le=2**53,
+            description="Same as `after`, and takes precedence.",
+        ),
     ] = 0,
 ) -> Response:
     after = last or after
@@ -104,13 +107,13 @@ async def events(
 
 
 class Elsewhere:
-    """A log that another machine writes, from its beginning: rows of the database, which are read by whichever thread has a workspace just then."""
+    """A log in the database, written by another machine. Any workspace connection can read it."""
 
     def __init__(self, room: Room, run: str, part: AttemptLog) -> None:
         self._room, self._run, self._part, self._offset = room, run, part, 0
 
     def read(self) -> bytes:
-        """What is new, at most a part of it.  Raises Infrastructure where the store does not give it."""
+        """Return new data, at most one chunk. Raises Infrastructure if the store fails."""
         with self._room.reading() as ws:
             rows = StoredStream(
                 ws, self._run, stored_log_path(ws, self._run, self._part).stem, "log"
@@ -121,18 +124,18 @@ class Elsewhere:
             return data
 
     def rest(self, write: Callable[[bytes], object]) -> None:
-        """Everything to the end."""
+        """Write the remaining data to `write`."""
         while data := self.read():
             write(data)
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing. The log has no open file."""
 
 
 def opened(room: Room, run: str, part: AttemptLog) -> Tail | Elsewhere | None:
-    """The log of an attempt from its beginning, masked; None where there is none yet, or no more.
+    """Open the masked log of an attempt. None if the log does not exist yet, or no longer.
 
-    Raises Refused where it cannot be masked before its step is over.
+    Raises Refused if a growing log cannot be masked.
     """
     with room.reading() as ws:
         try:
@@ -147,7 +150,7 @@ def opened(room: Room, run: str, part: AttemptLog) -> Tail | Elsewhere | None:
 
 
 def chosen(beat: Beat, step: str, attempt: int) -> AttemptLog | None:
-    """The attempt whose log was asked for, if it has begun."""
+    """Return the requested attempt, if it has started."""
     found = [
         part
         for part in beat.parts
@@ -157,7 +160,7 @@ def chosen(beat: Beat, step: str, attempt: int) -> AttemptLog | None:
 
 
 @router.get(
-    "/logs", dependencies=READ_RUN, summary="What a step printed, as text", response_class=Response,
+    "/logs", dependencies=READ_RUN, summary="Show or follow the log of a step", response_class=Response,
     responses={200: {"content": {_TEXT: {"schema": {"type": "string"}}}}, 206: {"content": {_TEXT: {"schema": {"type": "string"}}}}},
 )  # fmt: skip
 async def logs(
@@ -166,13 +169,17 @@ async def logs(
     caller: Caller,
     request: Request,
     step: StepName = "",
-    attempt: Annotated[int, Query(ge=0, le=10**9, description="0: the last.")] = 0,
-    offset: Annotated[int, Query(ge=0, le=2**53, description="Bytes to pass over.")] = 0,
+    attempt: Annotated[
+        int, Query(ge=0, le=10**9, description="Number of the attempt. 0: the last one.")
+    ] = 0,
+    offset: Annotated[int, Query(ge=0, le=2**53, description="Number of bytes to skip.")] = 0,
     follow: Annotated[
-        bool, Query(description="Stay, and send what comes, until the attempt is over.")
+        bool, Query(description="Keep sending new output until the attempt ends.")
     ] = False,
     range: Annotated[str, Header(max_length=100)] = "",
-    node: Annotated[int, Query(ge=0, le=10**4, description="Of a step on several nodes.")] = 0,
+    node: Annotated[
+        int, Query(ge=0, le=10**4, description="Node of a multi-node step, from 0.")
+    ] = 0,
 ) -> Response:
     feed = feed_of(request)
     beat = await feed.now(run)
@@ -193,9 +200,8 @@ async def logs(
                     fetch_file(ws, run, path)
                 file = path.open("rb")
             except FileNotFoundError:
-                return (
-                    Response(b"", media_type=_TEXT) if found.ended else None
-                )  # it printed nothing, and nothing is kept
+                # Attempts without output have no log file.
+                return Response(b"", media_type=_TEXT) if found.ended else None
             return ranged.sent(file, range, f"{run}-{found.step}.log", _TEXT, offset=offset)
 
     if part is not None and (answer := await run_in_threadpool(whole, part)) is not None:
@@ -216,7 +222,7 @@ async def logs(
 
 
 def _so_far(tail: Tail | Elsewhere, offset: int) -> Iterator[bytes]:
-    """What a log that is being written has by now, from an offset."""
+    """Yield the current content of a growing log from an offset."""
     passed = 0
     with closing(tail):
         for data in read_available(tail, False):
@@ -232,7 +238,7 @@ async def _followed(
     which: Callable[[Beat], AttemptLog | None],
     follower: Follower,
 ) -> AsyncIterator[list[bytes]]:
-    """A log as it grows, until its attempt is over."""
+    """Yield a growing log until its attempt ends."""
     tail: Tail | Elsewhere | None = None
     passed = 0
     channel = await feed.channel(run)
@@ -246,7 +252,7 @@ async def _followed(
             if follower.ended and not over:
                 return
             if tail is None and part is not None:
-                with suppress(Refused):  # it can be read when it is over
+                with suppress(Refused):  # the log can be read after the attempt ends
                     tail = await run_in_threadpool(opened, room, run, part)
             async for data in _new(tail, over):
                 yield [data[max(0, offset - passed) :]]
@@ -263,7 +269,7 @@ async def _new(tail: Tail | Elsewhere | None, over: bool) -> AsyncIterator[bytes
     if isinstance(tail, Tail):
         for data in read_available(tail, over):
             yield data
-    elif tail is not None:  # a database is asked
+    elif tail is not None:  # reads from a database block
         async for data in iterate_in_threadpool(read_available(tail, over)):
             yield data
 
@@ -272,7 +278,7 @@ async def _new(tail: Tail | Elsewhere | None, over: bool) -> AsyncIterator[bytes
 
 
 @router.get(
-    "/metrics", dependencies=READ_RUN, summary="What the steps reported, or their machines, a JSON object a line", response_class=Response,
+    "/metrics", dependencies=READ_RUN, summary="List metrics of steps or machines as JSON lines", response_class=Response,
     responses={200: {"content": {_LINES: {"schema": {"type": "string"}}}}},
 )  # fmt: skip
 def measured(
@@ -280,37 +286,43 @@ def measured(
     room: InRoom,
     request: Request,
     step: StepName = "",
-    attempt: Annotated[int, Query(ge=0, le=10**9, description="Only this one; 0: all.")] = 0,
-    after: Annotated[
-        int, Query(ge=0, le=2**53, description="Pass over so many points of each attempt.")
+    attempt: Annotated[
+        int, Query(ge=0, le=10**9, description="Number of the attempt. 0: all attempts.")
     ] = 0,
-    every: Annotated[int, Query(ge=1, le=10**6, description="Of the others, one in so many.")] = 1,
+    after: Annotated[
+        int, Query(ge=0, le=2**53, description="Number of points to skip in each attempt.")
+    ] = 0,
+    every: Annotated[int, Query(ge=1, le=10**6, description="Return only every Nth point.")] = 1,
     of: Annotated[
         Literal["step", "machine"],
-        Query(description="machine: GPUs, processors, memory, disk and net, every 5 seconds."),
+        Query(
+            description="machine: usage of GPUs, CPUs, memory, disk and network, every 5 seconds."
+        ),
     ] = "step",
     bins: Annotated[
         int,
         Query(
             ge=0,
             le=5000,
-            description="A line for each step and metric with `x` and `y`: the least and the greatest of so many parts. 0: points.",
+            description="Number of bins. Return a line with `x` and `y` per step and metric: minimum and maximum of each bin. 0: return points.",
         ),
     ] = 0,
     x: Annotated[
         Axis,
         Query(
-            description="With `bins`, the axis; seconds: the sum of `time_step`; at: when it was reported, in seconds since the epoch;"
-            " elapsed: since the step's first attempt started. Times are known every 5 seconds."
+            description="With `bins`: the x-axis. seconds: sum of `time_step`; at: time of the report, in seconds since the epoch;"
+            " elapsed: seconds since the step's first attempt started. Times have a resolution of 5 seconds."
         ),
     ] = "step",
     low: Annotated[
-        float | None, Query(allow_inf_nan=False, description="With `bins`: from this x.")
+        float | None, Query(allow_inf_nan=False, description="With `bins`: minimum of x.")
     ] = None,
     high: Annotated[
-        float | None, Query(allow_inf_nan=False, description="With `bins`: to this x.")
+        float | None, Query(allow_inf_nan=False, description="With `bins`: maximum of x.")
     ] = None,
-    metric: Annotated[str, Query(max_length=400, description="With `bins`: only this one.")] = "",
+    metric: Annotated[
+        str, Query(max_length=400, description="With `bins`: return only this metric.")
+    ] = "",
 ) -> Response:
     if bins:
         with room.reading() as ws:
@@ -329,7 +341,7 @@ def measured(
 def _curve_lines(
     steps: Sequence[StepCurves], bins: int, metric: str, low: float | None, high: float | None
 ) -> Iterator[str]:
-    """Curves in bins as lines of JSON."""
+    """Yield binned curves as JSON lines."""
     for each in steps:
         source = {"from": each.source} if each.source else {}
         for name, curve in each.curves.items():
@@ -340,7 +352,7 @@ def _curve_lines(
 
 
 def _line(point: Point) -> str:
-    """A point as a line of JSON."""
+    """Return a point as a JSON line."""
     found = point._asdict()
     source = found.pop("source")
     return f"{json.dumps({**found, 'from': source} if source else found)}\n"
