@@ -78,7 +78,7 @@ STATUS: Final[Mapping[type[RecipeError], tuple[int, str]]] = {
 }
 
 
-def plain(text: str, root: Path) -> str:
+def hide_local_paths(text: str, root: Path) -> str:
     """Remove local directories from a text.
 
     Paths in the workspace become relative. Other absolute paths are reduced to their last
@@ -90,23 +90,28 @@ def plain(text: str, root: Path) -> str:
     return _PATH.sub(lambda found: f"…/{found[1]}", text)
 
 
-def plain_value(value: object, root: Path) -> object:
+def hide_paths_in_value(value: object, root: Path) -> object:
     """Remove local directories from all texts in a JSON value."""
     if isinstance(value, str):
-        return plain(value, root)
+        return hide_local_paths(value, root)
     if isinstance(value, Mapping):
-        return {plain(str(name), root): plain_value(inner, root) for name, inner in value.items()}
+        return {
+            hide_local_paths(str(name), root): hide_paths_in_value(inner, root)
+            for name, inner in value.items()
+        }
     return (
-        [plain_value(inner, root) for inner in value] if isinstance(value, (list, tuple)) else value
+        [hide_paths_in_value(inner, root) for inner in value]
+        if isinstance(value, (list, tuple))
+        else value
     )
 
 
 def _short(text: str, root: Path) -> str:
-    text = plain(text, root)
+    text = hide_local_paths(text, root)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
-def body(
+def error_body(
     root: Path, code: str, message: str, fix: str = "", problems: Iterable[Problem] = ()
 ) -> bytes:
     """Return the JSON body of an error response."""
@@ -125,7 +130,7 @@ def body(
     return ErrorView(error=fault).model_dump_json().encode("utf-8", "replace")
 
 
-def of_error(error: RecipeError) -> Refused:
+def refusal_of(error: RecipeError) -> Refused:
     """Convert a RecipeError to an error response."""
     status, code = next(
         (found for kind, found in STATUS.items() if isinstance(error, kind)), (422, "refused")

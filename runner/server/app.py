@@ -43,7 +43,7 @@ from . import (
     streams,
 )
 from .answers import ErrorView, Refused
-from .asking import Asking
+from .asking import BackgroundRequests
 from .feed import Feed
 from .guard import Guard
 from .market import Market
@@ -125,7 +125,7 @@ def routes(room: Room, feed: Feed, tickets: Tickets) -> FastAPI:
         responses=errors,
     )
     app.state.room, app.state.planner, app.state.previewer = room, planner, previewer
-    app.state.feed, app.state.tickets, app.state.asking = feed, tickets, Asking()
+    app.state.feed, app.state.tickets, app.state.asking = feed, tickets, BackgroundRequests()
     app.state.market = Market()
     for part in (
         router,
@@ -148,10 +148,12 @@ def routes(room: Room, feed: Feed, tickets: Tickets) -> FastAPI:
         app.include_router(part)
 
     async def answer(request: HTTPConnection, error: Exception) -> Response:
-        refused = _refused(error, request)
+        refused = _refusal_of(error, request)
         if refused.status == 405:
             refused.headers = {"allow": ", ".join(_methods(app, request.url.path))}
-        text = answers.body(room.root, refused.code, refused.message, refused.fix, refused.problems)
+        text = answers.error_body(
+            room.root, refused.code, refused.message, refused.fix, refused.problems
+        )
         return Response(text, refused.status, refused.headers, media_type="application/json")
 
     for kind in (
@@ -175,15 +177,15 @@ def _methods(app: FastAPI, path: str) -> list[str]:
     return sorted(map(str.upper, found)) or ["GET"]
 
 
-def _refused(error: Exception, request: HTTPConnection) -> Refused:
+def _refusal_of(error: Exception, request: HTTPConnection) -> Refused:
     """Convert any exception to an error response. Details of unexpected errors are only logged."""
     match error:
         case Refused():
             return error
         case RecipeError():
-            return answers.of_error(error)
+            return answers.refusal_of(error)
         case ValidationException():
-            return _invalid(error, _fields(request))
+            return _validation_refusal(error, _fields(request))
         case HTTPException():
             words = {404: "there is no such address", 405: "this address has no such method"}.get(
                 error.status_code, str(error.detail)
@@ -227,7 +229,7 @@ _WORDS = {
 """Replacements for pydantic's messages."""
 
 
-def _invalid(error: ValidationException, fields: Sequence[str]) -> Refused:
+def _validation_refusal(error: ValidationException, fields: Sequence[str]) -> Refused:
     """Return an error response with all validation problems.
 
     It never repeats the values in the request.

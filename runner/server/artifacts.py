@@ -99,19 +99,21 @@ async def artifact(
     range: Annotated[str, Header(max_length=100)] = "",
 ) -> Response:
     if width:
-        data = await previewer.call(drawn, room, run, name, path, width)
+        data = await previewer.call(draw_image, room, run, name, path, width)
         return Response(data, media_type="image/webp")
-    return await run_in_threadpool(_whole, room, run, name, path, range)
+    return await run_in_threadpool(_send_file, room, run, name, path, range)
 
 
-def _whole(room: Room, run: str, name: str, path: str, range: str) -> Response:
+def _send_file(room: Room, run: str, name: str, path: str, range: str) -> Response:
     with room.reading() as ws:
         found = find_file(ws, run_of(ws, run), name, path)
         shown = (path or name).rpartition("/")[2]
-        return ranged.sent(open_stored(ws, found.place), range, shown, _BYTES, tag=found.digest)
+        return ranged.file_response(
+            open_stored(ws, found.place), range, shown, _BYTES, tag=found.digest
+        )
 
 
-def drawn(room: ServedWorkspace, run: str, name: str, path: str, width: int) -> bytes:
+def draw_image(room: ServedWorkspace, run: str, name: str, path: str, width: int) -> bytes:
     """Return an image output re-encoded as WebP. Raises Refused, or a RecipeError."""
     with room.working() as ws:
         found = find_file(ws, run_of(ws, run), name, path)
@@ -154,9 +156,9 @@ async def preview(
     name: Annotated[str, Query(max_length=400, description="Name of the output.")],
     path: _Path = "",
 ) -> PreviewView:
-    size, kind = await run_in_threadpool(_named, room, run, name, path)
+    size, kind = await run_in_threadpool(_size_and_type, room, run, name, path)
     try:
-        found = await previewer.call(previewed, room, run, name, path)
+        found = await previewer.call(preview_file, room, run, name, path)
     except Refused as refused:
         if refused.code != "preview-too-large":
             raise
@@ -164,7 +166,7 @@ async def preview(
     return PreviewView.model_validate({**found._asdict(), "bytes": size})
 
 
-def _named(room: Room, run: str, name: str, path: str) -> tuple[int, str]:
+def _size_and_type(room: Room, run: str, name: str, path: str) -> tuple[int, str]:
     """Return the size of a file in bytes, and its media type by name."""
     with room.reading() as ws:
         found = find_file(ws, run_of(ws, run), name, path)
@@ -172,7 +174,7 @@ def _named(room: Room, run: str, name: str, path: str) -> tuple[int, str]:
             return os.fstat(file.fileno()).st_size, type_of(path or found.path)
 
 
-def previewed(room: ServedWorkspace, run: str, name: str, path: str) -> Preview:
+def preview_file(room: ServedWorkspace, run: str, name: str, path: str) -> Preview:
     """Return the preview of a file. Raises Refused, or a RecipeError."""
     with room.working() as ws:
         found = find_file(ws, run_of(ws, run), name, path)

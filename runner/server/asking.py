@@ -24,7 +24,7 @@ Asked: TypeAlias = Callable[[Workspace, str], Outcome]
 _log = logging.getLogger("uvicorn.error")
 
 
-class Asking:
+class BackgroundRequests:
     """The running requests of a server. Use only in its event loop."""
 
     def __init__(self) -> None:
@@ -43,8 +43,8 @@ class Asking:
         done, _ = await asyncio.wait({pending}, timeout=WAIT)
         if done:
             return pending.result()
-        pending.add_done_callback(lambda late: _told(late, run, verb))
-        return await run_in_threadpool(_standing, room, run)
+        pending.add_done_callback(lambda late: _log_late_error(late, run, verb))
+        return await run_in_threadpool(_read_outcome, room, run)
 
     def _begin(self, room: Room, run: str, verb: str, request: Asked) -> asyncio.Future[Outcome]:
         loop = asyncio.get_running_loop()
@@ -69,20 +69,20 @@ class Asking:
         return pending
 
 
-def _standing(room: Room, run: str) -> Outcome:
+def _read_outcome(room: Room, run: str) -> Outcome:
     with room.reading() as ws:
         return Outcome(run, ws.store.runs.get(run).state, False, [GOES_ON])
 
 
-def _told(pending: asyncio.Future[Outcome], run: str, verb: str) -> None:
+def _log_late_error(pending: asyncio.Future[Outcome], run: str, verb: str) -> None:
     """Log the error of a request that was answered before it finished."""
     if not pending.cancelled() and (error := pending.exception()) is not None:
         _log.error("%s of run %s, which was answered before, failed: %s", verb, run, error)
 
 
-async def _asking(request: Request) -> Asking:
-    found: Asking = request.app.state.asking
+async def _get_requests(request: Request) -> BackgroundRequests:
+    found: BackgroundRequests = request.app.state.asking
     return found
 
 
-InAsking = Annotated[Asking, Depends(_asking)]
+InRequests = Annotated[BackgroundRequests, Depends(_get_requests)]

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from ..api.checkpoints import NotHere, find_checkpoints, resume_from
-from .answers import Refused, plain_value
+from .answers import Refused, hide_paths_in_value
 from .planner import InPlanner
 from .room import OPERATE_RUN, READ_RUN, Given, InRoom, ServedWorkspace, run_of
 
@@ -61,17 +61,17 @@ class ChosenView(BaseModel):
     summary="List the checkpoints of a run, newest first",
 )
 async def checkpoints(run: str, room: InRoom, planner: InPlanner) -> CheckpointList:
-    return await planner.call(listed, room, run)
+    return await planner.call(read_checkpoints, room, run)
 
 
-def listed(room: ServedWorkspace, run: str) -> CheckpointList:
+def read_checkpoints(room: ServedWorkspace, run: str) -> CheckpointList:
     """Return the checkpoints of a run in this workspace. Raises Refused, or a RecipeError."""
     with room.working() as ws:
         try:
             found = find_checkpoints(ws, run_of(ws, run)).facts()
         except NotHere as error:
             raise _not_here(error) from None
-        return CheckpointList.model_validate(plain_value(found, ws.root))
+        return CheckpointList.model_validate(hide_paths_in_value(found, ws.root))
 
 
 @router.post(
@@ -80,10 +80,10 @@ def listed(room: ServedWorkspace, run: str) -> CheckpointList:
     summary="Set newer checkpoints aside, so that the next run resumes from this one",
 )
 async def resume(run: str, room: InRoom, planner: InPlanner, chosen: Chosen) -> ChosenView:
-    return await planner.call(chose, room, run, chosen)
+    return await planner.call(set_checkpoint, room, run, chosen)
 
 
-def chose(room: ServedWorkspace, run: str, chosen: Chosen) -> ChosenView:
+def set_checkpoint(room: ServedWorkspace, run: str, chosen: Chosen) -> ChosenView:
     """Set aside newer checkpoints. Raises Refused, or a RecipeError."""
     with room.working() as ws:
         row = run_of(ws, run)

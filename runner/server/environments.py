@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from ..api.environments import read_environment, read_inputs
-from .answers import plain_value
+from .answers import hide_paths_in_value
 from .room import READ_RUN, InRoom, run_of
 
 router = APIRouter(prefix="/v1/runs/{run}", tags=["runs"])
@@ -94,7 +94,7 @@ class InputList(BaseModel):
 def environment(run: str, room: InRoom) -> EnvironmentView:
     with room.reading() as ws:
         found = read_environment(ws, run_of(ws, run))
-        return EnvironmentView.model_validate(plain_value(found, ws.root))
+        return EnvironmentView.model_validate(hide_paths_in_value(found, ws.root))
 
 
 @router.get(
@@ -103,4 +103,4 @@ def environment(run: str, room: InRoom) -> EnvironmentView:
 def inputs(run: str, room: InRoom) -> InputList:
     with room.reading() as ws:
         found = read_inputs(ws, run_of(ws, run))
-        return InputList.model_validate(plain_value(found, ws.root))
+        return InputList.model_validate(hide_paths_in_value(found, ws.root))

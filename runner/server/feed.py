@@ -22,11 +22,11 @@ from ..api.values import moment
 from ..errors import NotFound, RecipeError
 from ..storage.records.runs import FINAL, RunRow
 from ..storage.workspace import Workspace
-from .answers import NoSuchRun, Refused, plain
-from .followed import Followed, SentMove, take_up, write
+from .answers import NoSuchRun, Refused, hide_local_paths
+from .followed import SentEvent, StreamState, load_state, save_state
 from .messages import OVER, STOPS, TOKEN_GONE, TOO_SLOW, End, Form, Message
 from .room import Room, run_of
-from .run_reader import PAGE, PIECE, RunReader, move
+from .run_reader import PAGE, PIECE, RunReader, event_message
 from .tokens import Token
 
 LOOK: Final = 0.2
@@ -73,7 +73,7 @@ CUT: Final = {
 _log = logging.getLogger("uvicorn.error")
 
 
-class Beat(NamedTuple):
+class RunSnapshot(NamedTuple):
     """The latest state of a run, and its started attempts."""
 
     row: RunRow
@@ -84,7 +84,7 @@ class Beat(NamedTuple):
         return self.row.state in FINAL
 
 
-class Look(NamedTuple):
+class ReadRequest(NamedTuple):
     """A read request: the runs to read, with the wanted kinds of messages.
 
     `every` are the kinds wanted of all other runs, or None if no client follows all runs.
@@ -96,10 +96,10 @@ class Look(NamedTuple):
     """Runs that are read for the first time for a follower."""
 
 
-class News(NamedTuple):
+class RunUpdate(NamedTuple):
     """New messages of one run."""
 
-    beat: Beat
+    beat: RunSnapshot
     seen: int
     messages: Sequence[Message]
     over: bool
@@ -136,13 +136,13 @@ class Reader:
             self._ws.close()
             self._ws = None
 
-    def look(self, look: Look) -> dict[str, News | None]:
+    def look(self, look: ReadRequest) -> dict[str, RunUpdate | None]:
         """Return the new messages of each run, or None for a run that does not exist.
 
         Raises RecipeError.
         """
         ws = self._ws = self._ws or self._room.working()
-        found: dict[str, News | None] = {}
+        found: dict[str, RunUpdate | None] = {}
         recent: dict[str, Sequence[Message]] = {}
         for run in look.runs.keys() - self._readers.keys():
             try:
@@ -155,9 +155,9 @@ class Reader:
         for run, some in messages.items():
             reader = self._readers[run]
             if some or run in look.first or reader.over:
-                beat = Beat(reader.row, reader.parts)
+                beat = RunSnapshot(reader.row, reader.parts)
                 before = recent.get(run, ())
-                found[run] = News(beat, reader.seen, some, reader.over, before, reader.last)
+                found[run] = RunUpdate(beat, reader.seen, some, reader.over, before, reader.last)
         self._drop(look)
         return found
 
@@ -169,9 +169,9 @@ class Reader:
     def _read_moves(
         self,
         ws: Workspace,
-        look: Look,
+        look: ReadRequest,
         messages: dict[str, list[Message]],
-        found: dict[str, News | None],
+        found: dict[str, RunUpdate | None],
     ) -> None:
         moved = self._moved(ws, look)
         total, self.behind = 0, False
@@ -198,7 +198,7 @@ class Reader:
         self._readers[run] = reader
         return reader
 
-    def _moved(self, ws: Workspace, look: Look) -> list[str]:
+    def _moved(self, ws: Workspace, look: ReadRequest) -> list[str]:
         """Return the runs with unread events, and active runs that are not followed yet."""
         runs = ws.store.runs
         version, now = runs.news(), time.time()
@@ -242,7 +242,9 @@ class Reader:
             self._next.setdefault(run, 1)
         return {run: stands for run, stands in (standing | ended).items() if run in self._next}
 
-    def _read_live(self, ws: Workspace, look: Look, messages: dict[str, list[Message]]) -> None:
+    def _read_live(
+        self, ws: Workspace, look: ReadRequest, messages: dict[str, list[Message]]
+    ) -> None:
         """Read metrics and logs of runs within the time budget.
 
         The next call starts with other runs.
@@ -258,7 +260,7 @@ class Reader:
             if total > PIECE or time.monotonic() > deadline:
                 return
 
-    def _drop(self, look: Look) -> None:
+    def _drop(self, look: ReadRequest) -> None:
         """Close the readers of runs without followers."""
         for run, reader in list(self._readers.items()):
             if self._next is not None:
@@ -384,7 +386,7 @@ class Channel:
         self.recent: deque[Message] = deque(maxlen=RECENT)
         self.last: Sequence[Message] = ()
         """First messages for a new follower: progress, latest metrics, warnings."""
-        self.beat: Beat | None = None
+        self.beat: RunSnapshot | None = None
         self.over = False
         self.wanted_until = 0.0
         self._asked: frozenset[str] = frozenset()
@@ -394,7 +396,7 @@ class Channel:
         """Return one batch of kept events after this number, or [] if they must be read from the store."""
         if not self.recent or number < self.recent[0].seq - 1:
             return []
-        return _piece(islice(self.recent, number + 1 - self.recent[0].seq, None))
+        return _first_batch(islice(self.recent, number + 1 - self.recent[0].seq, None))
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -420,7 +422,7 @@ class Channel:
         self._asked = self.kinds | kinds
         self.wanted_until = time.monotonic() + GRACE
 
-    def take(self, news: News, kinds: frozenset[str]) -> None:
+    def take(self, news: RunUpdate, kinds: frozenset[str]) -> None:
         """Record new messages before followers receive them.
 
         `kinds` are the kinds that were read.
@@ -436,7 +438,7 @@ class Channel:
 class AllRuns:
     """The stream of all runs. It keeps the latest events for clients that reconnect."""
 
-    def __init__(self, before: Followed | None) -> None:
+    def __init__(self, before: StreamState | None) -> None:
         self.followers: set[Follower] = set()
         self.number = 0
         self._coming: set[Follower] = set()
@@ -445,7 +447,7 @@ class AllRuns:
         if before is not None:
             self._go_on(before)
 
-    def _go_on(self, before: Followed) -> None:
+    def _go_on(self, before: StreamState) -> None:
         """Restore the position of the previous server process."""
         self._epoch, self.number = before.epoch, before.number
         for each in before.sent:
@@ -455,13 +457,13 @@ class AllRuns:
         # Followers of the previous server have LINGER seconds to reconnect.
         self._until, self._is_read = time.monotonic() + LINGER, True
 
-    def noted(self, upcoming: Mapping[str, int]) -> Followed:
+    def noted(self, upcoming: Mapping[str, int]) -> StreamState:
         """Return the state that the next server process needs."""
         sent = [
-            SentMove(number, each.place, each.run, each.seq, each.data)
+            SentEvent(number, each.place, each.run, each.seq, each.data)
             for number, each in self._kept
         ]
-        return Followed(self._epoch, self.number, upcoming, sent)
+        return StreamState(self._epoch, self.number, upcoming, sent)
 
     def _begin_anew(self) -> None:
         self._ready: asyncio.Future[None] | None = None
@@ -498,7 +500,9 @@ class AllRuns:
     def behind(self, number: int) -> list[Message]:
         """Return one batch of kept events after this number."""
         first = self._kept[0][0] if self._kept else 0
-        return _piece(each for _, each in islice(self._kept, max(0, number + 1 - first), None))
+        return _first_batch(
+            each for _, each in islice(self._kept, max(0, number + 1 - first), None)
+        )
 
     def join(self, follower: Follower) -> None:
         """Send a follower the progress of all runs and all further messages."""
@@ -557,7 +561,7 @@ class Feed:
     def __init__(self, room: Room, followed: Path | None = None) -> None:
         """Restore the stream position from file `followed`, written by the previous server process."""
         self._room, self._path = room, followed
-        before = None if followed is None else take_up(followed)
+        before = None if followed is None else load_state(followed)
         self._upcoming = None if before is None else before.upcoming
         self._followers: set[Follower] = set()
         self._streams: Counter[str] = Counter()
@@ -626,15 +630,15 @@ class Feed:
         await asyncio.shield(channel.ready)
         return channel
 
-    async def now(self, run: str) -> Beat:
+    async def now(self, run: str) -> RunSnapshot:
         """Read the current state of a run from the store."""
 
-        def looked() -> Beat:
+        def read_snapshot() -> RunSnapshot:
             with self._room.reading() as ws:
                 row = run_of(ws, run)
-                return Beat(row, list_attempt_logs(ws.store.runs.events(run)))
+                return RunSnapshot(row, list_attempt_logs(ws.store.runs.events(run)))
 
-        return await run_in_threadpool(looked)
+        return await run_in_threadpool(read_snapshot)
 
     async def run(self, run: str, after: int, follower: Follower) -> AsyncIterator[list[bytes]]:
         """Yield the messages of one run after event `after`, until the run finishes.
@@ -694,13 +698,13 @@ class Feed:
 
     def _page(self, run: str, number: int) -> list[Message]:
         with self._room.reading() as ws:
-            return [move(ws, each) for each in ws.store.runs.events(run, number, PAGE)]
+            return [event_message(ws, each) for each in ws.store.runs.events(run, number, PAGE)]
 
     def _missed(self, after: str, only: str) -> list[Message]:
         since = int(after.rpartition("-")[2]) / 1000 - SPAN
         with self._room.reading() as ws:
             events = ws.store.runs.moves_since(since, KEPT)
-            return [move(ws, each) for each in events if only in ("", each.run)]
+            return [event_message(ws, each) for each in events if only in ("", each.run)]
 
     # -- reading
 
@@ -714,7 +718,7 @@ class Feed:
         if not task.cancelled() and self._wanted():
             self._read_now()
 
-    def _wanted(self) -> Look | None:
+    def _wanted(self) -> ReadRequest | None:
         """Return the next read request, or None if there are no followers."""
         now = time.monotonic()
         for run, channel in list(self._channels.items()):
@@ -725,7 +729,7 @@ class Feed:
             return None
         runs = {run: channel.kinds for run, channel in self._channels.items()}
         first = (run for run, channel in self._channels.items() if not channel.ready.done())
-        return Look(runs, every, frozenset(first))
+        return ReadRequest(runs, every, frozenset(first))
 
     async def _read(self) -> None:
         loop, reader = asyncio.get_running_loop(), Reader(self._room, self._upcoming)
@@ -765,7 +769,9 @@ class Feed:
             if all(each.size < BUFFER // 4 for each in self._followers):
                 return
 
-    async def _give(self, look: Look, found: Mapping[str, News | None], at: float) -> None:
+    async def _give(
+        self, look: ReadRequest, found: Mapping[str, RunUpdate | None], at: float
+    ) -> None:
         for run, news in found.items():
             channel = self._channels.get(run)
             if news is None:
@@ -778,8 +784,8 @@ class Feed:
             # Followers that join later have received these messages already.
             every = list(self._all.followers) if look.every is not None else []
             of_run = list(channel.followers) if channel is not None else []
-            await _in_turn(every, partial(self._all.give, messages=news.messages))
-            await _in_turn(of_run, partial(_give_run, news=news))
+            await _call_for_each(every, partial(self._all.give, messages=news.messages))
+            await _call_for_each(of_run, partial(_send_update, news=news))
 
     def _gone(self, run: str) -> None:
         """End the streams of a run that does not exist or was deleted."""
@@ -794,7 +800,7 @@ class Feed:
     def _fail(self, error: Exception) -> None:
         """End all streams because the store cannot be read."""
         if isinstance(error, RecipeError):
-            words = plain(str(error), self._room.root)
+            words = hide_local_paths(str(error), self._room.root)
         else:
             _log.error("the runs cannot be read", exc_info=error)
             words = "an internal error ended the stream"
@@ -844,12 +850,12 @@ class Feed:
             await asyncio.wait({self._reading})
         if self._path is not None and self._upcoming is not None:
             try:
-                write(self._path, self._all.noted(self._upcoming))
+                save_state(self._path, self._all.noted(self._upcoming))
             except OSError as error:
                 _log.warning("the next server sends moves of the last minute again: %s", error)
 
 
-def _piece(messages: Iterable[Message]) -> list[Message]:
+def _first_batch(messages: Iterable[Message]) -> list[Message]:
     """Return the first messages, up to about `PIECE` bytes."""
     found, size = [], 0
     for message in messages:
@@ -860,7 +866,7 @@ def _piece(messages: Iterable[Message]) -> list[Message]:
     return found
 
 
-async def _in_turn(followers: Sequence[Follower], what: Callable[[Follower], None]) -> None:
+async def _call_for_each(followers: Sequence[Follower], what: Callable[[Follower], None]) -> None:
     """Call a function for each follower, with regular turns for other tasks."""
     for number, follower in enumerate(followers, 1):
         what(follower)
@@ -869,7 +875,7 @@ async def _in_turn(followers: Sequence[Follower], what: Callable[[Follower], Non
             await asyncio.sleep(0)
 
 
-def _give_run(follower: Follower, news: News) -> None:
+def _send_update(follower: Follower, news: RunUpdate) -> None:
     follower.put(news.messages)
     if news.over:
         follower.end(OVER)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 
-class SentMove(NamedTuple):
+class SentEvent(NamedTuple):
     """An event that may have been sent to followers."""
 
     number: int
@@ -22,7 +22,7 @@ class SentMove(NamedTuple):
     data: Mapping[str, Any]
 
 
-class Followed(NamedTuple):
+class StreamState(NamedTuple):
     """State of the stream of all runs."""
 
     epoch: str
@@ -30,10 +30,10 @@ class Followed(NamedTuple):
     """Number of the last event sent in the stream."""
     upcoming: Mapping[str, int]
     """Number of the next event of each run."""
-    sent: Sequence[SentMove]
+    sent: Sequence[SentEvent]
 
 
-def write(path: Path, followed: Followed) -> None:
+def save_state(path: Path, followed: StreamState) -> None:
     """Save the state for the next server process, readable by its owner only.
 
     Raises OSError if the file cannot be written.
@@ -46,7 +46,7 @@ def write(path: Path, followed: Followed) -> None:
     new.replace(path)
 
 
-def take_up(path: Path) -> Followed | None:
+def load_state(path: Path) -> StreamState | None:
     """Read and delete the state of the previous server process.
 
     None if no readable state exists, for example because the process was killed. Deletion prevents
@@ -57,6 +57,8 @@ def take_up(path: Path) -> Followed | None:
         text = path.read_text()
         path.unlink()
         epoch, number, upcoming, sent = json.loads(text)
-        return Followed(str(epoch), int(number), dict(upcoming), [SentMove(*each) for each in sent])
+        return StreamState(
+            str(epoch), int(number), dict(upcoming), [SentEvent(*each) for each in sent]
+        )
     except (OSError, ValueError, TypeError):
         return None

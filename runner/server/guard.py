@@ -104,7 +104,7 @@ class Guard:
             await _refuse(send, self._root, refused)
             return
 
-        async def replayed() -> Message:
+        async def replay_body() -> Message:
             nonlocal given
             if given is None:
                 return await receive()
@@ -112,7 +112,7 @@ class Guard:
             given = None
             return message
 
-        await self._app(scope, replayed, _safe(send))
+        await self._app(scope, replay_body, _add_security_headers(send))
 
     async def _open(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Accept a WebSocket with a token, or with a ticket, because browsers cannot send a token."""
@@ -216,17 +216,17 @@ async def _body(headers: Mapping[bytes, bytes], receive: Receive) -> bytes | Non
     if kind != b"application/json" or b"content-encoding" in headers:
         raise Refused(415, "not-json", "send the body as application/json, without compression")
     try:
-        data = await asyncio.wait_for(_whole(receive), PATIENCE)
+        data = await asyncio.wait_for(_receive_body(receive), PATIENCE)
     except TimeoutError:
         raise Refused(
             408, "too-slow", f"the request did not arrive completely within {PATIENCE:.0f} s"
         ) from None
     if data:
-        _examine(data)
+        _check_json(data)
     return data
 
 
-async def _whole(receive: Receive) -> bytes:
+async def _receive_body(receive: Receive) -> bytes:
     data, size = bytearray(), 0
     while True:
         message = await receive()
@@ -247,10 +247,10 @@ def _too_large() -> Refused:
     )
 
 
-def _examine(data: bytes) -> None:
+def _check_json(data: bytes) -> None:
     """Raise Refused if a body is not JSON, is nested too deeply, or contains an invalid text."""
     try:
-        value = json.loads(data.decode("utf-8"), parse_constant=_no_number)
+        value = json.loads(data.decode("utf-8"), parse_constant=_reject_constant)
     except (ValueError, RecursionError):
         raise Refused(
             400, "not-json", "the body is not valid JSON, or is nested too deeply"
@@ -281,7 +281,7 @@ def _examine(data: bytes) -> None:
     raise Refused(400, "not-json", f"the body is nested deeper than {DEEPEST} levels")
 
 
-def _no_number(word: str) -> float:
+def _reject_constant(word: str) -> float:
     raise ValueError(word)
 
 
@@ -301,7 +301,7 @@ def _without_ticket(query: bytes) -> tuple[str, bytes]:
 
 
 async def _refuse(send: Send, root: Path, refused: Refused, kind: str = "http.response") -> None:
-    data = answers.body(root, refused.code, refused.message, refused.fix, refused.problems)
+    data = answers.error_body(root, refused.code, refused.message, refused.fix, refused.problems)
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(data)).encode()),
@@ -315,16 +315,16 @@ async def _refuse(send: Send, root: Path, refused: Refused, kind: str = "http.re
     await send({"type": f"{kind}.body", "body": data})
 
 
-def _safe(send: Send) -> Send:
+def _add_security_headers(send: Send) -> Send:
     """Add security headers to every response."""
 
-    async def sent(message: Message) -> None:
+    async def send_safely(message: Message) -> None:
         if message["type"] == "http.response.start":
-            there = {name.lower() for name, _ in message.get("headers", ())}
+            present = {name.lower() for name, _ in message.get("headers", ())}
             message["headers"] = [
                 *message.get("headers", ()),
-                *((name, value) for name, value in _SAFE.items() if name not in there),
+                *((name, value) for name, value in _SAFE.items() if name not in present),
             ]
         await send(message)
 
-    return sent
+    return send_safely

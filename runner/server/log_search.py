@@ -18,7 +18,7 @@ from ..storage.workspace import Workspace
 from ..survey.rows import fetch_file
 from .answers import Refused
 from .room import READ_RUN, InRoom, Room, run_of
-from .streams import StepName, opened
+from .streams import StepName, open_log
 
 router = APIRouter(prefix="/v1/runs/{run}/logs", tags=["runs"])
 
@@ -83,13 +83,13 @@ def lines(
         if not found:
             words = "no such step of the run has begun"
             raise Refused(404, "no-log", words, f"list its steps with GET /v1/runs/{run}")
-        part = _on_node(found[-1], node)
-        nodes = _nodes(ws, run, found[-1])
-    page = page_of(_text(room, run, part), find=find, first=first, limit=limit)
-    return _answer(part, nodes, page)
+        part = _log_of_node(found[-1], node)
+        nodes = _count_nodes(ws, run, found[-1])
+    page = page_of(_read_log(room, run, part), find=find, first=first, limit=limit)
+    return _line_list(part, nodes, page)
 
 
-def _answer(part: AttemptLog, nodes: int, page: LogPage) -> LineList:
+def _line_list(part: AttemptLog, nodes: int, page: LogPage) -> LineList:
     return LineList(
         step=part.step,
         attempt=part.number,
@@ -104,21 +104,21 @@ def _answer(part: AttemptLog, nodes: int, page: LogPage) -> LineList:
     )
 
 
-def _on_node(part: AttemptLog, node: int) -> AttemptLog:
+def _log_of_node(part: AttemptLog, node: int) -> AttemptLog:
     """Return the log of an attempt on another node."""
     return replace(part, node=node, raw=f"{part.raw[:-4]}.{node}.log") if node else part
 
 
-def _nodes(ws: Workspace, run: str, part: AttemptLog) -> int:
+def _count_nodes(ws: Workspace, run: str, part: AttemptLog) -> int:
     """Return the number of nodes that have a log of this attempt here."""
     for node in range(1, NODES):
-        other = _on_node(part, node)
+        other = _log_of_node(part, node)
         if not stored_log_path(ws, run, other).exists() and not Path(other.raw).exists():
             return node
     return NODES
 
 
-def _text(room: Room, run: str, part: AttemptLog) -> Iterator[bytes]:
+def _read_log(room: Room, run: str, part: AttemptLog) -> Iterator[bytes]:
     """Yield the masked log of an attempt.
 
     Raises Refused if a growing log cannot be masked.
@@ -131,6 +131,6 @@ def _text(room: Room, run: str, part: AttemptLog) -> Iterator[bytes]:
         with path.open("rb") as file:
             while piece := file.read(_PIECE):
                 yield piece
-    elif (tail := opened(room, run, part)) is not None:
+    elif (tail := open_log(room, run, part)) is not None:
         with closing(tail):
             yield from read_available(tail, part.ended)

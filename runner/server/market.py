@@ -25,19 +25,19 @@ from ..hosts.renting.offering import Shelf
 from ..interface import shelves
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey
-from .answers import plain
+from .answers import hide_local_paths
 from .planner import Planner
 from .room import ServedWorkspace
 
 P = ParamSpec("P")
 T = TypeVar("T")
-FRESH: Final = 60.0
+CACHE_SECONDS: Final = 60.0
 """Seconds for which offers are cached."""
 Ask = tuple[str, Wish]
 """A driver and its query."""
 
 
-class Known(NamedTuple):
+class CachedOffers(NamedTuple):
     """Cached offers, and the drivers that rent machines.
 
     `renting` tells for each of these drivers if it allocates nodes of a cluster.
@@ -47,16 +47,18 @@ class Known(NamedTuple):
     offered: Mapping[tuple[str, str], Shelf] = {}
 
 
-class Looked(NamedTuple):
+class MarketLookup(NamedTuple):
     """The cached offers for the steps of a plan, and the missing queries."""
 
     by_step: dict[str, list[Shelf]]
     missing: list[Ask]
 
 
-def look_up(ws: Workspace, found: Survey, names: Iterable[str], known: Known) -> Looked:
+def look_up(
+    ws: Workspace, found: Survey, names: Iterable[str], known: CachedOffers
+) -> MarketLookup:
     """Look up cached offers for the steps to run, from the drivers that rent machines."""
-    looked = Looked({}, [])
+    looked = MarketLookup({}, [])
     names = [name for name in names if name in known.renting]
     by_kind = {
         kind: shelves.wishes(ws, found, "all", cluster=kind)
@@ -94,7 +96,7 @@ class Market:
     async def call(
         self,
         planner: Planner,
-        function: Callable[Concatenate[ServedWorkspace, Known, P], tuple[T, Sequence[Ask]]],
+        function: Callable[Concatenate[ServedWorkspace, CachedOffers, P], tuple[T, Sequence[Ask]]],
         room: ServedWorkspace,
         *args: P.args,
         **more: P.kwargs,
@@ -111,11 +113,11 @@ class Market:
             made, _ = await planner.call(function, room, known, *args, **more)
         return made
 
-    def known(self, room: ServedWorkspace) -> Known:
+    def known(self, room: ServedWorkspace) -> CachedOffers:
         """Return the cached offers, without drivers that cannot be loaded here."""
         with room.working() as ws:
             renters = offering.renters(ws)
-        return Known(
+        return CachedOffers(
             {name: driver.traits.allocates for name, driver in renters.items()}, self._fresh()
         )
 
@@ -128,34 +130,34 @@ class Market:
         with self._turn, room.working() as ws:
             fresh = self._fresh()
             missing = [each for each in asked if _key(*each) not in fresh]
-            for each, shelf in zip(missing, asyncio.run(_asked(ws, missing)), strict=True):
+            for each, shelf in zip(missing, asyncio.run(_query_drivers(ws, missing)), strict=True):
                 self._offered[_key(*each)] = time.monotonic(), shelf
             return [self._offered[_key(*each)][1] for each in asked]
 
     def _fresh(self) -> dict[tuple[str, str], Shelf]:
-        oldest = time.monotonic() - FRESH
+        oldest = time.monotonic() - CACHE_SECONDS
         for key, (at, _) in list(self._offered.items()):
             if at < oldest:
                 self._offered.pop(key, None)
         return {key: shelf for key, (_, shelf) in list(self._offered.items())}
 
 
-async def _asked(ws: Workspace, asked: Sequence[Ask]) -> list[Shelf]:
+async def _query_drivers(ws: Workspace, asked: Sequence[Ask]) -> list[Shelf]:
     """Query all drivers concurrently."""
-    return await asyncio.gather(*(_asked_one(ws, name, wish) for name, wish in asked))
+    return await asyncio.gather(*(_query_driver(ws, name, wish) for name, wish in asked))
 
 
-async def _asked_one(ws: Workspace, name: str, wish: Wish) -> Shelf:
+async def _query_driver(ws: Workspace, name: str, wish: Wish) -> Shelf:
     try:
         (driver,) = offering.priced_drivers(ws, name).drivers.values()
         (shelf,) = await offering.shelves({name: (driver, [wish])})
     except RecipeError as error:  # missing API key, or unsupported filter
-        return Shelf(name, wish, failed=plain(str(error), ws.root))
+        return Shelf(name, wish, failed=hide_local_paths(str(error), ws.root))
     return shelf
 
 
-async def _market(request: Request) -> Market:
+async def _get_market(request: Request) -> Market:
     return cast("Market", request.app.state.market)
 
 
-InMarket = Annotated[Market, Depends(_market)]
+InMarket = Annotated[Market, Depends(_get_market)]

@@ -105,7 +105,7 @@ def accepts_gzip(request: Request) -> bool:
     )
 
 
-def squeezed(request: Request, text: str, media_type: str) -> Response:
+def compressed_response(request: Request, text: str, media_type: str) -> Response:
     """Return a text response, compressed if it is large and the client accepts gzip."""
     data, headers = text.encode(), {"vary": "accept-encoding"}
     if len(data) >= SMALL and accepts_gzip(request):

@@ -25,7 +25,7 @@ from typing import Annotated, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 from fastapi import Depends, Request
 
 from ..errors import Problem, RecipeError
-from .answers import Refused, of_error
+from .answers import Refused, refusal_of
 from .room import ServedWorkspace
 
 P = ParamSpec("P")
@@ -147,7 +147,7 @@ class Planner:
     def _compute(self, call: _Call) -> object:
         ours, theirs = self._processes.Pipe(duplex=False)
         child = self._processes.Process(
-            target=_answer, args=(theirs, call, self._seconds, self._memory), daemon=True
+            target=_run_call, args=(theirs, call, self._seconds, self._memory), daemon=True
         )
         with ours:
             child.start()
@@ -169,16 +169,16 @@ class Planner:
                 child.join()
 
 
-async def _planner(request: Request) -> Planner:
+async def _get_planner(request: Request) -> Planner:
     return cast("Planner", request.app.state.planner)
 
 
-async def _previewer(request: Request) -> Planner:
+async def _get_previewer(request: Request) -> Planner:
     return cast("Planner", request.app.state.previewer)
 
 
-InPlanner = Annotated[Planner, Depends(_planner)]
-InPreviewer = Annotated[Planner, Depends(_previewer)]
+InPlanner = Annotated[Planner, Depends(_get_planner)]
+InPreviewer = Annotated[Planner, Depends(_get_previewer)]
 
 
 class _Call(NamedTuple):
@@ -197,17 +197,17 @@ class _Call(NamedTuple):
         return self.function(room, *self.args, **self.more)
 
 
-def _answer(pipe: Connection, call: _Call, seconds: float, memory: int) -> None:
+def _run_call(pipe: Connection, call: _Call, seconds: float, memory: int) -> None:
     """Execute a call in this process, and send its result or error."""
     os.nice(NICENESS)
-    _limit(seconds, memory)
+    _limit_resources(seconds, memory)
     found: object
     try:
         found = call.carry_out()
     except Refused as error:
-        found = _failure(error)
+        found = _failure_of(error)
     except RecipeError as error:
-        found = _failure(of_error(error))
+        found = _failure_of(refusal_of(error))
     except MemoryError:
         words = f"computing the {call.subject.name} takes more than {memory / 1e9:.1f} GB of memory"
         found = _too_large(call.subject, words)
@@ -219,7 +219,7 @@ def _answer(pipe: Connection, call: _Call, seconds: float, memory: int) -> None:
     pipe.send(found)
 
 
-def _limit(seconds: float, memory: int) -> None:
+def _limit_resources(seconds: float, memory: int) -> None:
     """Limit the time and memory of this process, in case the server is killed and cannot stop it."""
     signal.alarm(int(seconds) + 5)
     _, most = resource.getrlimit(resource.RLIMIT_CPU)
@@ -239,7 +239,7 @@ def _data_bytes() -> int:
     return 0
 
 
-def _failure(error: Refused) -> _Failure:
+def _failure_of(error: Refused) -> _Failure:
     # Locations in files are left out, because responses do not show them.
     problems = [problem._replace(where=None) for problem in error.problems]
     return _Failure(error.status, error.code, error.message, error.fix, problems)

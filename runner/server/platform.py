@@ -32,8 +32,8 @@ from ..storage.records.letters import STATUS
 from ..storage.records.runs import RunRow, Wanted
 from ..storage.workspace import Workspace
 from . import hugging_face, recipes, runs, streams
-from .answers import Refused, plain
-from .asking import InAsking
+from .answers import Refused, hide_local_paths
+from .asking import InRequests
 from .planner import InPlanner
 from .room import OPERATE, READ, Caller, Given, InRoom, Nothing, Room, ServedWorkspace, Whole
 from .runs import NewRun
@@ -165,7 +165,7 @@ class Gpu(BaseModel):
     summary="Queue a job; repeating a job ID returns the existing job",
 )
 async def execute(asked: Execute, room: InRoom, planner: InPlanner) -> Executed:
-    return _said(await planner.call(store_job, room, asked, asked.driver))
+    return _log_ignored(await planner.call(store_job, room, asked, asked.driver))
 
 
 @router.post(
@@ -175,10 +175,10 @@ async def execute(asked: Execute, room: InRoom, planner: InPlanner) -> Executed:
     summary="Queue a job for a RunPod pod",
 )
 async def deploy(asked: Deploy, room: InRoom, planner: InPlanner) -> Executed:
-    return _said(await planner.call(store_job, room, asked, asked.driver))
+    return _log_ignored(await planner.call(store_job, room, asked, asked.driver))
 
 
-def _said(done: Executed) -> Executed:
+def _log_ignored(done: Executed) -> Executed:
     """Log the ignored fields of a stored job, and return the job."""
     if done.ignored:
         _log.warning("job %s: ignored: %s", done.job_id, "; ".join(done.ignored))
@@ -187,10 +187,10 @@ def _said(done: Executed) -> Executed:
 
 def store_job(room: ServedWorkspace, asked: Job, driver: str) -> Executed:
     """Queue a platform's job as a run. Raises Refused, or a RecipeError with all problems."""
-    recipe = read_recipe(recipes.meant(room, asked.recipe))
+    recipe = read_recipe(recipes.find_available(room, asked.recipe))
     chosen = presets.chosen(recipe, asked.preset)
-    said = hugging_face.translated(
-        recipe, asked.config, _gpus(recipe, chosen, asked), chosen.inputs if chosen else {}
+    said = hugging_face.translate(
+        recipe, asked.config, _training_gpus(recipe, chosen, asked), chosen.inputs if chosen else {}
     )
     ignored = {name: "unknown field" for name in asked.model_extra or ()}
     ignored |= {f"config.{name}": why for name, why in said.ignored.items()}
@@ -207,7 +207,7 @@ def store_job(room: ServedWorkspace, asked: Job, driver: str) -> Executed:
         (asked.dataset_url, pod.DATASET, "dataset_url"),
     ):
         if value:
-            name = _input(recipe, kinds, field)
+            name = _input_for(recipe, kinds, field)
             if inputs.setdefault(name, value) != value:
                 words = f'"{field}" and `config` both say {name}, and not the same'
                 raise Refused(422, "clash", words, "remove one of the two")
@@ -238,8 +238,8 @@ def store_job(room: ServedWorkspace, asked: Job, driver: str) -> Executed:
         job["token"] = seal(asked.job_token, TOKEN, room.environ)
     folder = room.environ.get("OUTPUT_DIR", "")
     out = room.root / Path(folder).expanduser() / job_id if folder else None
-    wanted = recipes.checked(room, new)
-    view = runs.store(room, wanted, new, f"{_KEY}{job_id}", job, out).view
+    wanted = recipes.check_request(room, new)
+    view = runs.store_run(room, wanted, new, f"{_KEY}{job_id}", job, out).view
     shown = [f"{_printable(name)}: {why}" for name, why in ignored.items()]
     return Executed(job_id=job_id, status=_STATUS[view.state], ignored=shown)
 
@@ -249,7 +249,7 @@ def _printable(name: str) -> str:
     return "".join(each if each.isprintable() else "?" for each in name[:200])
 
 
-def _gpus(recipe: Recipe, chosen: Preset | None, asked: Job) -> int:
+def _training_gpus(recipe: Recipe, chosen: Preset | None, asked: Job) -> int:
     """Return the number of GPUs of a job's training step."""
     if asked.resources.gpus is not None:
         return asked.resources.gpus
@@ -259,7 +259,7 @@ def _gpus(recipe: Recipe, chosen: Preset | None, asked: Job) -> int:
     return max((step.resources.over(shared).gpus or 0 for step in recipe.steps.values()), default=0)
 
 
-def _input(recipe: Recipe, kinds: tuple[str, ...], field: str) -> str:
+def _input_for(recipe: Recipe, kinds: tuple[str, ...], field: str) -> str:
     """Return the first recipe input for the value of a job field. Raises Refused."""
     found = pod.first_input(recipe, kinds)
     if found is None:
@@ -289,8 +289,8 @@ def jobs(room: InRoom) -> JobList:
 @router.get("/status/{job_id}", dependencies=READ, summary="Show the status and progress of a job")
 def status(job_id: str, room: InRoom) -> JobView:
     with room.reading() as ws:
-        row = _row(ws, job_id)
-        view = runs.detailed(ws, row)
+        row = _find_job(ws, job_id)
+        view = runs.run_detail(ws, row)
         progress, training = view.progress, view.training
         # Report training steps, or recipe steps if no training reports steps.
         if training is not None and training.step is not None:
@@ -307,26 +307,26 @@ def status(job_id: str, room: InRoom) -> JobView:
             progress=progress.percent,
             current_step=current,
             total_steps=int(total) if total is not None else None,
-            error_message=plain(row.reason, ws.root) if failed else "",
+            error_message=hide_local_paths(row.reason, ws.root) if failed else "",
         )
 
 
 @router.post("/pause/{job_id}", status_code=202, dependencies=OPERATE, summary="Pause a job")
 async def pause(
-    job_id: str, room: InRoom, asking: InAsking, _body: Nothing | None = None
+    job_id: str, room: InRoom, asking: InRequests, _body: Nothing | None = None
 ) -> Accepted:
-    run = await run_in_threadpool(_run, room, job_id)
+    run = await run_in_threadpool(_run_of_job, room, job_id)
     await runs.pause(run, room, asking)
-    return await run_in_threadpool(_now, room, job_id)
+    return await run_in_threadpool(_read_status, room, job_id)
 
 
 @router.post("/cancel/{job_id}", status_code=202, dependencies=OPERATE, summary="Cancel a job")
 async def cancel(
-    job_id: str, room: InRoom, asking: InAsking, _body: Nothing | None = None
+    job_id: str, room: InRoom, asking: InRequests, _body: Nothing | None = None
 ) -> Accepted:
-    run = await run_in_threadpool(_run, room, job_id)
+    run = await run_in_threadpool(_run_of_job, room, job_id)
     await runs.cancel(run, room, asking)
-    return await run_in_threadpool(_now, room, job_id)
+    return await run_in_threadpool(_read_status, room, job_id)
 
 
 @router.post(
@@ -338,11 +338,11 @@ async def cancel(
 async def resume(
     job_id: str, room: InRoom, planner: InPlanner, asked: Resume | None = None
 ) -> Accepted:
-    run = await run_in_threadpool(_run, room, job_id)
+    run = await run_in_threadpool(_run_of_job, room, job_id)
     if asked is not None and asked.checkpoint_path:
         await planner.call(go_back, room, run, asked.checkpoint_path)
     await run_in_threadpool(runs.resume, run, room)
-    return await run_in_threadpool(_now, room, job_id)
+    return await run_in_threadpool(_read_status, room, job_id)
 
 
 def go_back(room: ServedWorkspace, run: str, path: str) -> None:
@@ -396,25 +396,25 @@ async def logs(
     offset: Annotated[int, Query(ge=0, le=2**53)] = 0,
     follow: bool = False,
 ) -> Response:
-    run = await run_in_threadpool(_run, room, job_id)
+    run = await run_in_threadpool(_run_of_job, room, job_id)
     return await streams.logs(run, room, caller, request, "", 0, offset, follow, "")
 
 
-def _row(ws: Workspace, job_id: str) -> RunRow:
+def _find_job(ws: Workspace, job_id: str) -> RunRow:
     found = ws.store.runs.page(Wanted(key=f"{_KEY}{job_id}"), 1)
     if not found:
         raise Refused(404, "not-found", "unknown job", "list the jobs with GET /api/training/jobs")
     return found[0]
 
 
-def _run(room: Room, job_id: str) -> str:
+def _run_of_job(room: Room, job_id: str) -> str:
     with room.reading() as ws:
-        return _row(ws, job_id).id
+        return _find_job(ws, job_id).id
 
 
-def _now(room: Room, job_id: str) -> Accepted:
+def _read_status(room: Room, job_id: str) -> Accepted:
     with room.reading() as ws:
-        return Accepted(job_id=job_id, status=_STATUS[_row(ws, job_id).state])
+        return Accepted(job_id=job_id, status=_STATUS[_find_job(ws, job_id).state])
 
 
 @cache

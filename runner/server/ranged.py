@@ -16,7 +16,7 @@ PIECE: Final = 1 << 18
 _RANGE: Final = re.compile(r"bytes=(?:([0-9]{1,18})-([0-9]{0,18})|-([0-9]{1,18}))")
 
 
-def slice_of(asked: str, size: int) -> tuple[int, int] | None:
+def parse_range(asked: str, size: int) -> tuple[int, int] | None:
     """Return the start and end offset of a Range header, or None for the whole file.
 
     Raises Refused for several ranges, and for a range after the end of the file.
@@ -38,7 +38,7 @@ def slice_of(asked: str, size: int) -> tuple[int, int] | None:
     return begin, end
 
 
-def sent(
+def file_response(
     file: BinaryIO, asked: str, name: str, kind: str, *, tag: str = "", offset: int = 0
 ) -> StreamingResponse:
     """Return a response with the requested range of a file, or the content from `offset`.
@@ -47,7 +47,7 @@ def sent(
     """
     size = os.fstat(file.fileno()).st_size
     try:
-        part = slice_of(asked, size)
+        part = parse_range(asked, size)
     except Refused:
         file.close()
         raise

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from ..survey.run_story import changes_of
-from .answers import plain
+from .answers import hide_local_paths
 from .room import READ_RUN, InRoom, run_of
 
 router = APIRouter(prefix="/v1", tags=["runs"])
@@ -23,5 +23,8 @@ def why(run: str, room: InRoom) -> Reasons:
     with room.reading() as ws:
         found = changes_of(ws, run_of(ws, run))
         return Reasons(
-            steps={step: [plain(each, ws.root) for each in all_] for step, all_ in found.items()}
+            steps={
+                step: [hide_local_paths(each, ws.root) for each in all_]
+                for step, all_ in found.items()
+            }
         )

@@ -40,8 +40,8 @@ from ..settings import load
 from ..storage.reach import Reach
 from ..storage.workspace import Workspace
 from ..survey.summaries import selected_directions
-from .answers import Refused, plain, plain_value
-from .market import Ask, InMarket, Known, look_up
+from .answers import Refused, hide_local_paths, hide_paths_in_value
+from .market import Ask, CachedOffers, InMarket, look_up
 from .planner import InPlanner
 from .room import READ, Given, InRoom, ServedWorkspace, Whole, run_of
 
@@ -287,26 +287,26 @@ class PlanView(BaseModel):
     bytes: int = Field(description="Total size of the outputs to restore in bytes.")
 
 
-def offered(room: ServedWorkspace) -> list[AvailableRecipe]:
+def list_available(room: ServedWorkspace) -> list[AvailableRecipe]:
     """Return all recipes that can be requested. Raises Invalid as `list_recipes` does."""
     return list_recipes(room.root, room.environ, in_folder=room.for_owner)
 
 
-def meant(room: ServedWorkspace, name: str) -> AvailableRecipe:
+def find_available(room: ServedWorkspace, name: str) -> AvailableRecipe:
     """Return the recipe with this name. Raises NotFound."""
-    return find_recipe(offered(room), name)
+    return find_recipe(list_available(room), name)
 
 
-class Wanted(NamedTuple):
+class CheckedRequest(NamedTuple):
     """A checked request: the recipe and the run to start."""
 
     offered: AvailableRecipe
     start: Start
 
 
-def checked(
+def check_request(
     room: ServedWorkspace, asked: AskedWhere, search: starting.Search | None = None
-) -> Wanted:
+) -> CheckedRequest:
     """Check a request. Raises NotFound, Refused, and Invalid with all input problems.
 
     The check is fast for any request, so it needs no separate process.
@@ -314,12 +314,12 @@ def checked(
     from .. import extensions
     from ..hosts.renting.several import alternatives
 
-    wanted = _wanted(room, asked)
+    wanted = _read_request(room, asked)
     wanted = wanted._replace(start=wanted.start._replace(search=search))
-    problems = _misfits(room, wanted, asked)
+    problems = _check_inputs(room, wanted, asked)
     given = [*asked.inputs.items()]
     given += [(name, value) for name, values in (asked.sweep or {}).items() for value in values]
-    problems += _out_of_reach(room, read_recipe(wanted.offered), given)
+    problems += _check_addresses(room, read_recipe(wanted.offered), given)
     if problems:
         raise Invalid(problems)
     driver = asked.driver
@@ -331,15 +331,15 @@ def checked(
     return wanted
 
 
-def _wanted(room: ServedWorkspace, asked: Asked) -> Wanted:
+def _read_request(room: ServedWorkspace, asked: Asked) -> CheckedRequest:
     """Return the recipe and inputs of an unchecked request. Raises NotFound, Refused."""
     from ..survey.request import Request
 
     resources = asked.resources.resources
     if not asked.like:
-        each = meant(room, asked.recipe)
+        each = find_available(room, asked.recipe)
         request = Request(each.word, asked.inputs, asked.preset, resources=resources)
-        return Wanted(each, Start(request, asked.sweep or {}))
+        return CheckedRequest(each, Start(request, asked.sweep or {}))
     with room.working() as ws:
         before = starting.read_start(ws.root, run_of(ws, asked.like))
     start = starting.change_inputs(before, asked.inputs, asked.sweep)
@@ -347,15 +347,15 @@ def _wanted(room: ServedWorkspace, asked: Asked) -> Wanted:
     if asked.preset is not None:
         request = replace(request, preset=asked.preset or None)
     request = replace(request, resources={**request.resources, **resources})
-    each = _offered_as(room, request.recipe)
-    return Wanted(each, Start(replace(request, recipe=each.word), start.axes))
+    each = _find_recipe_of_run(room, request.recipe)
+    return CheckedRequest(each, Start(replace(request, recipe=each.word), start.axes))
 
 
-def _offered_as(room: ServedWorkspace, word: str) -> AvailableRecipe:
+def _find_recipe_of_run(room: ServedWorkspace, word: str) -> AvailableRecipe:
     """Return the recipe of an earlier run, if the server provides it. Raises Refused."""
     with suppress(NotFound, Invalid):
         path = os.path.realpath(library.find(word, room.root))
-        for each in offered(room):
+        for each in list_available(room):
             if os.path.realpath(each.entry.path) == path:
                 return each
     words = "the server does not offer the recipe of this run"
@@ -363,7 +363,7 @@ def _offered_as(room: ServedWorkspace, word: str) -> AvailableRecipe:
     raise Refused(409, "not-offered", words, fix)
 
 
-def _misfits(room: ServedWorkspace, wanted: Wanted, asked: Asked) -> list[Problem]:
+def _check_inputs(room: ServedWorkspace, wanted: CheckedRequest, asked: Asked) -> list[Problem]:
     """Return the problems of unknown inputs and invalid values."""
     from ..language import inputs, unread
 
@@ -385,14 +385,14 @@ def _misfits(room: ServedWorkspace, wanted: Wanted, asked: Asked) -> list[Proble
     else:
         problems += inputs.tried(recipe, request.inputs, preset=request.preset)[1]
         problems += unread.refused(recipe, request.inputs, request.preset)
-    if asked.resources.resources and (keyed := _keyed(recipe)):
+    if asked.resources.resources and (keyed := _find_keyed_resources(recipe)):
         fix = "remove `resources`"
         words = f"the resources of {keyed} are part of its cache key and cannot be changed"
         problems.append(Problem("clash", words, None, fix))
     return problems
 
 
-def _out_of_reach(
+def _check_addresses(
     room: ServedWorkspace, recipe: Recipe, given: Iterable[tuple[str, object]]
 ) -> list[Problem]:
     """Return the problems of paths and addresses that this server may not read."""
@@ -407,9 +407,9 @@ def _out_of_reach(
     problems: list[Problem] = []
     for name, address in _addresses(recipe, given):
         kind = kind_of(address)
-        if address.startswith("pack:") and _packed(room, name, address, problems):
+        if address.startswith("pack:") and _is_packed(room, name, address, problems):
             continue
-        if kind == "path" and not _below(
+        if kind == "path" and not _is_below(
             os.path.realpath(room.root / Path(address).expanduser()), roots
         ):
             fix = "use an address with hf://, s3://, gs:// or https://; to allow paths, set `roots` under [data] in recipe.toml"
@@ -422,14 +422,14 @@ def _out_of_reach(
     return problems
 
 
-def _keyed(recipe: Recipe) -> str:
+def _find_keyed_resources(recipe: Recipe) -> str:
     """Return the name of the step or recipe whose resources are part of its cache key, or ""."""
     if recipe.resources.key:
         return recipe.id
     return next((f"step {each.id}" for each in recipe.steps.values() if each.resources.key), "")
 
 
-def _packed(room: ServedWorkspace, name: str, address: str, problems: list[Problem]) -> bool:
+def _is_packed(room: ServedWorkspace, name: str, address: str, problems: list[Problem]) -> bool:
     """Return True if an input names a dataset archive.
 
     If the store lacks the archive, add a problem.
@@ -460,7 +460,7 @@ def _addresses(recipe: Recipe, given: Iterable[tuple[str, object]]) -> Iterator[
                     yield name, spec.parted(item)[0]
 
 
-def _below(path: str, roots: list[str]) -> bool:
+def _is_below(path: str, roots: list[str]) -> bool:
     return any(path == root or path.startswith(f"{root.rstrip('/')}/") for root in roots)
 
 
@@ -468,7 +468,7 @@ def _below(path: str, roots: list[str]) -> bool:
 def recipes(room: InRoom) -> RecipeList:
     with room.reading() as ws:
         used = last_used(ws)
-    known = [summary_facts(each, used.get(each.entry.id)) for each in offered(room)]
+    known = [summary_facts(each, used.get(each.entry.id)) for each in list_available(room)]
     return RecipeList(recipes=[RecipeSummary.model_validate(each) for each in known])
 
 
@@ -480,7 +480,7 @@ def recipes(room: InRoom) -> RecipeList:
 def recipe(name: str, room: InRoom) -> RecipeView:
     from ..interface import datasheet
 
-    each = meant(room, name)
+    each = find_available(room, name)
     found = read_recipe(each)
     sheet = datasheet.describe_sheet(datasheet.Sheet(found, {}))
     made = [name for name, _, _ in datasheet.results(found)]
@@ -503,10 +503,10 @@ def recipe(name: str, room: InRoom) -> RecipeView:
 
 @router.post("/plan", dependencies=READ, summary="Plan a run without executing it")
 async def plan(asked: AskedPlan, room: InRoom, planner: InPlanner, market: InMarket) -> PlanView:
-    wanted = await run_in_threadpool(checked, room, asked, _search(asked))
+    wanted = await run_in_threadpool(check_request, room, asked, _search(asked))
     if asked.driver == "local":
-        return (await planner.call(planned, room, Known(), wanted, asked))[0]
-    return await market.call(planner, planned, room, wanted, asked)
+        return (await planner.call(plan_request, room, CachedOffers(), wanted, asked))[0]
+    return await market.call(planner, plan_request, room, wanted, asked)
 
 
 def _search(asked: AskedPlan) -> starting.Search | None:
@@ -540,13 +540,15 @@ class OfferList(BaseModel):
     summary="List the offers of all drivers for a run, at most one minute old, without renting",
 )
 async def offers(asked: Asked, room: InRoom, planner: InPlanner, market: InMarket) -> OfferList:
-    wanted = await run_in_threadpool(checked, room, AskedWhere(**asked.model_dump()))
-    return await market.call(planner, offered_for, room, wanted)
+    wanted = await run_in_threadpool(check_request, room, AskedWhere(**asked.model_dump()))
+    return await market.call(planner, offers_for, room, wanted)
 
 
-def offered_for(room: ServedWorkspace, known: Known, wanted: Wanted) -> tuple[OfferList, list[Ask]]:
+def offers_for(
+    room: ServedWorkspace, known: CachedOffers, wanted: CheckedRequest
+) -> tuple[OfferList, list[Ask]]:
     """Return the cached offers for a run, and the missing queries."""
-    with surveyed(room, wanted) as (ws, found):
+    with survey_request(room, wanted) as (ws, found):
         looked = look_up(ws, found, known.renting, known)
         shown = [
             shelf
@@ -559,7 +561,9 @@ def offered_for(room: ServedWorkspace, known: Known, wanted: Wanted) -> tuple[Of
 
 
 @contextmanager
-def surveyed(room: ServedWorkspace, wanted: Wanted) -> Iterator[tuple[Workspace, Survey]]:
+def survey_request(
+    room: ServedWorkspace, wanted: CheckedRequest
+) -> Iterator[tuple[Workspace, Survey]]:
     """Survey a run in a separate workspace object.
 
     Raises Refused, or a RecipeError with all problems.
@@ -572,8 +576,8 @@ def surveyed(room: ServedWorkspace, wanted: Wanted) -> Iterator[tuple[Workspace,
         yield ws, plan_run(ws, bundles.fetch_packed_inputs(ws, request))
 
 
-def planned(
-    room: ServedWorkspace, known: Known, wanted: Wanted, asked: AskedPlan
+def plan_request(
+    room: ServedWorkspace, known: CachedOffers, wanted: CheckedRequest, asked: AskedPlan
 ) -> tuple[PlanView, list[Ask]]:
     """Return the plan of a run, and missing driver queries.
 
@@ -581,7 +585,7 @@ def planned(
     """
     from ..hosts.renting.several import names_of
 
-    with surveyed(room, wanted) as (ws, found):
+    with survey_request(room, wanted) as (ws, found):
         names = names_of(ws.config, asked.driver)
         looked = look_up(ws, found, names if found.todo else [], known)
         limits = asked.limits.model_dump(exclude_none=True)
@@ -594,9 +598,11 @@ def planned(
 def _without_folders(ws: Workspace, facts: Facts) -> Facts:
     """Return a forecast without local paths."""
     steps = [
-        {**each, "reasons": [plain(reason, ws.root) for reason in each["reasons"]]}
+        {**each, "reasons": [hide_local_paths(reason, ws.root) for reason in each["reasons"]]}
         for each in facts["steps"]
     ]
-    machines = [{**each, "failed": plain(each["failed"], ws.root)} for each in facts["machines"]]
-    inputs = {name: plain_value(value, ws.root) for name, value in facts["inputs"].items()}
+    machines = [
+        {**each, "failed": hide_local_paths(each["failed"], ws.root)} for each in facts["machines"]
+    ]
+    inputs = {name: hide_paths_in_value(value, ws.root) for name, value in facts["inputs"].items()}
     return {**facts, "steps": steps, "machines": machines, "inputs": inputs}

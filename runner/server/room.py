@@ -77,7 +77,7 @@ class Room(ServedWorkspace):
             self._idle.pop().close()
 
 
-async def _room(request: HTTPConnection) -> Room:
+async def _get_room(request: HTTPConnection) -> Room:
     return cast("Room", request.app.state.room)
 
 
@@ -94,11 +94,11 @@ def caller_of(request: HTTPConnection) -> Token:
     return cast("Token", caller)
 
 
-async def _caller(request: HTTPConnection) -> Token:
+async def _get_caller(request: HTTPConnection) -> Token:
     return caller_of(request)
 
 
-def _query(request: HTTPConnection) -> None:
+def _check_query(request: HTTPConnection) -> None:
     """Raise Refused for unknown or repeated query parameters of /v1.
 
     A misspelled filter would otherwise return all runs.
@@ -145,7 +145,7 @@ class Needs:
 
     async def __call__(self, request: HTTPConnection) -> None:
         # Async like all dependencies, because FastAPI runs plain functions in a thread.
-        _query(request)
+        _check_query(request)
         caller = caller_of(request)
         is_other = not self.run or request.path_params.get("run") != caller.run
         if caller.run and is_other and not self.any_run:
@@ -168,8 +168,8 @@ class Needs:
             )
 
 
-InRoom = Annotated[Room, Depends(_room)]
-Caller = Annotated[Token, Depends(_caller)]
+InRoom = Annotated[Room, Depends(_get_room)]
+Caller = Annotated[Token, Depends(_get_caller)]
 BEARER = Depends(
     HTTPBearer(
         auto_error=False,

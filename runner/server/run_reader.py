@@ -26,7 +26,7 @@ from ..storage.records.runs import FINAL, Event, RunRow
 from ..storage.workspace import Workspace
 from ..survey.rows import StoredStream, is_elsewhere
 from .messages import Message
-from .runs import shown
+from .runs import event_view
 
 T = TypeVar("T")
 PAGE: Final = 500
@@ -83,7 +83,7 @@ class Lines:
         if self._passing:
             self._rest = self._pass(data)
             return []
-        lines = _lines(data)
+        lines = _split_lines(data)
         self._rest = b""
         is_begun = bool(lines) and not lines[-1].endswith(b"\n")
         if is_begun and not ended and len(lines[-1]) < LONGEST_LINE:
@@ -100,12 +100,12 @@ class Lines:
         self._tail.close()
 
 
-def _lines(data: bytes) -> list[bytes]:
+def _split_lines(data: bytes) -> list[bytes]:
     *whole_lines, rest = data.split(b"\n")
     return [line + b"\n" for line in whole_lines] + ([rest] if rest else [])
 
 
-class Bars:
+class BarLines:
     """A log in which carriage returns of progress bars count as line ends."""
 
     def __init__(self, tail: LogTail) -> None:
@@ -121,7 +121,7 @@ class Bars:
         self._tail.close()
 
 
-class Attempt:
+class AttemptReader:
     """A reader of an attempt that is running or has just ended."""
 
     def __init__(self, part: AttemptLog, *, from_start: bool) -> None:
@@ -210,7 +210,7 @@ class Attempt:
         skipped = sum(map(len, lines[:first]))
         offset = self._log.offset + skipped
         self._log.offset = offset + size
-        texts = [_text(line) for line in lines[first:]]
+        texts = [_line_text(line) for line in lines[first:]]
         return [self._of("log", run, offset=offset, skipped=skipped, lines=texts)]
 
     def _report(self, ws: Workspace, run: str, elsewhere: bool) -> list[Message]:
@@ -226,7 +226,7 @@ class Attempt:
             self._values.update(point)
         self._points += len(points)
         if points:
-            said = {"values": dict(self._values), "new": _evenly(points, POINTS)}
+            said = {"values": dict(self._values), "new": _pick_evenly(points, POINTS)}
             found.append(self._of("metrics", run, points=self._points, **said))
         return found
 
@@ -255,7 +255,7 @@ class Attempt:
             tail = open_tail(ws, run, self.part)
             if tail is None:
                 raise FileNotFoundError
-            return Bars(tail)
+            return BarLines(tail)
         path = stored_log_path(ws, run, self.part).with_suffix(".metrics")
         if elsewhere:
             return StoredStream(ws, run, path.name.removesuffix(".metrics"), "metrics")
@@ -265,14 +265,14 @@ class Attempt:
         return Tail(descriptor_of(raw), Masker(self.part.known(ws)).stream())
 
 
-def _evenly(points: Sequence[T], most: int) -> Sequence[T]:
+def _pick_evenly(points: Sequence[T], most: int) -> Sequence[T]:
     """Return at most `most` evenly spaced points, including the last."""
     if len(points) <= most:
         return points
     return [points[(n + 1) * len(points) // most - 1] for n in range(most)]
 
 
-def _text(line: bytes) -> str:
+def _line_text(line: bytes) -> str:
     """Return a line without its line end, at most `LINES` bytes."""
     return whole(line[:LINES].decode(errors="replace").removesuffix("\n").removesuffix("\r"))
 
@@ -286,7 +286,7 @@ class RunReader:
         self.over = False
         self._last: dict[tuple[str, ...], Message] = {}
         self._going: dict[str, AttemptLog] = {}
-        self._attempts: dict[tuple[str, int], Attempt] = {}
+        self._attempts: dict[tuple[str, int], AttemptReader] = {}
         self._heard = 0
         self._progress: Mapping[str, Any] = {}
         self._progress_due = 0.0
@@ -306,8 +306,8 @@ class RunReader:
             self._heard = page[-1].seq if page else self.seen
             last = [*last, *page][-recent:] if recent else []
         for part in self._going.values():
-            self._attempts[part.step, part.number] = Attempt(part, from_start=False)
-        return [move(ws, event) for event in last]
+            self._attempts[part.step, part.number] = AttemptReader(part, from_start=False)
+        return [event_message(ws, event) for event in last]
 
     def moves(self, ws: Workspace) -> list[Message]:
         """Return new events, at most about `PIECE` bytes.
@@ -320,14 +320,14 @@ class RunReader:
         for event in ws.store.runs.events(self.row.id, self.seen, PAGE):
             if size > PIECE:
                 break
-            found.append(move(ws, event))
+            found.append(event_message(ws, event))
             size += len(found[-1].json)
             before = len(self.parts)
             apply_event(event, self.parts, self._going)
             for part in self.parts[before:]:
                 known = self._attempts.get((part.step, part.number))
                 if known is None:
-                    self._attempts[part.step, part.number] = Attempt(part, from_start=True)
+                    self._attempts[part.step, part.number] = AttemptReader(part, from_start=True)
                 else:  # another worker continues the attempt
                     known.part = part
             self.seen = self._heard = event.seq
@@ -401,7 +401,7 @@ class RunReader:
         return self.row.state in FINAL and not self.behind
 
 
-def move(ws: Workspace, event: Event) -> Message:
+def event_message(ws: Workspace, event: Event) -> Message:
     """Convert an event to a message."""
-    view = shown(ws, event)
+    view = event_view(ws, event)
     return Message("move", event.run, view.model_dump(), seq=event.seq)

@@ -36,11 +36,11 @@ from ..storage.records.runs import Event, RunRow
 from ..storage.records.runs import Wanted as RunsWanted
 from ..storage.workspace import Workspace
 from . import recipes
-from .answers import plain, plain_value
-from .asking import InAsking
-from .page import squeezed
+from .answers import hide_local_paths, hide_paths_in_value
+from .asking import InRequests
+from .page import compressed_response
 from .planner import InPlanner
-from .recipes import AskedPlan, Wanted
+from .recipes import AskedPlan, CheckedRequest
 from .room import (
     OPERATE,
     OPERATE_RUN,
@@ -455,8 +455,8 @@ async def create(
     response: Response,
     key: Annotated[str, Header(alias="Idempotency-Key", max_length=200, pattern=r"^[!-~]*$")] = "",
 ) -> RunView:
-    wanted = await run_in_threadpool(recipes.checked, room, asked)
-    stored_run = await planner.call(store, room, wanted, asked, key)
+    wanted = await run_in_threadpool(recipes.check_request, room, asked)
+    stored_run = await planner.call(store_run, room, wanted, asked, key)
     response.status_code = 201 if stored_run.is_new else 200
     return stored_run.view
 
@@ -468,7 +468,7 @@ class StoredRun(NamedTuple):
     is_new: bool
 
 
-def _hook(room: ServedWorkspace, hook: Hook) -> Mapping[str, object]:
+def _stored_hook(room: ServedWorkspace, hook: Hook) -> Mapping[str, object]:
     """Return a webhook in stored form.
 
     Raises Invalid if the URL is not public, and CannotRun if the secret cannot be encrypted.
@@ -478,9 +478,9 @@ def _hook(room: ServedWorkspace, hook: Hook) -> Mapping[str, object]:
     return {"url": hook.url, "events": hook.events, **sealed}
 
 
-def store(
+def store_run(
     room: ServedWorkspace,
-    wanted: Wanted,
+    wanted: CheckedRequest,
     asked: NewRun,
     key: str,
     job: Mapping[str, object] | None = None,
@@ -494,7 +494,7 @@ def store(
     """
     reports_to: dict[str, object] = {"job": job} if job is not None else {}
     if asked.webhooks:
-        reports_to["webhooks"] = [_hook(room, hook) for hook in asked.webhooks]
+        reports_to["webhooks"] = [_stored_hook(room, hook) for hook in asked.webhooks]
     due = asked.not_before.timestamp() if asked.not_before is not None else None
     with room.working() as ws:
         # Without a shared store, only workers of this workspace have the run's files.
@@ -519,7 +519,7 @@ def store(
             Settings(asked.driver, limits=asked.limits.model_dump(exclude_none=True)),
             ticket,
         ).id
-        return StoredRun(viewed(ws, [ws.store.runs.get(run)])[0], is_new=run == ticket.run)
+        return StoredRun(run_views(ws, [ws.store.runs.get(run)])[0], is_new=run == ticket.run)
 
 
 @router.get("/runs", dependencies=READ, summary="List runs, newest first", response_model=RunList)
@@ -552,13 +552,13 @@ def runs(
         shown = [_without_folders(ws, each) for each in page.runs]
     # The data already has these types. Validating 200 runs again would take most of the time.
     text = json.dumps({"runs": shown, "next": page.next}, ensure_ascii=False, separators=(",", ":"))
-    return squeezed(request, text, "application/json")
+    return compressed_response(request, text, "application/json")
 
 
 @router.get("/runs/{run}", dependencies=READ_RUN, summary="Show a run with its steps and outputs")
 def one(run: str, room: InRoom) -> RunDetail:
     with room.reading() as ws:
-        return detailed(ws, run_of(ws, run))
+        return run_detail(ws, run_of(ws, run))
 
 
 @router.get(
@@ -575,22 +575,24 @@ def differences(
 ) -> DifferencesView:
     with room.reading() as ws:
         found = difference_facts(compare_runs(ws, run_of(ws, first), run_of(ws, run)))
-        return DifferencesView.model_validate(plain_value(found, ws.root))
+        return DifferencesView.model_validate(hide_paths_in_value(found, ws.root))
 
 
-def viewed(ws: Workspace, rows: Sequence[RunRow]) -> list[RunView]:
+def run_views(ws: Workspace, rows: Sequence[RunRow]) -> list[RunView]:
     """Return runs as list entries of the API."""
     found = list_facts(ws, rows, numbers=False)
     return [RunView.model_validate(_without_folders(ws, each)) for each in found]
 
 
-def detailed(ws: Workspace, row: RunRow) -> RunDetail:
+def run_detail(ws: Workspace, row: RunRow) -> RunDetail:
     """Return all details of a run for the API."""
     found = read_run(ws, row)
-    told = {name: plain_value(found[name], ws.root) for name in ("failed", "warnings", "sweep")}
+    told = {
+        name: hide_paths_in_value(found[name], ws.root) for name in ("failed", "warnings", "sweep")
+    }
     for step in found["steps"]:
         step |= {
-            name: plain_value(step[name], ws.root)
+            name: hide_paths_in_value(step[name], ws.root)
             for name in ("reason", "detail", "lines", "fix", "warnings")
             if step[name]
         }
@@ -599,19 +601,20 @@ def detailed(ws: Workspace, row: RunRow) -> RunDetail:
 
 def _without_folders(ws: Workspace, found: Facts) -> Mapping[str, object]:
     typed = {
-        name: plain_value(found[name], ws.root) for name in ("inputs", "given", "tried", "labels")
+        name: hide_paths_in_value(found[name], ws.root)
+        for name in ("inputs", "given", "tried", "labels")
     }
-    return {**found, "reason": plain(found["reason"], ws.root), **typed}
+    return {**found, "reason": hide_local_paths(found["reason"], ws.root), **typed}
 
 
-def shown(ws: Workspace, event: Event) -> EventView:
+def event_view(ws: Workspace, event: Event) -> EventView:
     """Return an event for the API."""
     found = event_facts(event)
     return EventView.model_validate(
         {
             **found,
-            "reason": plain(event.reason, ws.root),
-            "data": plain_value(found["data"], ws.root),
+            "reason": hide_local_paths(event.reason, ws.root),
+            "data": hide_paths_in_value(found["data"], ws.root),
         }
     )
 
@@ -628,23 +631,23 @@ def describe(run: str, room: InRoom, said: Description) -> RunDetail:
         if "priority" in changes:
             requests.prioritize(ws, row.id, changes.pop("priority"))
         requests.describe(ws, row.id, changes)
-        return detailed(ws, run_of(ws, run))
+        return run_detail(ws, run_of(ws, run))
 
 
 # -- asking ---------------------------------------------------------------------------------------------------------------------------------------
 
 
-def _answered(ws: Workspace, outcome: Outcome) -> Done:
+def _done_of(ws: Workspace, outcome: Outcome) -> Done:
     """Return an outcome with the latest event of its run."""
     last = ws.store.runs.get(outcome.run).next_event - 2
-    event = shown(ws, read_events(ws, outcome.run, last)[-1])
-    said = [plain(text, ws.root) for text in outcome.said]
+    event = event_view(ws, read_events(ws, outcome.run, last)[-1])
+    said = [hide_local_paths(text, ws.root) for text in outcome.said]
     return Done.model_validate({**outcome._asdict(), "said": said, "event": event})
 
 
-def _answer(room: Room, outcome: Outcome) -> Done:
+def _read_done(room: Room, outcome: Outcome) -> Done:
     with room.reading() as ws:
-        return _answered(ws, outcome)
+        return _done_of(ws, outcome)
 
 
 @router.post(
@@ -653,9 +656,9 @@ def _answer(room: Room, outcome: Outcome) -> Done:
     dependencies=OPERATE_RUN,
     summary="Cancel a run and keep its results and checkpoints",
 )
-async def cancel(run: str, room: InRoom, asking: InAsking, _body: Nothing | None = None) -> Done:
+async def cancel(run: str, room: InRoom, asking: InRequests, _body: Nothing | None = None) -> Done:
     outcome = await asking.ask(room, run, "cancel", requests.cancel)
-    return await run_in_threadpool(_answer, room, outcome)
+    return await run_in_threadpool(_read_done, room, outcome)
 
 
 @router.post(
@@ -664,9 +667,9 @@ async def cancel(run: str, room: InRoom, asking: InAsking, _body: Nothing | None
     dependencies=OPERATE_RUN,
     summary="Stop a run so that it can be resumed",
 )
-async def pause(run: str, room: InRoom, asking: InAsking, _body: Nothing | None = None) -> Done:
+async def pause(run: str, room: InRoom, asking: InRequests, _body: Nothing | None = None) -> Done:
     outcome = await asking.ask(room, run, "pause", requests.pause)
-    return await run_in_threadpool(_answer, room, outcome)
+    return await run_in_threadpool(_read_done, room, outcome)
 
 
 @router.post(
@@ -677,7 +680,7 @@ async def pause(run: str, room: InRoom, asking: InAsking, _body: Nothing | None 
 )
 def resume(run: str, room: InRoom, _body: Nothing | None = None) -> Done:
     with room.reading() as ws:
-        return _answered(ws, requests.resume(ws, run_of(ws, run).id))
+        return _done_of(ws, requests.resume(ws, run_of(ws, run).id))
 
 
 @router.post(
@@ -695,4 +698,4 @@ def store_again(room: ServedWorkspace, run: str, asked: Retry | None) -> Done:
     with room.working() as ws:
         begin = asked.begin if asked else None
         reach = ws.config.lists.get("data.allow", ())
-        return _answered(ws, requests.retry(ws, run_of(ws, run).id, begin, reach=reach))
+        return _done_of(ws, requests.retry(ws, run_of(ws, run).id, begin, reach=reach))

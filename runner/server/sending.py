@@ -57,7 +57,7 @@ class Stream(Response):
         self._form, self._kinds = form, kinds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        cut = _narrowed(scope)
+        cut = _limit_send_buffer(scope)
         with self._feed.following(self._caller, self._form, self._kinds, cut) as follower:
             leaving = asyncio.create_task(_leave(receive, follower))
             try:
@@ -105,7 +105,7 @@ async def send_frames(
 
     Raises Refused.
     """
-    cut = _narrowed(websocket.scope)
+    cut = _limit_send_buffer(websocket.scope)
     with feed.following(caller, form, kinds, cut) as follower:
         await websocket.accept()
         leaving = asyncio.create_task(_leave_frames(websocket, follower))
@@ -128,7 +128,7 @@ async def _leave_frames(websocket: WebSocket, follower: Follower) -> None:
     follower.leave()
 
 
-def _narrowed(scope: Mapping[str, Any]) -> Callable[[], None]:
+def _limit_send_buffer(scope: Mapping[str, Any]) -> Callable[[], None]:
     """Limit the send buffer of a client's connection, and return a function that closes the connection."""
     transport: asyncio.Transport | None = scope.get("state", {}).get("transport")
     if transport is None:

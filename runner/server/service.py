@@ -25,7 +25,7 @@ from ..interface.pairs import filters
 from ..storage.records.ledger import Ledger, of_user
 from ..storage.records.runs import FINAL, RunRow, Wanted
 from ..storage.workspace import Workspace
-from .answers import Refused, plain, plain_value
+from .answers import Refused, hide_local_paths, hide_paths_in_value
 from .market import InMarket
 from .recipes import OfferList, OfferShelf
 from .room import ADMIN, OPERATE, READ, Given, InRoom, Moment, Nothing, run_of
@@ -125,7 +125,10 @@ def workers(room: InRoom) -> WorkerList:
 )
 def queue(room: InRoom) -> Queue:
     with room.reading() as ws:
-        found = [{**each, "waits": plain_value(each["waits"], ws.root)} for each in list_queue(ws)]
+        found = [
+            {**each, "waits": hide_paths_in_value(each["waits"], ws.root)}
+            for each in list_queue(ws)
+        ]
     return Queue.model_validate({"runs": found})
 
 
@@ -168,7 +171,7 @@ class EndedLease(BaseModel):
     summary="List rented machines of all the user's runs and workspaces",
 )
 def leases(room: InRoom) -> LeaseList:
-    found = plain_value(list_leases(room.root, room.environ), room.root)
+    found = hide_paths_in_value(list_leases(room.root, room.environ), room.root)
     listed = TypeAdapter(list[LeaseView]).validate_python(found)
     return LeaseList(leases=listed, usd_an_hour=sum(each.usd_an_hour for each in listed))
 
@@ -187,7 +190,7 @@ def end(key: str, room: InRoom, _body: Nothing | None = None) -> EndedLease:
         ) from error
     except CannotRun as error:
         raise Refused(409, "in-use", str(error), error.fix) from error
-    return EndedLease(key=key, ended=not said, said=plain(said, room.root))
+    return EndedLease(key=key, ended=not said, said=hide_local_paths(said, room.root))
 
 
 @router.get(
@@ -260,7 +263,7 @@ class StoreList(BaseModel):
 )
 def stores(room: InRoom) -> StoreList:
     with room.reading() as ws:
-        return StoreList.model_validate(plain_value(list_stores(ws), ws.root))
+        return StoreList.model_validate(hide_paths_in_value(list_stores(ws), ws.root))
 
 
 class StoreSize(BaseModel):
@@ -305,12 +308,14 @@ class DriverList(BaseModel):
 )
 def drivers(room: InRoom) -> DriverList:
     with room.reading() as ws:
-        return DriverList.model_validate({"drivers": plain_value(list_drivers(ws), ws.root)})
+        return DriverList.model_validate(
+            {"drivers": hide_paths_in_value(list_drivers(ws), ws.root)}
+        )
 
 
 @router.get("/v1/tokens", dependencies=ADMIN, summary="List the tokens without their secrets")
 def tokens(room: InRoom) -> TokenList:
-    return TokenList(tokens=[_viewed(token) for token in room.tokens.all()])
+    return TokenList(tokens=[_token_view(token) for token in room.tokens.all()])
 
 
 @router.post(
@@ -329,7 +334,7 @@ def make(asked: NewToken, room: InRoom) -> MadeToken:
         asked.run,
         asked.expires.timestamp() if asked.expires is not None else None,
     )
-    return MadeToken(**_viewed(token).model_dump(), token=secret)
+    return MadeToken(**_token_view(token).model_dump(), token=secret)
 
 
 @router.delete("/v1/tokens/{id}", status_code=204, dependencies=ADMIN, summary="Delete a token")
@@ -338,7 +343,7 @@ def remove(id: str, room: InRoom) -> None:
         raise Refused(404, "not-found", "unknown token", "list the tokens with GET /v1/tokens")
 
 
-def _viewed(token: Token) -> TokenView:
+def _token_view(token: Token) -> TokenView:
     times = {"created": moment(token.created), "expires": moment(token.expires)}
     return TokenView.model_validate({**token._asdict(), **times})
 
@@ -350,12 +355,12 @@ def _viewed(token: Token) -> TokenView:
 def figures(room: InRoom, request: Request) -> Response:
     with room.reading() as ws:
         return Response(
-            generate_latest(counted(ws, feed_of(request).streams)),
+            generate_latest(collect_metrics(ws, feed_of(request).streams)),
             media_type="text/plain; version=0.0.4",
         )
 
 
-def counted(ws: Workspace, streams: int) -> CollectorRegistry:
+def collect_metrics(ws: Workspace, streams: int) -> CollectorRegistry:
     """Return the current values of all Prometheus metrics."""
     registry, runs = CollectorRegistry(), ws.store.runs
     rows = runs.page(Wanted(states=OPEN), LOOKED_AT)

@@ -147,10 +147,10 @@ def serve(
     with (
         Workspace.open(root) as ws,
         ws.locks.try_hold(LOCK) or nullcontext() as held,
-        _worker(root) if with_worker else nullcontext(),
+        _run_worker(root) if with_worker else nullcontext(),
     ):
         if held is not None:
-            _note(ws).unlink(missing_ok=True)  # left by a killed server
+            _address_file(ws).unlink(missing_ok=True)  # left by a killed server
         tokens = Tokens(ws.home / "server", ws.locks)
         secret = (
             tokens.make("admin", "by --new-token")[1]
@@ -160,7 +160,7 @@ def serve(
             else ""
         )
         room = Room(ws.root, ws.environ, tokens, for_owner=for_owner)
-        with _listener(where) as listener:
+        with _open_listener(where) as listener:
             port = listener.getsockname()[1]
             names = (
                 {where.host, *_LOOPBACK}
@@ -173,7 +173,7 @@ def serve(
             }
             address = _address(where, where.host, port)
             if held is not None:
-                _note(ws).write_text(
+                _address_file(ws).write_text(
                     _address(where, _NEAR.get(where.host, where.host), port), "utf-8"
                 )
             ready(address, secret)
@@ -195,10 +195,10 @@ def serve(
             finally:
                 delivery.end(LAST_WORDS)
                 if held is not None:
-                    _note(ws).unlink(missing_ok=True)
+                    _address_file(ws).unlink(missing_ok=True)
 
 
-def _listener(where: Listening) -> socket.socket:
+def _open_listener(where: Listening) -> socket.socket:
     family = socket.AF_INET6 if ":" in where.host else socket.AF_INET
     try:
         listener = socket.create_server((where.host, where.port), family=family, backlog=1024)
@@ -216,13 +216,13 @@ def _address(where: Listening, host: str, port: int) -> str:
     return f"{'https' if where.certificate else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _note(ws: Workspace) -> Path:
+def _address_file(ws: Workspace) -> Path:
     folder = ws.home / "server"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder / "address"
 
 
-def known(root: Path) -> tuple[str, str] | None:
+def find_server(root: Path) -> tuple[str, str] | None:
     """Return the URL of the workspace's running server and a new page token.
 
     None without a server.
@@ -233,7 +233,7 @@ def known(root: Path) -> tuple[str, str] | None:
         deadline = time.monotonic() + SOON
         while ws.locks.is_held(LOCK):
             with suppress(FileNotFoundError):
-                return _note(ws).read_text("utf-8"), page_token(
+                return _address_file(ws).read_text("utf-8"), page_token(
                     Tokens(ws.home / "server", ws.locks)
                 )
             if time.monotonic() > deadline:
@@ -258,7 +258,7 @@ def page_token(tokens: Tokens) -> str:
 
 
 @contextmanager
-def _worker(root: Path) -> Iterator[None]:
+def _run_worker(root: Path) -> Iterator[None]:
     """Run a worker of the workspace, restart it if it exits, and stop it together with this process."""
     over = threading.Event()
     command = [

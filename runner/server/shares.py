@@ -44,7 +44,7 @@ class MadeShare(ShareView):
     )
 
 
-def _living(room: InRoom, run: str) -> list[Token]:
+def _active_links(room: InRoom, run: str) -> list[Token]:
     """Return the active links to a run."""
     return [
         each
@@ -53,7 +53,7 @@ def _living(room: InRoom, run: str) -> list[Token]:
     ]
 
 
-def _viewed(token: Token) -> dict[str, str]:
+def _link_facts(token: Token) -> dict[str, str]:
     return {
         "id": token.id,
         "created": str(moment(token.created)),
@@ -71,11 +71,11 @@ def share(run: str, room: InRoom, asked: NewShare) -> MadeShare:
     with room.reading() as ws:
         run_of(ws, run)
     _forget_expired(room)
-    if len(_living(room, run)) >= MOST:
+    if len(_active_links(room, run)) >= MOST:
         words = f"this run already has {MOST} active links"
         raise Refused(409, "too-many-shares", words, "revoke one of the links first")
     token, secret = room.tokens.make("read", SHARED, run, expires=time.time() + asked.days * A_DAY)
-    return MadeShare(**_viewed(token), token=secret)
+    return MadeShare(**_link_facts(token), token=secret)
 
 
 def _forget_expired(room: InRoom) -> None:
@@ -86,10 +86,10 @@ def _forget_expired(room: InRoom) -> None:
 
 @router.get("", dependencies=OPERATE_RUN, summary="List the active links to a run")
 def shares(run: str, room: InRoom) -> ShareList:
-    return ShareList(shares=[ShareView(**_viewed(token)) for token in _living(room, run)])
+    return ShareList(shares=[ShareView(**_link_facts(token)) for token in _active_links(room, run)])
 
 
 @router.delete("/{id}", status_code=204, dependencies=OPERATE_RUN, summary="Revoke a link")
 def end(run: str, id: str, room: InRoom) -> None:
-    if not any(token.id == id for token in _living(room, run)) or not room.tokens.remove(id):
+    if not any(token.id == id for token in _active_links(room, run)) or not room.tokens.remove(id):
         raise Refused(404, "not-found", "unknown link", f"GET /v1/runs/{run}/shares")

@@ -32,11 +32,11 @@ from ..survey.binned import Axis, bin_curve
 from ..survey.rows import StoredStream, fetch_file
 from . import ranged
 from .answers import Refused
-from .feed import LOOK, Beat, Feed, Follower
+from .feed import LOOK, Feed, Follower, RunSnapshot
 from .messages import event_by_subject, log_text
-from .page import squeezed
+from .page import compressed_response
 from .room import READ_RUN, Caller, InRoom, Room, run_of
-from .runs import EventView, shown
+from .runs import EventView, event_view
 from .sending import EVENTS, Stream
 
 router = APIRouter(prefix="/v1/runs/{run}", tags=["runs"])
@@ -93,12 +93,12 @@ async def events(
         kinds = frozenset({"move"})
         return Stream(feed, caller, event_by_subject, kinds, partial(feed.run, run, after))
 
-    def found() -> list[EventView]:
+    def read_page() -> list[EventView]:
         with room.reading() as ws:
             events = read_events(ws, run_of(ws, run).id, after)
-            return [shown(ws, event) for event in events]
+            return [event_view(ws, event) for event in events]
 
-    some = await run_in_threadpool(found)
+    some = await run_in_threadpool(read_page)
     text = EventList(events=some, next=some[-1].seq if some else after).model_dump_json()
     return Response(text, media_type="application/json")
 
@@ -106,7 +106,7 @@ async def events(
 # -- logs -----------------------------------------------------------------------------------------------------------------------------------------
 
 
-class Elsewhere:
+class DatabaseLog:
     """A log in the database, written by another machine. Any workspace connection can read it."""
 
     def __init__(self, room: Room, run: str, part: AttemptLog) -> None:
@@ -132,7 +132,7 @@ class Elsewhere:
         """Do nothing. The log has no open file."""
 
 
-def opened(room: Room, run: str, part: AttemptLog) -> Tail | Elsewhere | None:
+def open_log(room: Room, run: str, part: AttemptLog) -> Tail | DatabaseLog | None:
     """Open the masked log of an attempt. None if the log does not exist yet, or no longer.
 
     Raises Refused if a growing log cannot be masked.
@@ -146,10 +146,10 @@ def opened(room: Room, run: str, part: AttemptLog) -> Tail | Elsewhere | None:
         if hidden:
             words = "the log is hidden until the step finishes: it may contain secrets that are not set for the server"
             raise Refused(409, "not-masked", words, "try again when the step has finished")
-    return Elsewhere(room, run, part) if isinstance(tail, StoredStream) else tail
+    return DatabaseLog(room, run, part) if isinstance(tail, StoredStream) else tail
 
 
-def chosen(beat: Beat, step: str, attempt: int) -> AttemptLog | None:
+def find_attempt(beat: RunSnapshot, step: str, attempt: int) -> AttemptLog | None:
     """Return the requested attempt, if it has started."""
     found = [
         part
@@ -183,7 +183,7 @@ async def logs(
 ) -> Response:
     feed = feed_of(request)
     beat = await feed.now(run)
-    part = on_node(chosen(beat, step, attempt), node)
+    part = on_node(find_attempt(beat, step, attempt), node)
     if part is None and (not follow or beat.over):
         raise Refused(
             404,
@@ -202,26 +202,30 @@ async def logs(
             except FileNotFoundError:
                 # Attempts without output have no log file.
                 return Response(b"", media_type=_TEXT) if found.ended else None
-            return ranged.sent(file, range, f"{run}-{found.step}.log", _TEXT, offset=offset)
+            return ranged.file_response(
+                file, range, f"{run}-{found.step}.log", _TEXT, offset=offset
+            )
 
     if part is not None and (answer := await run_in_threadpool(whole, part)) is not None:
         return answer
     if follow:
         number = part.number if part is not None else attempt
         source = partial(
-            _followed,
+            _follow_log,
             feed,
             room,
             run,
             offset,
-            lambda found: on_node(chosen(found, step, number), node),
+            lambda found: on_node(find_attempt(found, step, number), node),
         )
         return Stream(feed, caller, log_text, frozenset(), source, _TEXT)
-    tail = await run_in_threadpool(opened, room, run, part) if part is not None else None
-    return StreamingResponse(_so_far(tail, offset) if tail is not None else (), media_type=_TEXT)
+    tail = await run_in_threadpool(open_log, room, run, part) if part is not None else None
+    return StreamingResponse(
+        _read_so_far(tail, offset) if tail is not None else (), media_type=_TEXT
+    )
 
 
-def _so_far(tail: Tail | Elsewhere, offset: int) -> Iterator[bytes]:
+def _read_so_far(tail: Tail | DatabaseLog, offset: int) -> Iterator[bytes]:
     """Yield the current content of a growing log from an offset."""
     passed = 0
     with closing(tail):
@@ -230,16 +234,16 @@ def _so_far(tail: Tail | Elsewhere, offset: int) -> Iterator[bytes]:
             passed += len(data)
 
 
-async def _followed(
+async def _follow_log(
     feed: Feed,
     room: Room,
     run: str,
     offset: int,
-    which: Callable[[Beat], AttemptLog | None],
+    which: Callable[[RunSnapshot], AttemptLog | None],
     follower: Follower,
 ) -> AsyncIterator[list[bytes]]:
     """Yield a growing log until its attempt ends."""
-    tail: Tail | Elsewhere | None = None
+    tail: Tail | DatabaseLog | None = None
     passed = 0
     channel = await feed.channel(run)
     channel.join(follower)
@@ -253,8 +257,8 @@ async def _followed(
                 return
             if tail is None and part is not None:
                 with suppress(Refused):  # the log can be read after the attempt ends
-                    tail = await run_in_threadpool(opened, room, run, part)
-            async for data in _new(tail, over):
+                    tail = await run_in_threadpool(open_log, room, run, part)
+            async for data in _read_new(tail, over):
                 yield [data[max(0, offset - passed) :]]
                 passed += len(data)
             if over:
@@ -265,7 +269,7 @@ async def _followed(
             tail.close()
 
 
-async def _new(tail: Tail | Elsewhere | None, over: bool) -> AsyncIterator[bytes]:
+async def _read_new(tail: Tail | DatabaseLog | None, over: bool) -> AsyncIterator[bytes]:
     if isinstance(tail, Tail):
         for data in read_available(tail, over):
             yield data
@@ -328,14 +332,16 @@ def measured(
         with room.reading() as ws:
             steps = read_curves(ws, run_of(ws, run), x, of)
         named = [each for each in steps if not step or step in names(each.step)]
-        return squeezed(request, "".join(_curve_lines(named, bins, metric, low, high)), _LINES)
+        return compressed_response(
+            request, "".join(_curve_lines(named, bins, metric, low, high)), _LINES
+        )
     with room.reading() as ws:
         found = [
             line
             for line in read_points(ws, run_of(ws, run).id, step, attempt, of)
             if line.n > after and (line.n - after - 1) % every == 0
         ]
-        return squeezed(request, "".join(map(_line, found)), _LINES)
+        return compressed_response(request, "".join(map(_line, found)), _LINES)
 
 
 def _curve_lines(

@@ -19,7 +19,7 @@ import pytest
 import requests
 
 from runner.server import guard
-from runner.server.answers import Refused, plain
+from runner.server.answers import Refused, hide_local_paths
 from runner.server.app import application, routes
 from runner.server.feed import Feed
 from runner.server.page import PARTS
@@ -644,7 +644,7 @@ def test_a_request_whose_head_does_not_come_is_cut_off(
 
 
 def test_answers_name_no_folder_of_this_machine(tmp_path: Path) -> None:
-    text = plain(
+    text = hide_local_paths(
         f"{tmp_path}/a/b.yaml:1:2 and /etc/recipe/x.toml and ~/.config/y, see GET /v1/runs/x and hf://org/name or https://a/b/c",
         tmp_path,
     )
