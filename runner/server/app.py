@@ -80,7 +80,7 @@ class Health(BaseModel):
 def health(request: Request, room: InRoom) -> Health:
     if request.scope["state"]["caller"] is None:
         return Health(status="ok")
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         active = len(ws.store.runs.page(Wanted(states=["ACTIVE"]), LOOKED_AT))
     return Health(status="ok", version=VERSION, gpu=platform.gpu(), active_jobs=active)
 

@@ -70,7 +70,7 @@ def artifacts(
         ),
     ] = "",
 ) -> ArtifactList:
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         found = list_artifacts(ws, run_of(ws, run), name, after)
         return ArtifactList(artifacts=[ArtifactView.model_validate(each) for each in found])
 
@@ -105,7 +105,7 @@ async def artifact(
 
 
 def _send_file(room: Room, run: str, name: str, path: str, range: str) -> Response:
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         found = find_file(ws, run_of(ws, run), name, path)
         shown = (path or name).rpartition("/")[2]
         return ranged.file_response(
@@ -115,7 +115,7 @@ def _send_file(room: Room, run: str, name: str, path: str, range: str) -> Respon
 
 def draw_image(room: ServedWorkspace, run: str, name: str, path: str, width: int) -> bytes:
     """Return an image output re-encoded as WebP. Raises Refused, or a RecipeError."""
-    with room.working() as ws:
+    with room.open_workspace() as ws:
         found = find_file(ws, run_of(ws, run), name, path)
         with open_stored(ws, found.place) as file:
             try:
@@ -168,7 +168,7 @@ async def preview(
 
 def _size_and_type(room: Room, run: str, name: str, path: str) -> tuple[int, str]:
     """Return the size of a file in bytes, and its media type by name."""
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         found = find_file(ws, run_of(ws, run), name, path)
         with open_stored(ws, found.place) as file:
             return os.fstat(file.fileno()).st_size, type_of(path or found.path)
@@ -176,7 +176,7 @@ def _size_and_type(room: Room, run: str, name: str, path: str) -> tuple[int, str
 
 def preview_file(room: ServedWorkspace, run: str, name: str, path: str) -> Preview:
     """Return the preview of a file. Raises Refused, or a RecipeError."""
-    with room.working() as ws:
+    with room.open_workspace() as ws:
         found = find_file(ws, run_of(ws, run), name, path)
         with open_stored(ws, found.place) as file:
             return read_preview(file, path or found.path, os.fstat(file.fileno()).st_size)

@@ -55,7 +55,7 @@ class BackgroundRequests:
         def work() -> None:
             settle: Callable[[], None]
             try:
-                with room.reading() as ws:
+                with room.borrow_workspace() as ws:
                     outcome = request(ws, run_of(ws, run).id)
                 settle = lambda: pending.set_result(outcome)  # noqa: E731
             except Exception as error:
@@ -70,7 +70,7 @@ class BackgroundRequests:
 
 
 def _read_outcome(room: Room, run: str) -> Outcome:
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         return Outcome(run, ws.store.runs.get(run).state, False, [GOES_ON])
 
 

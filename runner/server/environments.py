@@ -92,7 +92,7 @@ class InputList(BaseModel):
     summary="Show the commit, diff, packages, system and GPUs of a run",
 )
 def environment(run: str, room: InRoom) -> EnvironmentView:
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         found = read_environment(ws, run_of(ws, run))
         return EnvironmentView.model_validate(hide_paths_in_value(found, ws.root))
 
@@ -101,6 +101,6 @@ def environment(run: str, room: InRoom) -> EnvironmentView:
     "/inputs", dependencies=READ_RUN, summary="Show the inputs of a run, with the recipe's defaults"
 )
 def inputs(run: str, room: InRoom) -> InputList:
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         found = read_inputs(ws, run_of(ws, run))
         return InputList.model_validate(hide_paths_in_value(found, ws.root))

@@ -123,7 +123,7 @@ class Reader:
         """True if more events can be read immediately."""
 
     @property
-    def upcoming(self) -> Mapping[str, int] | None:
+    def next_events(self) -> Mapping[str, int] | None:
         """Number of the next event of each run, or None if not all runs are followed."""
         return self._next
 
@@ -141,7 +141,7 @@ class Reader:
 
         Raises RecipeError.
         """
-        ws = self._ws = self._ws or self._room.working()
+        ws = self._ws = self._ws or self._room.open_workspace()
         found: dict[str, RunUpdate | None] = {}
         recent: dict[str, Sequence[Message]] = {}
         for run in look.runs.keys() - self._readers.keys():
@@ -173,7 +173,7 @@ class Reader:
         messages: dict[str, list[Message]],
         found: dict[str, RunUpdate | None],
     ) -> None:
-        moved = self._moved(ws, look)
+        moved = self._find_changed_runs(ws, look)
         total, self.behind = 0, False
         for run in moved:
             if total > PIECE:
@@ -181,7 +181,7 @@ class Reader:
                 break
             try:
                 reader = self._readers.get(run) or self._begin_at(ws, run)
-                messages[run] = reader.moves(ws)
+                messages[run] = reader.read_events(ws)
             except NotFound:  # the run was deleted
                 found[run] = None
                 if run in self._readers:
@@ -198,7 +198,7 @@ class Reader:
         self._readers[run] = reader
         return reader
 
-    def _moved(self, ws: Workspace, look: ReadRequest) -> list[str]:
+    def _find_changed_runs(self, ws: Workspace, look: ReadRequest) -> list[str]:
         """Return the runs with unread events, and active runs that are not followed yet."""
         runs = ws.store.runs
         version, now = runs.news(), time.time()
@@ -212,7 +212,7 @@ class Reader:
         if look.every is None:
             self._next = None
         else:
-            standing |= self._all(ws, now)
+            standing |= self._find_all_positions(ws, now)
         moved = []
         for run, (state, number) in standing.items():
             reader = self._readers.get(run)
@@ -225,7 +225,7 @@ class Reader:
                 moved.append(run)
         return [*gone, *moved]
 
-    def _all(self, ws: Workspace, now: float) -> dict[str, tuple[str, int]]:
+    def _find_all_positions(self, ws: Workspace, now: float) -> dict[str, tuple[str, int]]:
         """Return the state and next event number of all runs that may have changed."""
         runs = ws.store.runs
         standing = runs.standing_since(now - SPAN)
@@ -254,7 +254,7 @@ class Reader:
             reader = self._readers.pop(run)
             self._readers[run] = reader
             kinds = look.runs.get(run, frozenset()) | (look.every or frozenset())
-            some = reader.live(ws, kinds)
+            some = reader.read_live(ws, kinds)
             messages.setdefault(run, []).extend(some)
             total += sum(len(each.json) for each in some)
             if total > PIECE or time.monotonic() > deadline:
@@ -350,7 +350,7 @@ class Follower:
             self._cutting.cancel()
         self.wake()
 
-    def stay(self, now: float) -> None:
+    def send_alive(self, now: float) -> None:
         """Send an `alive` event after a long time without messages."""
         if not self._waiting and now - self._last >= QUIET:
             self.tell("alive", at=moment(time.time()))
@@ -367,7 +367,7 @@ class Follower:
         self._last = time.monotonic()
         return found
 
-    async def rest(self, seconds: float) -> None:
+    async def wait(self, seconds: float) -> None:
         """Wait for some seconds, or until the stream ends."""
         if not self.ended:
             self._sleeping = asyncio.get_running_loop().create_future()
@@ -443,11 +443,11 @@ class AllRuns:
         self.number = 0
         self._coming: set[Follower] = set()
         self._until = 0.0
-        self._begin_anew()
+        self._reset()
         if before is not None:
-            self._go_on(before)
+            self._restore(before)
 
-    def _go_on(self, before: StreamState) -> None:
+    def _restore(self, before: StreamState) -> None:
         """Restore the position of the previous server process."""
         self._epoch, self.number = before.epoch, before.number
         for each in before.sent:
@@ -457,7 +457,7 @@ class AllRuns:
         # Followers of the previous server have LINGER seconds to reconnect.
         self._until, self._is_read = time.monotonic() + LINGER, True
 
-    def noted(self, upcoming: Mapping[str, int]) -> StreamState:
+    def to_state(self, upcoming: Mapping[str, int]) -> StreamState:
         """Return the state that the next server process needs."""
         sent = [
             SentEvent(number, each.place, each.run, each.seq, each.data)
@@ -465,7 +465,7 @@ class AllRuns:
         ]
         return StreamState(self._epoch, self.number, upcoming, sent)
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         self._ready: asyncio.Future[None] | None = None
         self._epoch = os.urandom(4).hex()
         self._kept: deque[tuple[int, Message]] = deque(maxlen=KEPT)
@@ -524,7 +524,7 @@ class AllRuns:
         """Return the wanted kinds of messages, or None if no client follows all runs."""
         if not self._coming and now > self._until:
             if self._is_read:
-                self._begin_anew()
+                self._reset()
             return None
         self._is_read = True
         return frozenset({"move"}).union(*(each.kinds for each in self._coming))
@@ -545,7 +545,7 @@ class AllRuns:
         """Report a read error to waiting followers and start over."""
         if not self.ready.done():
             self.ready.set_exception(error)
-        self._begin_anew()
+        self._reset()
 
 
 def _future() -> asyncio.Future[None]:
@@ -581,7 +581,7 @@ class Feed:
     # -- who follows
 
     @contextmanager
-    def following(
+    def follow(
         self,
         caller: Token,
         form: Form,
@@ -630,17 +630,17 @@ class Feed:
         await asyncio.shield(channel.ready)
         return channel
 
-    async def now(self, run: str) -> RunSnapshot:
+    async def read_snapshot(self, run: str) -> RunSnapshot:
         """Read the current state of a run from the store."""
 
         def read_snapshot() -> RunSnapshot:
-            with self._room.reading() as ws:
+            with self._room.borrow_workspace() as ws:
                 row = run_of(ws, run)
                 return RunSnapshot(row, list_attempt_logs(ws.store.runs.events(run)))
 
         return await run_in_threadpool(read_snapshot)
 
-    async def run(self, run: str, after: int, follower: Follower) -> AsyncIterator[list[bytes]]:
+    async def stream_run(self, run: str, after: int, follower: Follower) -> AsyncIterator[list[bytes]]:
         """Yield the messages of one run after event `after`, until the run finishes.
 
         Raises Refused.
@@ -666,7 +666,7 @@ class Feed:
         while found := await follower.take():
             yield found
 
-    async def every(self, after: str, follower: Follower) -> AsyncIterator[list[bytes]]:
+    async def stream_all(self, after: str, follower: Follower) -> AsyncIterator[list[bytes]]:
         """Yield the messages of all runs visible to the token, after position `after` or from now on."""
         channels = self._all
         channels.want(follower)
@@ -678,7 +678,7 @@ class Feed:
         if after and channels.has(after):
             number = channels.number_of(after)
         elif after:
-            missed = await run_in_threadpool(self._missed, after, follower.caller.run)
+            missed = await run_in_threadpool(self._read_missed, after, follower.caller.run)
             for message in missed:
                 message.place = after
                 follower.known[message.run] = message.seq
@@ -697,12 +697,12 @@ class Feed:
             yield found
 
     def _page(self, run: str, number: int) -> list[Message]:
-        with self._room.reading() as ws:
+        with self._room.borrow_workspace() as ws:
             return [event_message(ws, each) for each in ws.store.runs.events(run, number, PAGE)]
 
-    def _missed(self, after: str, only: str) -> list[Message]:
+    def _read_missed(self, after: str, only: str) -> list[Message]:
         since = int(after.rpartition("-")[2]) / 1000 - SPAN
-        with self._room.reading() as ws:
+        with self._room.borrow_workspace() as ws:
             events = ws.store.runs.moves_since(since, KEPT)
             return [event_message(ws, each) for each in events if only in ("", each.run)]
 
@@ -712,13 +712,13 @@ class Feed:
         self._woken.set()
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(self._read())
-            self._reading.add_done_callback(self._over)
+            self._reading.add_done_callback(self._continue_reading)
 
-    def _over(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and self._wanted():
+    def _continue_reading(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and self._next_request():
             self._read_now()
 
-    def _wanted(self) -> ReadRequest | None:
+    def _next_request(self) -> ReadRequest | None:
         """Return the next read request, or None if there are no followers."""
         now = time.monotonic()
         for run, channel in list(self._channels.items()):
@@ -736,7 +736,7 @@ class Feed:
         self._upcoming = None
         with ThreadPoolExecutor(1, "feed") as thread:
             try:
-                while (look := self._wanted()) is not None and not self._is_stopping:
+                while (look := self._next_request()) is not None and not self._is_stopping:
                     self._woken.clear()
                     at = time.time()
                     try:
@@ -752,16 +752,16 @@ class Feed:
                         self._all.ready.set_result(None)
                     await self._check(thread)
                     if reader.behind:
-                        await self._drained()
+                        await self._wait_until_drained()
                     else:
                         with suppress(TimeoutError):
                             await asyncio.wait_for(self._woken.wait(), LOOK)
             finally:
                 if self._is_stopping:
-                    self._upcoming = reader.upcoming
+                    self._upcoming = reader.next_events
                 await loop.run_in_executor(thread, reader.close)
 
-    async def _drained(self) -> None:
+    async def _wait_until_drained(self) -> None:
         """Wait at most `LOOK` seconds until followers have received most of their messages."""
         deadline = time.monotonic() + LOOK
         while time.monotonic() < deadline:
@@ -775,7 +775,7 @@ class Feed:
         for run, news in found.items():
             channel = self._channels.get(run)
             if news is None:
-                self._gone(run)
+                self._end_streams_of(run)
                 continue
             if look.every is not None:
                 self._all.take(run, news.messages, news.over, at)
@@ -787,7 +787,7 @@ class Feed:
             await _call_for_each(every, partial(self._all.give, messages=news.messages))
             await _call_for_each(of_run, partial(_send_update, news=news))
 
-    def _gone(self, run: str) -> None:
+    def _end_streams_of(self, run: str) -> None:
         """End the streams of a run that does not exist or was deleted."""
         channel = self._channels.pop(run, None)
         if channel is None:
@@ -823,11 +823,11 @@ class Feed:
             tokens = await loop.run_in_executor(thread, self._room.tokens.all)
         except RecipeError:
             return  # every request reports this error
-        known = {token.id for token in tokens if not token.expired}
+        known = {token.id for token in tokens if not token.is_expired}
         for number, follower in enumerate(list(self._followers), 1):
             if follower.caller.id not in known:
                 follower.end(TOKEN_GONE)
-            follower.stay(now)
+            follower.send_alive(now)
             if number % WAKE == 0:
                 await asyncio.sleep(0)
 
@@ -850,7 +850,7 @@ class Feed:
             await asyncio.wait({self._reading})
         if self._path is not None and self._upcoming is not None:
             try:
-                save_state(self._path, self._all.noted(self._upcoming))
+                save_state(self._path, self._all.to_state(self._upcoming))
             except OSError as error:
                 _log.warning("the next server sends moves of the last minute again: %s", error)
 

@@ -107,7 +107,7 @@ async def of_run(
     feed = feed_of(request)
     kinds = frozenset(kind or KINDS)
     await feed.channel(run, kinds)
-    source = partial(feed.run, run, last or after)
+    source = partial(feed.stream_run, run, last or after)
     return Stream(feed, caller, messages.event_of_run, kinds, source)
 
 
@@ -127,7 +127,7 @@ async def of_all(
     last: LastPlace = "",
 ) -> Response:
     feed = feed_of(request)
-    source = partial(feed.every, last or after)
+    source = partial(feed.stream_all, last or after)
     return Stream(feed, caller, messages.event_of_all, frozenset(kind or KINDS), source)
 
 
@@ -139,7 +139,7 @@ async def frames_of_run(
     feed = feed_of(websocket)
     kinds = frozenset(kind or KINDS)
     await feed.channel(run, kinds)
-    source = partial(feed.run, run, last or after)
+    source = partial(feed.stream_run, run, last or after)
     await send_frames(websocket, feed, caller_of(websocket), messages.frame_of_run, kinds, source)
 
 
@@ -149,7 +149,7 @@ async def frames_of_all(
 ) -> None:
     await Needs("read", any_run=True)(websocket)
     feed = feed_of(websocket)
-    source = partial(feed.every, last or after)
+    source = partial(feed.stream_all, last or after)
     kinds = frozenset(kind or KINDS)
     await send_frames(websocket, feed, caller_of(websocket), messages.frame_of_all, kinds, source)
 
@@ -162,7 +162,7 @@ async def frames_of_all(
 )
 async def ticket(caller: Caller, request: Request, _body: Nothing | None = None) -> Ticket:
     tickets: Tickets = request.app.state.tickets
-    return Ticket(ticket=tickets.make(caller), seconds=LIFE)
+    return Ticket(ticket=tickets.create(caller), seconds=LIFE)
 
 
 @router.websocket("/{_path:path}")

@@ -73,7 +73,7 @@ def lines(
     ] = 0,
     limit: Annotated[int, Query(ge=1, le=MOST)] = 500,
 ) -> LineList:
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         of_run = list_attempt_logs(ws.store.runs.events(run_of(ws, run).id))
         found = [
             part
@@ -123,7 +123,7 @@ def _read_log(room: Room, run: str, part: AttemptLog) -> Iterator[bytes]:
 
     Raises Refused if a growing log cannot be masked.
     """
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         path = stored_log_path(ws, run, part)
         if part.ended:
             fetch_file(ws, run, path)

@@ -105,20 +105,20 @@ class Market:
 
         If the function reports missing queries, query the drivers and call the function again.
         """
-        known = await run_in_threadpool(self.known, room)
+        known = await run_in_threadpool(self.cached, room)
         made, missing = await planner.call(function, room, known, *args, **more)
         if missing:
             await run_in_threadpool(self.ask, room, missing)
-            known = known._replace(offered=self._fresh())
+            known = known._replace(offered=self._drop_stale())
             made, _ = await planner.call(function, room, known, *args, **more)
         return made
 
-    def known(self, room: ServedWorkspace) -> CachedOffers:
+    def cached(self, room: ServedWorkspace) -> CachedOffers:
         """Return the cached offers, without drivers that cannot be loaded here."""
-        with room.working() as ws:
+        with room.open_workspace() as ws:
             renters = offering.renters(ws)
         return CachedOffers(
-            {name: driver.traits.allocates for name, driver in renters.items()}, self._fresh()
+            {name: driver.traits.allocates for name, driver in renters.items()}, self._drop_stale()
         )
 
     def ask(self, room: ServedWorkspace, asked: Iterable[Ask]) -> list[Shelf]:
@@ -127,14 +127,14 @@ class Market:
         Errors of a query are part of its result.
         """
         asked = list(asked)
-        with self._turn, room.working() as ws:
-            fresh = self._fresh()
+        with self._turn, room.open_workspace() as ws:
+            fresh = self._drop_stale()
             missing = [each for each in asked if _key(*each) not in fresh]
             for each, shelf in zip(missing, asyncio.run(_query_drivers(ws, missing)), strict=True):
                 self._offered[_key(*each)] = time.monotonic(), shelf
             return [self._offered[_key(*each)][1] for each in asked]
 
-    def _fresh(self) -> dict[tuple[str, str], Shelf]:
+    def _drop_stale(self) -> dict[tuple[str, str], Shelf]:
         oldest = time.monotonic() - CACHE_SECONDS
         for key, (at, _) in list(self._offered.items()):
             if at < oldest:

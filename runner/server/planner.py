@@ -192,7 +192,7 @@ class _Call(NamedTuple):
     more: Mapping[str, object]
     subject: Subject
 
-    def carry_out(self) -> object:
+    def execute(self) -> object:
         room = ServedWorkspace(self.root, self.environ, for_owner=self.for_owner)
         return self.function(room, *self.args, **self.more)
 
@@ -203,7 +203,7 @@ def _run_call(pipe: Connection, call: _Call, seconds: float, memory: int) -> Non
     _limit_resources(seconds, memory)
     found: object
     try:
-        found = call.carry_out()
+        found = call.execute()
     except Refused as error:
         found = _failure_of(error)
     except RecipeError as error:

@@ -276,7 +276,7 @@ def _input_for(recipe: Recipe, kinds: tuple[str, ...], field: str) -> str:
     "/jobs", dependencies=READ, summary=f"List jobs, newest first, among the last {_LISTED} runs"
 )
 def jobs(room: InRoom) -> JobList:
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         rows = ws.store.runs.page(Wanted(), _LISTED)
         found = [
             Accepted(job_id=row.idempotency.removeprefix(_KEY), status=_STATUS[row.state])
@@ -288,7 +288,7 @@ def jobs(room: InRoom) -> JobList:
 
 @router.get("/status/{job_id}", dependencies=READ, summary="Show the status and progress of a job")
 def status(job_id: str, room: InRoom) -> JobView:
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         row = _find_job(ws, job_id)
         view = runs.run_detail(ws, row)
         progress, training = view.progress, view.training
@@ -354,7 +354,7 @@ def go_back(room: ServedWorkspace, run: str, path: str) -> None:
     from ..execution.terms import request_of_run
     from ..survey import kept_state
 
-    with room.working() as ws:
+    with room.open_workspace() as ws:
         row = ws.store.runs.get(run)
         request = request_of_run(row)
         if row.state != "PAUSED" or request is None or row.bundle:
@@ -408,12 +408,12 @@ def _find_job(ws: Workspace, job_id: str) -> RunRow:
 
 
 def _run_of_job(room: Room, job_id: str) -> str:
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         return _find_job(ws, job_id).id
 
 
 def _read_status(room: Room, job_id: str) -> Accepted:
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         return Accepted(job_id=job_id, status=_STATUS[_find_job(ws, job_id).state])
 
 

@@ -20,7 +20,7 @@ class Reasons(BaseModel):
 
 @router.get("/runs/{run}/why", dependencies=READ_RUN, summary="Show why each step was executed")
 def why(run: str, room: InRoom) -> Reasons:
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         found = changes_of(ws, run_of(ws, run))
         return Reasons(
             steps={

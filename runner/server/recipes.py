@@ -323,7 +323,7 @@ def check_request(
     if problems:
         raise Invalid(problems)
     driver = asked.driver
-    with room.working() as ws:
+    with room.open_workspace() as ws:
         if alternatives(ws.config, driver):
             return wanted
     if driver != "local" and driver not in (known := extensions.drivers(driver)):
@@ -340,7 +340,7 @@ def _read_request(room: ServedWorkspace, asked: Asked) -> CheckedRequest:
         each = find_available(room, asked.recipe)
         request = Request(each.word, asked.inputs, asked.preset, resources=resources)
         return CheckedRequest(each, Start(request, asked.sweep or {}))
-    with room.working() as ws:
+    with room.open_workspace() as ws:
         before = starting.read_start(ws.root, run_of(ws, asked.like))
     start = starting.change_inputs(before, asked.inputs, asked.sweep)
     request = start.request
@@ -436,7 +436,7 @@ def _is_packed(room: ServedWorkspace, name: str, address: str, problems: list[Pr
     """
     from ..survey import bundles
 
-    with room.working() as ws:
+    with room.open_workspace() as ws:
         try:
             ws.share(None)
             return bundles.find_packed(ws, address) is not None
@@ -466,7 +466,7 @@ def _is_below(path: str, roots: list[str]) -> bool:
 
 @router.get("/recipes", dependencies=READ, summary="List the available recipes")
 def recipes(room: InRoom) -> RecipeList:
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         used = last_used(ws)
     known = [summary_facts(each, used.get(each.entry.id)) for each in list_available(room)]
     return RecipeList(recipes=[RecipeSummary.model_validate(each) for each in known])
@@ -570,7 +570,7 @@ def survey_request(
     """
     from ..survey import bundles
 
-    with room.working() as ws, starting.request_to_plan(ws, wanted.start) as request:
+    with room.open_workspace() as ws, starting.request_to_plan(ws, wanted.start) as request:
         ws.share(None)
         ws.reach = Reach(ws.config.lists.get("data.allow", ()))
         yield ws, plan_run(ws, bundles.fetch_packed_inputs(ws, request))

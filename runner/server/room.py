@@ -37,7 +37,7 @@ class ServedWorkspace:
         self.root, self.environ = Path(os.path.abspath(root)), environ
         self.for_owner = for_owner
 
-    def working(self) -> Workspace:
+    def open_workspace(self) -> Workspace:
         """Open the workspace for planning. The caller closes it."""
         return Workspace.open(self.root, environ=self.environ)
 
@@ -53,7 +53,7 @@ class Room(ServedWorkspace):
         self._idle: deque[Workspace] = deque()
 
     @contextmanager
-    def reading(self) -> Iterator[Workspace]:
+    def borrow_workspace(self) -> Iterator[Workspace]:
         """Provide a workspace for reading runs.
 
         It is reused by later requests, and not used for planning.
@@ -61,7 +61,7 @@ class Room(ServedWorkspace):
         try:
             ws = self._idle.pop()
         except IndexError:
-            ws = self.working()
+            ws = self.open_workspace()
         try:
             yield ws
         except (Refused, GeneratorExit):

@@ -72,7 +72,7 @@ class Lines:
                 data += piece
                 continue
             if self._passing:
-                data = self._pass(data)
+                data = self._skip_existing(data)
                 self._passing = False
             if ended:
                 rest: list[bytes] = []
@@ -81,7 +81,7 @@ class Lines:
                 self.done = True
             break
         if self._passing:
-            self._rest = self._pass(data)
+            self._rest = self._skip_existing(data)
             return []
         lines = _split_lines(data)
         self._rest = b""
@@ -90,7 +90,7 @@ class Lines:
             self._rest = lines.pop()
         return lines
 
-    def _pass(self, data: bytes) -> bytes:
+    def _skip_existing(self, data: bytes) -> bytes:
         """Skip the existing lines, except an incomplete last line."""
         before = data.rfind(b"\n") + 1
         self.offset += before
@@ -151,10 +151,10 @@ class AttemptReader:
     def read(self, ws: Workspace, run: str, kinds: Set[str]) -> list[Message]:
         """Return new messages of the followed kinds."""
         if "log" not in kinds:
-            self._log = self._left(self._log)
+            self._log = self._close(self._log)
             self._from_start = False  # later followers receive only new lines
         if not kinds & REPORTED:
-            self._metrics = self._left(self._metrics)
+            self._metrics = self._close(self._metrics)
         if not kinds & (REPORTED | {"log"}):
             return []
         now = time.monotonic()
@@ -163,7 +163,7 @@ class AttemptReader:
         elsewhere = is_elsewhere(ws, run)
         self._due = now + (ELSEWHERE if elsewhere else 0.0)
         if not self.part.ended and not elsewhere and self._cannot_be_masked(ws):
-            return self._said_hidden(run)
+            return self._report_hidden(run)
         found: list[Message] = []
         if "log" in kinds:
             with suppress(OSError, CannotRun):  # a step may have replaced its log with a pipe
@@ -173,12 +173,12 @@ class AttemptReader:
                 found += self._report(ws, run, elsewhere)
         return found
 
-    def _of(self, kind: str, run: str, **data: Any) -> Message:
+    def _message(self, kind: str, run: str, **data: Any) -> Message:
         name = {"run": run, "step": self.part.step, "attempt": self.part.number}
         return Message(kind, run, {**name, **data})
 
     @staticmethod
-    def _left(lines: Lines | None) -> None:
+    def _close(lines: Lines | None) -> None:
         if lines is not None:
             lines.close()
 
@@ -188,11 +188,11 @@ class AttemptReader:
         except CannotRun:
             return True
 
-    def _said_hidden(self, run: str) -> list[Message]:
+    def _report_hidden(self, run: str) -> list[Message]:
         if self._is_hidden:
             return []
         self._is_hidden = self._from_start = True
-        return [self._of("warning", run, text=HIDDEN)]
+        return [self._message("warning", run, text=HIDDEN)]
 
     def _print(self, ws: Workspace, run: str) -> list[Message]:
         if self._log is None:
@@ -211,7 +211,7 @@ class AttemptReader:
         offset = self._log.offset + skipped
         self._log.offset = offset + size
         texts = [_line_text(line) for line in lines[first:]]
-        return [self._of("log", run, offset=offset, skipped=skipped, lines=texts)]
+        return [self._message("log", run, offset=offset, skipped=skipped, lines=texts)]
 
     def _report(self, ws: Workspace, run: str, elsewhere: bool) -> list[Message]:
         if self._metrics is None:
@@ -220,14 +220,14 @@ class AttemptReader:
         lines = self._metrics.read(ended=self.part.ended)
         for line in lines if not self.part.pattern else ():
             if text := self._warning(metrics.warning_of(line)):
-                found.append(self._of("warning", run, text=text))
+                found.append(self._message("warning", run, text=text))
         points = self._points_in(lines)
         for point in points:
             self._values.update(point)
         self._points += len(points)
         if points:
             said = {"values": dict(self._values), "new": _pick_evenly(points, POINTS)}
-            found.append(self._of("metrics", run, points=self._points, **said))
+            found.append(self._message("metrics", run, points=self._points, **said))
         return found
 
     def _points_in(self, lines: Sequence[bytes]) -> Sequence[Mapping[str, metrics.Value]]:
@@ -309,7 +309,7 @@ class RunReader:
             self._attempts[part.step, part.number] = AttemptReader(part, from_start=False)
         return [event_message(ws, event) for event in last]
 
-    def moves(self, ws: Workspace) -> list[Message]:
+    def read_events(self, ws: Workspace) -> list[Message]:
         """Return new events, at most about `PIECE` bytes.
 
         Raises NotFound if the run was deleted.
@@ -338,7 +338,7 @@ class RunReader:
                 part.ended = True
         return found
 
-    def live(self, ws: Workspace, kinds: Set[str]) -> list[Message]:
+    def read_live(self, ws: Workspace, kinds: Set[str]) -> list[Message]:
         """Return new log lines, metrics, warnings and progress."""
         run = self.row.id
         found: list[Message] = []
@@ -367,7 +367,7 @@ class RunReader:
             if said != self._progress:
                 self._progress = said
                 found.append(Message("progress", run, said))
-        self._keep(found)
+        self._remember(found)
         return found
 
     @property
@@ -375,7 +375,7 @@ class RunReader:
         """The latest progress, the latest metrics of each step, and the warnings of running steps."""
         return list(self._last.values())
 
-    def _keep(self, messages: Sequence[Message]) -> None:
+    def _remember(self, messages: Sequence[Message]) -> None:
         running = {step for step, _ in self._attempts}
         for message in messages:
             step = str(message.data.get("step", ""))

@@ -496,7 +496,7 @@ def store_run(
     if asked.webhooks:
         reports_to["webhooks"] = [_stored_hook(room, hook) for hook in asked.webhooks]
     due = asked.not_before.timestamp() if asked.not_before is not None else None
-    with room.working() as ws:
+    with room.open_workspace() as ws:
         # Without a shared store, only workers of this workspace have the run's files.
         reach = ws.config.lists.get("data.allow", ())
         ticket = Ticket(
@@ -547,7 +547,7 @@ def runs(
     name, equals, value = label.partition("=")
     wanted = RunsWanted(state or (), recipe, user, (name, value) if equals else None)
     wanted = wanted._replace(tag=tag, archived={None: "", True: "yes", False: "no"}[archived])
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         page = list_runs(ws, wanted, limit, after, numbers=metrics)
         shown = [_without_folders(ws, each) for each in page.runs]
     # The data already has these types. Validating 200 runs again would take most of the time.
@@ -557,7 +557,7 @@ def runs(
 
 @router.get("/runs/{run}", dependencies=READ_RUN, summary="Show a run with its steps and outputs")
 def one(run: str, room: InRoom) -> RunDetail:
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         return run_detail(ws, run_of(ws, run))
 
 
@@ -573,7 +573,7 @@ def differences(
         str, Query(alias="from", min_length=1, max_length=40, description="The other run.")
     ],
 ) -> DifferencesView:
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         found = difference_facts(compare_runs(ws, run_of(ws, first), run_of(ws, run)))
         return DifferencesView.model_validate(hide_paths_in_value(found, ws.root))
 
@@ -626,7 +626,7 @@ def event_view(ws: Workspace, event: Event) -> EventView:
 )
 def describe(run: str, room: InRoom, said: Description) -> RunDetail:
     changes = said.model_dump(exclude_unset=True)
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         row = run_of(ws, run)
         if "priority" in changes:
             requests.prioritize(ws, row.id, changes.pop("priority"))
@@ -646,7 +646,7 @@ def _done_of(ws: Workspace, outcome: Outcome) -> Done:
 
 
 def _read_done(room: Room, outcome: Outcome) -> Done:
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         return _done_of(ws, outcome)
 
 
@@ -679,7 +679,7 @@ async def pause(run: str, room: InRoom, asking: InRequests, _body: Nothing | Non
     summary="Resume a run that is paused or has lost its worker",
 )
 def resume(run: str, room: InRoom, _body: Nothing | None = None) -> Done:
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         return _done_of(ws, requests.resume(ws, run_of(ws, run).id))
 
 
@@ -695,7 +695,7 @@ async def retry(run: str, room: InRoom, planner: InPlanner, asked: Retry | None 
 
 def store_again(room: ServedWorkspace, run: str, asked: Retry | None) -> Done:
     """Queue a new run with the request of a finished run. Raises Refused, or a RecipeError."""
-    with room.working() as ws:
+    with room.open_workspace() as ws:
         begin = asked.begin if asked else None
         reach = ws.config.lists.get("data.allow", ())
         return _done_of(ws, requests.retry(ws, run_of(ws, run).id, begin, reach=reach))

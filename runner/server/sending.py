@@ -58,7 +58,7 @@ class Stream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         cut = _limit_send_buffer(scope)
-        with self._feed.following(self._caller, self._form, self._kinds, cut) as follower:
+        with self._feed.follow(self._caller, self._form, self._kinds, cut) as follower:
             leaving = asyncio.create_task(_leave(receive, follower))
             try:
                 start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
@@ -106,7 +106,7 @@ async def send_frames(
     Raises Refused.
     """
     cut = _limit_send_buffer(websocket.scope)
-    with feed.following(caller, form, kinds, cut) as follower:
+    with feed.follow(caller, form, kinds, cut) as follower:
         await websocket.accept()
         leaving = asyncio.create_task(_leave_frames(websocket, follower))
         try:

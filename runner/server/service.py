@@ -116,7 +116,7 @@ class MadeToken(TokenView):
 
 @router.get("/v1/workers", dependencies=READ, summary="List the workers, including idle ones")
 def workers(room: InRoom) -> WorkerList:
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         return WorkerList.model_validate({"workers": list_workers(ws)})
 
 
@@ -124,7 +124,7 @@ def workers(room: InRoom) -> WorkerList:
     "/v1/queue", dependencies=READ, summary="List the queued runs, next first, with reasons"
 )
 def queue(room: InRoom) -> Queue:
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         found = [
             {**each, "waits": hide_paths_in_value(each["waits"], ws.root)}
             for each in list_queue(ws)
@@ -213,7 +213,7 @@ def machines(
     from ..hosts.renting.several import names_of
 
     wish = Wish(Need(gpus=gpus), filters=filters(where or ()))
-    with room.working() as ws:
+    with room.open_workspace() as ws:
         try:
             names = [*offering.priced_drivers(ws, ",".join(names_of(ws.config, driver))).drivers]
         except CannotRun as error:
@@ -262,7 +262,7 @@ class StoreList(BaseModel):
     summary="Show the workspace's disk usage and the shared stores",
 )
 def stores(room: InRoom) -> StoreList:
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         return StoreList.model_validate(hide_paths_in_value(list_stores(ws), ws.root))
 
 
@@ -280,7 +280,7 @@ class StoreSize(BaseModel):
     summary="Measure the size of a shared store, for at most 10 seconds",
 )
 def store_size(name: str, room: InRoom) -> StoreSize:
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         return StoreSize.model_validate(measure_store(ws, name))
 
 
@@ -307,7 +307,7 @@ class DriverList(BaseModel):
     summary="List the drivers, configured ones first, with missing requirements",
 )
 def drivers(room: InRoom) -> DriverList:
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         return DriverList.model_validate(
             {"drivers": hide_paths_in_value(list_drivers(ws), ws.root)}
         )
@@ -326,9 +326,9 @@ def tokens(room: InRoom) -> TokenList:
 )
 def make(asked: NewToken, room: InRoom) -> MadeToken:
     if asked.run:
-        with room.reading() as ws:
+        with room.borrow_workspace() as ws:
             run_of(ws, asked.run)
-    token, secret = room.tokens.make(
+    token, secret = room.tokens.create(
         asked.scope,
         asked.name,
         asked.run,
@@ -353,7 +353,7 @@ def _token_view(token: Token) -> TokenView:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )  # fmt: skip
 def figures(room: InRoom, request: Request) -> Response:
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         return Response(
             generate_latest(collect_metrics(ws, feed_of(request).streams)),
             media_type="text/plain; version=0.0.4",

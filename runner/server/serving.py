@@ -153,7 +153,7 @@ def serve(
             _address_file(ws).unlink(missing_ok=True)  # left by a killed server
         tokens = Tokens(ws.home / "server", ws.locks)
         secret = (
-            tokens.make("admin", "by --new-token")[1]
+            tokens.create("admin", "by --new-token")[1]
             if new_token
             else tokens.first()
             if not for_owner
@@ -254,7 +254,7 @@ def page_token(tokens: Tokens) -> str:
     for token in tokens.all():
         if token.name == PAGE and token.expires is not None and token.expires < now:
             tokens.remove(token.id)
-    return tokens.make("operate", PAGE, expires=now + A_DAY)[1]
+    return tokens.create("operate", PAGE, expires=now + A_DAY)[1]
 
 
 @contextmanager

@@ -49,7 +49,7 @@ def _active_links(room: InRoom, run: str) -> list[Token]:
     return [
         each
         for each in room.tokens.all()
-        if (each.name, each.scope, each.run) == (SHARED, "read", run) and not each.expired
+        if (each.name, each.scope, each.run) == (SHARED, "read", run) and not each.is_expired
     ]
 
 
@@ -68,19 +68,19 @@ def _link_facts(token: Token) -> dict[str, str]:
     summary="Create a read-only link to a run",
 )
 def share(run: str, room: InRoom, asked: NewShare) -> MadeShare:
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         run_of(ws, run)
     _forget_expired(room)
     if len(_active_links(room, run)) >= MOST:
         words = f"this run already has {MOST} active links"
         raise Refused(409, "too-many-shares", words, "revoke one of the links first")
-    token, secret = room.tokens.make("read", SHARED, run, expires=time.time() + asked.days * A_DAY)
+    token, secret = room.tokens.create("read", SHARED, run, expires=time.time() + asked.days * A_DAY)
     return MadeShare(**_link_facts(token), token=secret)
 
 
 def _forget_expired(room: InRoom) -> None:
     for token in room.tokens.all():
-        if token.name == SHARED and token.expired:
+        if token.name == SHARED and token.is_expired:
             room.tokens.remove(token.id)
 
 

@@ -91,10 +91,10 @@ async def events(
         feed = feed_of(request)
         await feed.channel(run)
         kinds = frozenset({"move"})
-        return Stream(feed, caller, event_by_subject, kinds, partial(feed.run, run, after))
+        return Stream(feed, caller, event_by_subject, kinds, partial(feed.stream_run, run, after))
 
     def read_page() -> list[EventView]:
-        with room.reading() as ws:
+        with room.borrow_workspace() as ws:
             events = read_events(ws, run_of(ws, run).id, after)
             return [event_view(ws, event) for event in events]
 
@@ -114,7 +114,7 @@ class DatabaseLog:
 
     def read(self) -> bytes:
         """Return new data, at most one chunk. Raises Infrastructure if the store fails."""
-        with self._room.reading() as ws:
+        with self._room.borrow_workspace() as ws:
             rows = StoredStream(
                 ws, self._run, stored_log_path(ws, self._run, self._part).stem, "log"
             )
@@ -137,7 +137,7 @@ def open_log(room: Room, run: str, part: AttemptLog) -> Tail | DatabaseLog | Non
 
     Raises Refused if a growing log cannot be masked.
     """
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         try:
             hidden = bool(find_missing_secrets(ws, run, part))
             tail = None if hidden else open_tail(ws, run, part)
@@ -182,7 +182,7 @@ async def logs(
     ] = 0,
 ) -> Response:
     feed = feed_of(request)
-    beat = await feed.now(run)
+    beat = await feed.read_snapshot(run)
     part = on_node(find_attempt(beat, step, attempt), node)
     if part is None and (not follow or beat.over):
         raise Refused(
@@ -193,7 +193,7 @@ async def logs(
         )
 
     def whole(found: AttemptLog) -> Response | None:
-        with room.reading() as ws:
+        with room.borrow_workspace() as ws:
             path = stored_log_path(ws, run, found)
             try:
                 if found.ended:
@@ -263,7 +263,7 @@ async def _follow_log(
                 passed += len(data)
             if over:
                 return
-            await follower.rest(LOOK)
+            await follower.wait(LOOK)
     finally:
         if tail is not None:
             tail.close()
@@ -329,13 +329,13 @@ def measured(
     ] = "",
 ) -> Response:
     if bins:
-        with room.reading() as ws:
+        with room.borrow_workspace() as ws:
             steps = read_curves(ws, run_of(ws, run), x, of)
         named = [each for each in steps if not step or step in names(each.step)]
         return compressed_response(
             request, "".join(_curve_lines(named, bins, metric, low, high)), _LINES
         )
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         found = [
             line
             for line in read_points(ws, run_of(ws, run).id, step, attempt, of)

@@ -23,7 +23,7 @@ class Tickets:
         self._tokens = tokens
         self._open: dict[str, tuple[Token, float]] = {}
 
-    def make(self, token: Token) -> str:
+    def create(self, token: Token) -> str:
         """Create a ticket with the permissions of a token.
 
         Raises Refused for too many unused tickets.
@@ -43,6 +43,6 @@ class Tickets:
         None if the ticket is used, expired, or its token removed.
         """
         token, until = self._open.pop(secret, (None, 0.0))
-        if token is None or until <= time.monotonic() or not self._tokens.stands(token.id):
+        if token is None or until <= time.monotonic() or not self._tokens.is_valid(token.id):
             return None
         return token

@@ -37,7 +37,7 @@ class Token(NamedTuple):
     expires: float | None = None
 
     @property
-    def expired(self) -> bool:
+    def is_expired(self) -> bool:
         return self.expires is not None and self.expires <= time.time()
 
     def allows(self, scope: Scope) -> bool:
@@ -73,19 +73,19 @@ class Tokens:
                 fix=f"move {self._path} away; the next start creates a new token",
             ) from error
 
-    def of(self, secret: str) -> Token | None:
+    def find(self, secret: str) -> Token | None:
         """Return the unexpired token for a secret, or None. Takes constant time for any secret."""
         digest, found = _digest(secret), None
         for token in self.all():
             if compare_digest(token.digest, digest):
                 found = token
-        return found if found is not None and not found.expired else None
+        return found if found is not None and not found.is_expired else None
 
-    def stands(self, id: str) -> bool:
+    def is_valid(self, id: str) -> bool:
         """Return True if a token with this ID exists and has not expired."""
-        return any(token.id == id and not token.expired for token in self.all())
+        return any(token.id == id and not token.is_expired for token in self.all())
 
-    def make(
+    def create(
         self, scope: Scope, name: str = "", run: str = "", expires: float | None = None
     ) -> tuple[Token, str]:
         """Create a token. Return the token and its secret, which is shown once."""
@@ -100,7 +100,7 @@ class Tokens:
         return (
             ""
             if any(token.scope == "admin" and not token.run for token in self.all())
-            else self.make("admin", "first")[1]
+            else self.create("admin", "first")[1]
         )
 
     def remove(self, id: str) -> bool:
