@@ -40,7 +40,7 @@ def main(root: str, part: str) -> None:
         if connection is None:
             if time.monotonic() > give_up_at:
                 sys.exit(
-                    f"the agent of {root} does not answer; what it said is in agent/agent.log there"
+                    f"the agent of {root} does not respond; see agent/agent.log in this directory"
                 )
             time.sleep(RETRY)
     _relay(connection.detach())

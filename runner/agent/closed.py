@@ -139,7 +139,7 @@ def _carry(wanted: Wanted) -> int:
             _map(pid)
         except OSError as error:
             os.kill(pid, SIGKILL)
-            why = f"no user for the namespace: {os.strerror(error.errno or 0)}"
+            why = f"cannot map users into the namespace: {os.strerror(error.errno or 0)}"
             raise Refused(why + _remedy(error.errno or 0)) from error
     os.write(go, b"1")
     said = os.read(status_read, 4)
@@ -157,7 +157,7 @@ def _clone(flags: int) -> tuple[int, bool]:
     Raises Refused.
     """
     if not CLONE:
-        raise Refused(f"not known on {os.uname().machine}")
+        raise Refused(f"the processor architecture {os.uname().machine} is not supported")
     pid = libc.syscall(CLONE, ctypes.c_ulong(flags | NEWUSER | SIGCHLD), 0, 0, 0, 0)
     if pid >= 0:
         return pid, True
@@ -166,7 +166,7 @@ def _clone(flags: int) -> tuple[int, bool]:
         pid = libc.syscall(CLONE, ctypes.c_ulong(flags | SIGCHLD), 0, 0, 0, 0)
         if pid >= 0:
             return pid, False
-    why = f"this machine makes no namespaces for us: {os.strerror(error)}"
+    why = f"cannot create namespaces on this machine: {os.strerror(error)}"
     raise Refused(why + _remedy(error))
 
 
@@ -178,7 +178,7 @@ def _remedy(error: int) -> str:
         return " (kernel.unprivileged_userns_clone is 0)"
     if _setting("kernel/apparmor_restrict_unprivileged_userns") == "1":
         return " (kernel.apparmor_restrict_unprivileged_userns is 1)"
-    return " (a container may hide them)" if error == 1 else ""
+    return " (containers often forbid namespaces)" if error == 1 else ""
 
 
 def _setting(name: str) -> str:

@@ -96,5 +96,7 @@ class Contact:
         found = [job for job in self._jobs.values() if now - job.word >= self._patience]
         for job in found:
             job.word = now
-            job.detail = b"no client asked for it for %d seconds" % self._patience
+            job.detail = (
+                b"no client contacted the agent about the job for %d seconds" % self._patience
+            )
         return found

@@ -82,7 +82,7 @@ def _lock_folder() -> str:
         else:
             return f"{folder}/gpus"
     raise PermissionError(
-        13, "one must be a folder of this login that no other may enter", ", ".join(taken)
+        13, "at least one of these must be a private directory of this user", ", ".join(taken)
     )
 
 
@@ -96,4 +96,4 @@ def _own_folder(path: str) -> None:
     except FileExistsError:
         there = os.stat(path, follow_symlinks=False)
         if there.st_uid != os.geteuid() or there.st_mode & 0o170077 != 0o040000:
-            raise PermissionError(13, "another login may enter it", path) from None
+            raise PermissionError(13, "the directory is accessible to other users", path) from None

@@ -151,8 +151,8 @@ def _mount(
 def _no_namespace() -> OSError:
     number = ctypes.get_errno()
     is_full = number == errno.ENOSPC  # a limit such as `user.max_user_namespaces`
-    why = "there may be no more of them" if is_full else os.strerror(number)
-    return OSError(number, f"no namespace: {why}")
+    why = "the limit on namespaces is reached" if is_full else os.strerror(number)
+    return OSError(number, f"cannot create a namespace: {why}")
 
 
 def _error(what: str) -> OSError:

@@ -196,14 +196,14 @@ class Pulling:
                             hasher, have = hashlib.sha256(), 0
                         if answer.length is not None and answer.length != size - have:
                             raise Refused(
-                                f"it has {have + answer.length} bytes there, and {size} were promised"
+                                f"the object has {have + answer.length} bytes in the bucket, but {size} were expected"
                             )
                         words, got = _read(answer, view)
                         while got and not self.over.is_set():
                             have += got
                             if have > size:
                                 raise Refused(
-                                    f"it has more than the {size} bytes that were promised"
+                                    f"the bucket sent more than the expected {size} bytes"
                                 )
                             sparse.write(fd, view[:got])
                             hasher.update(view[:got])
@@ -280,13 +280,13 @@ def _asked(
     from urllib import error, request
 
     if not address.startswith(("http://", "https://")):
-        raise Refused("its address is of another kind than http")
+        raise Refused("the signed URL is not an http or https URL")
     try:
         asked = request.Request(address, headers={"Range": f"bytes={start}-"} if start else {})  # noqa: S310  (the opener supports only http and https)
         answer = opener.open(asked, timeout=SILENCE)
     except error.HTTPError as refused:
         refused.close()
-        words = f"the bucket answers {refused.code} there"
+        words = f"the bucket returned HTTP status {refused.code}"
         if refused.code not in PASSING:
             raise Refused(words) from None
         return words, None
@@ -294,12 +294,12 @@ def _asked(
         return _words(broken), None
     try:
         if etag and answer.headers.get("ETag", etag) != etag:
-            raise Refused("it changed meanwhile")
+            raise Refused("the object changed in the meantime")
         if answer.status not in (200, 206) or (
             answer.status == 206
             and not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-")
         ):
-            raise Refused("the bucket sent an unexpected reply there")
+            raise Refused("the bucket sent an unexpected response")
     except Refused:
         answer.close()
         raise
@@ -315,7 +315,7 @@ def _read(answer: HTTPResponse, view: memoryview) -> tuple[str, int]:
 
     try:
         got = answer.readinto(view)
-        return "the bucket sends less than was promised", got
+        return "the bucket sent less data than expected", got
     except (OSError, HTTPException, ValueError) as broken:
         return _words(broken), 0
 
@@ -324,13 +324,13 @@ def _words(error: Exception) -> str:
     """Return a message for a connection error, without the URL."""
     why = getattr(error, "reason", error)
     if isinstance(why, socket.gaierror):
-        return "the name of the bucket's server is not known there"
+        return "the host cannot resolve the bucket's host name"
     if isinstance(why, socket.timeout):
-        return "the bucket does not answer there"
+        return "the bucket does not respond to the host"
     number = getattr(why, "errno", None)
     words = (
         os.strerror(number)
         if isinstance(number, int) and type(why).__module__ == "builtins"
         else type(why).__name__
     )
-    return f"the bucket cannot be reached there ({words})"
+    return f"the host cannot connect to the bucket ({words})"

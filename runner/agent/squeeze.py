@@ -89,5 +89,5 @@ def bytes_of(payload: bytes) -> bytes:
     except zlib.error as error:
         raise ValueError(str(error)) from None
     if payload[:1] != b"z" or not opened.eof:
-        raise ValueError("what came is not what a squeezer sends")
+        raise ValueError("invalid compressed data")
     return data

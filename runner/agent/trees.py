@@ -210,7 +210,7 @@ def unpack(read: Callable[[int], bytes], into: Callable[[memoryview], int], mask
                 while left:
                     count = into(view[: min(left, BLOCK)])
                     if not count:
-                        raise ValueError("it ends too early")
+                        raise ValueError("the archive is truncated")
                     hasher.update(view[:count])
                     sparse.write(fd, view[:count])
                     left -= count

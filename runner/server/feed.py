@@ -640,7 +640,9 @@ class Feed:
 
         return await run_in_threadpool(read_snapshot)
 
-    async def stream_run(self, run: str, after: int, follower: Follower) -> AsyncIterator[list[bytes]]:
+    async def stream_run(
+        self, run: str, after: int, follower: Follower
+    ) -> AsyncIterator[list[bytes]]:
         """Yield the messages of one run after event `after`, until the run finishes.
 
         Raises Refused.

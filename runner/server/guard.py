@@ -195,7 +195,9 @@ class Guard:
         if path in page.PARTS or (not kind and path == "/health"):
             return None
         token = (
-            self._tokens.find(secret.strip().decode("latin-1")) if kind.lower() == b"bearer" else None
+            self._tokens.find(secret.strip().decode("latin-1"))
+            if kind.lower() == b"bearer"
+            else None
         )
         if token is None:
             words = "the token is unknown or expired" if kind else "a token is required"

@@ -74,7 +74,9 @@ def share(run: str, room: InRoom, asked: NewShare) -> MadeShare:
     if len(_active_links(room, run)) >= MOST:
         words = f"this run already has {MOST} active links"
         raise Refused(409, "too-many-shares", words, "revoke one of the links first")
-    token, secret = room.tokens.create("read", SHARED, run, expires=time.time() + asked.days * A_DAY)
+    token, secret = room.tokens.create(
+        "read", SHARED, run, expires=time.time() + asked.days * A_DAY
+    )
     return MadeShare(**_link_facts(token), token=secret)
 
 
