@@ -1,4 +1,7 @@
-"""Connections of clients to the agent.  A message is a length of 4 bytes, little-endian, then fields joined by NUL."""
+"""Client connections of the agent.
+
+A message is a length of 4 bytes, little-endian, then fields separated by NUL.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ if TYPE_CHECKING:
     from .loop import Loop
 
 BACKLOG = 16 << 20
-"""Bytes a client may leave unread."""
+"""Maximum number of unread bytes of a client."""
 
 
 class Clients:
-    """The connected clients.  `obey` is called with a client and the messages that came from it."""
+    """The connected clients. `obey` is called with a client and its new messages."""
 
     def __init__(
         self,
@@ -72,11 +75,11 @@ class Clients:
                 del waiting[: os.write(fd, waiting)]
         except BlockingIOError:
             if len(waiting) > BACKLOG:
-                self._dismiss(fd)  # it asks again when it comes back
+                self._dismiss(fd)  # it repeats its requests when it reconnects
             else:
                 self._loop.until_writable(fd, True)
         except OSError:
-            waiting.clear()  # it is gone; but what it asked for before it went is still to be read
+            waiting.clear()  # disconnected, but its earlier requests are still read
 
     def tell_all(self, data: bytes) -> None:
         for fd in list(self._outputs):
@@ -108,7 +111,7 @@ class Clients:
             message = bytes(buffer[begin + 4 : end]).split(b"\0")
             if not _makes_sense(message):
                 self._obey(fd, messages)
-                self._dismiss(fd)  # that it fails is no reason to fail the jobs of others
+                self._dismiss(fd)  # an invalid client must not affect the jobs of others
                 return
             messages.append(message)
             begin = end
@@ -118,7 +121,7 @@ class Clients:
 
 
 def _makes_sense(fields: list[bytes]) -> bool:
-    """Whether the agent can obey a message."""
+    """Return True if a message is valid."""
     try:
         kind, first, *rest = fields
         if kind == b"start":

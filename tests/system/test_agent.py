@@ -709,7 +709,7 @@ def test_the_job_of_a_stopped_client_is_ended_and_that_of_one_that_lives_is_not(
                 over = await host.wait(Job("theirs"), LONG)
                 assert over is not None and (over.reason, over.detail) == (
                     "stopped",
-                    "no client asked for it for 1 seconds",
+                    "no client contacted the agent about the job for 1 seconds",
                 )
             finally:
                 stopped.kill()

@@ -125,14 +125,20 @@ def test_what_was_promised_comes_whole_and_a_connection_that_breaks_costs_what_w
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("403", "the bucket answers 403 there"),
-        ("302", "the bucket answers 302 there"),
-        ("longer", f"it has {len(DATA) + 1} bytes there, and {len(DATA)} were promised"),
-        ("shorter", f"it has {len(DATA) - 1} bytes there, and {len(DATA)} were promised"),
-        ("endless", f"it has more than the {len(DATA)} bytes that were promised"),
-        ("etag", "it changed meanwhile"),
-        ("elsewhere", "the bucket sent an unexpected reply there"),
-        ("always-cut", "the bucket sends less than was promised"),
+        ("403", "the bucket returned HTTP status 403"),
+        ("302", "the bucket returned HTTP status 302"),
+        (
+            "longer",
+            f"the object has {len(DATA) + 1} bytes in the bucket, but {len(DATA)} were expected",
+        ),
+        (
+            "shorter",
+            f"the object has {len(DATA) - 1} bytes in the bucket, but {len(DATA)} were expected",
+        ),
+        ("endless", f"the bucket sent more than the expected {len(DATA)} bytes"),
+        ("etag", "the object changed in the meantime"),
+        ("elsewhere", "the bucket sent an unexpected response"),
+        ("always-cut", "the bucket sent less data than expected"),
     ],
 )
 def test_what_was_not_promised_is_refused_in_words_that_show_no_address(

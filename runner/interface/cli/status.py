@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Final, NamedTuple, TypedDict
 
-from ...api.differences import plain
+from ...api.differences import without_files
 from ...execution.session import look
 from ...planning.judge import FRESH, SKIPPED
 from ...planning.waiting import WaitKind
@@ -150,7 +150,7 @@ def report(ws: Workspace, found: Survey) -> RecipeStatus:
         reasons = list(verdict.reasons)
         if verdict.answer == "run":
             changes = differences(found, n, row)
-            reasons += [lines(plain(change))[0] for change in changes or ()]
+            reasons += [lines(without_files(change))[0] for change in changes or ()]
             if not reasons:
                 reasons.append(
                     "no earlier run in this workspace" if row is None else explain_unremembered(row)

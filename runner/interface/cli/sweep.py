@@ -160,10 +160,10 @@ class _Asked(NamedTuple):
 
 def _try_combinations(ws: Workspace, asked: _Asked) -> int:
     """Every combination, or some by chance."""
-    from ...api.sweeps import drafted
+    from ...api.sweeps import draft
 
     args = asked.args
-    swept = drafted(
+    swept = draft(
         asked.recipe,
         asked.uses,
         asked.given,
@@ -190,7 +190,7 @@ def _search(ws: Workspace, asked: _Asked) -> int:
 
     args, least, metric = asked.args, asked.args.min is not None, str(asked.metric)
     search.library()  # before anything is run
-    where = sweeps.space(
+    where = sweeps.search_space(
         asked.recipe, asked.given, preset=args.preset, origins=asked.origins, metric=metric
     )
     fixed = {name: str(each) for name, each in where.fixed.items()}
@@ -200,7 +200,7 @@ def _search(ws: Workspace, asked: _Asked) -> int:
     )
     path = asked.folder / f"{asked.name}-tpe-{study[:8]}.yaml"
     request, code = asked.request(path, where.fixed), 0
-    drawn = sweeps.trials(document.read(path).value, where.axes) if path.exists() else []
+    drawn = sweeps.read_trials(document.read(path).value, where.axes) if path.exists() else []
     while True:
         if drawn and not args.dry_run:
             code = _round(ws, request, args, more=len(drawn) < args.tpe)
@@ -222,7 +222,7 @@ def _search(ws: Workspace, asked: _Asked) -> int:
             break
         drawn += new
         ws.write(
-            path, sweeps.searched(asked.recipe, asked.uses, where, drawn, args.preset).encode()
+            path, sweeps.write_search(asked.recipe, asked.uses, where, drawn, args.preset).encode()
         )
     if code in (0, 1) and drawn and not (args.dry_run or args.json or args.quiet > 1):
         _print(ws, request, metric, least=least)
