@@ -1,8 +1,10 @@
-"""Estimate how much GPU memory a training takes, from the model's config.json and a few settings.  Reads no file, asks no GPU, knows no recipe.
+"""Estimate the GPU memory of a training from the model's config.json and a few settings.
 
-The peak of a step is what is there all the time (weights, gradients, optimizer) plus the greatest of what comes and goes: the kept activations with
-one layer in its backward, the same with the logits in theirs, or the optimizer's scratch.  Every term is named in the answer.  docs/memory.md has the
-formulas with their sources, and how far each published measurement is from them.
+Pure: reads no file, queries no GPU and knows no recipe. The peak of a step is the permanent memory
+(weights, gradients, optimizer state) plus the largest temporary part: kept activations with one
+layer's backward pass, kept activations with the logits, or the optimizer's scratch space. The
+answer names every term. docs/memory.md has the formulas, their sources, and the error against
+published measurements.
 """
 
 from __future__ import annotations
@@ -15,18 +17,19 @@ Method = Literal["full", "lora", "qlora"]
 Verdict = Literal["FITS", "TIGHT", "NO"]
 
 BELOW, ABOVE = 0.15, 0.175
-"""The range around an estimate, as shares of it.  ABOVE makes FITS begin at 85 % of what a GPU has."""
-CONTEXT: Final = 10**9
-"""Bytes that CUDA and its libraries take on a device before the first tensor."""
-LOST: Final = 0.03
-"""Share lost between tensors.  PyTorch holds more than that while there is room, and gives it back before it runs out."""
+"""The range around an estimate, as fractions.  With ABOVE, FITS begins at 85 % of GPU memory."""
+CUDA_CONTEXT: Final = 10**9
+"""Bytes of the CUDA context on each device, before the first tensor."""
+FRAGMENTATION: Final = 0.03
+"""Fraction lost to fragmentation.  PyTorch's cache is larger, but is freed when memory runs out."""
 CHUNKS: Final = 8
-"""Parts in which a chunked loss is computed."""
+"""Number of chunks of a chunked loss."""
 BUCKET: Final = 2 * 500_000_000 * 2
-"""DeepSpeed, ZeRO 1 and 2: two buckets (overlap_comm) of 5e8 elements of 2 bytes, whatever is trained."""
+"""Communication bytes of ZeRO 1 and 2: two buckets (overlap_comm) of 5e8 elements of 2 bytes."""
 
 _NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""Bytes of a weight in NF4 with double quantisation: 4 bits, one 8-bit scale for 64 weights, one 32-bit scale for 256 of those."""
+"""Bytes per NF4 weight with double quantisation: 4 bits, plus an 8-bit scale per 64 weights and a
+32-bit scale per 256 of those scales."""
 _OPTIMIZERS: Final = {
     "adamw": 8.0,
     "adamw_fused": 8.0,
@@ -36,12 +39,13 @@ _OPTIMIZERS: Final = {
     "adafactor": 0.0,
     "sgd": 0.0,
 }
-"""Bytes of state for each trained weight, on the GPU.  Paged ones lie in managed memory, which PyTorch does not count and which leaves when room is
-needed; Adafactor's rows and columns are too few to matter.  A fused AdamW steps in one kernel, without scratch."""
+"""Bytes of optimizer state on the GPU per trained weight.  Paged optimizers use managed memory, which
+PyTorch does not count and CUDA can evict.  Adafactor's state is negligible.  Fused AdamW needs no
+scratch space."""
 
 
 class Unknown(ValueError):
-    """A config.json that does not say what must be known; the message says what."""
+    """A config.json without a required value; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,60 +58,58 @@ class Model:
     attention: int  # heads × head_dim
     keys: int  # key-value heads × head_dim
     heads: int
-    intermediate: int  # widest tensor of the feed-forward part that a token goes through, over the experts it takes
+    intermediate: int  # feed-forward width of one token, summed over its experts
     vocabulary: int
     gated: bool
     parameters: int
-    linear: int  # of these, in linear layers between the embeddings: what is quantised, and what LoRA adapts
-    adapted: int  # sum over those layers of inputs + outputs: weights of a LoRA of rank 1
+    linear: int  # parameters of linear layers without embeddings: quantised, or adapted by LoRA
+    adapted: int  # inputs + outputs of those layers: weights of a rank-1 LoRA
     tied: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What decides the memory of one device.  Lengths are in tokens."""
+    """The settings that determine the memory of one device; lengths are in tokens."""
 
     method: Method = "lora"
     length: int = 1024  # of one sequence
     batch: int = 1  # sequences in one forward pass
-    pairs: bool = False  # chosen and rejected go through together: DPO, ORPO, reward models
+    pairs: bool = False  # chosen and rejected answers in one forward pass: DPO, ORPO, reward models
     rank: int = 16
-    targets: Literal["linear", "attention"] = "linear"  # where LoRA adapts
-    dropout: bool = False  # LoRA: some of what its layers read is left out
-    embeddings: bool = False  # LoRA: train the embeddings too, whole
+    targets: Literal["linear", "attention"] = "linear"  # layers with a LoRA
+    dropout: bool = False  # LoRA dropout
+    embeddings: bool = False  # LoRA: train the full embeddings too
     master: bool = (
-        False  # full: weights in 32 bits, computed with in 16 (mixed precision); else 16 throughout
+        False  # full: 32-bit weights with 16-bit computation (mixed precision); else 16 bits only
     )
     frozen: Literal[8, 16, 32] = (
-        16  # bits of frozen weights; of 4-bit models those of what is not quantised
+        16  # bits of frozen weights; for 4-bit models, bits of the unquantised weights
     )
-    upcast: bool = False  # peft's prepare_model_for_kbit_training: what is not quantised, the residual stream and the logits have 32 bits
-    checkpointing: bool = True  # activations are computed again
-    attention: Literal["flash", "eager"] = (
-        "flash"  # sdpa is flash here: it keeps no matrix of scores
+    upcast: bool = (
+        False  # prepare_model_for_kbit_training of peft: 32 bits for all unquantised parts
     )
-    compiled: bool = False  # elementwise work is fused, and computed again in the backward
+    checkpointing: bool = True  # gradient checkpointing
+    attention: Literal["flash", "eager"] = "flash"  # includes sdpa: no score matrix is stored
+    compiled: bool = (
+        False  # torch.compile: fused elementwise operations, recomputed in the backward pass
+    )
     logits: Literal["plain", "logps", "chunked", "fused", "none"] = "plain"
     optimizer: str = "adamw"
-    in_backward: bool = False  # a weight's gradient goes as soon as it is applied
+    in_backward: bool = (
+        False  # optimizer step in the backward pass, which frees each gradient at once
+    )
     stage: Literal[0, 1, 2, 3] = 0  # ZeRO; FSDP full sharding is 3
     devices: int = 1
-    offload: bool = False  # optimizer state, and with stage 3 weights, live in the host's memory
-    others: int = (
-        0  # weights of further models that lie there in 16 bits: a reference, a reward model
-    )
-    generating: int = (
-        0  # sequences that are written together, each with its cache of keys and values
-    )
-    precompute: int = (
-        0  # pairs whose reference log-probabilities are computed together, before the first step
-    )
-    context: bool = True  # what CUDA itself takes counts, as nvidia-smi does and PyTorch does not
+    offload: bool = False  # optimizer state, and weights in stage 3, in CPU memory
+    others: int = 0  # weights of other models in 16 bits: a reference model, a reward model
+    generating: int = 0  # sequences generated together, each with a key-value cache
+    precompute: int = 0  # pairs per batch of precomputed reference log-probabilities
+    context: bool = True  # include CUDA's own memory, as nvidia-smi does
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Bytes on each device at the peak: the likely figure, a range, the terms that it is the sum of, and where a factor was measured."""
+    """The peak bytes on each device: the likely value, a range and the summed terms."""
 
     bytes: int
     low: int
@@ -116,7 +118,10 @@ class Estimate:
     measured: str = ""
 
     def verdict(self, usable: float) -> Verdict:
-        """FITS: even the high end does, in `usable` bytes.  NO: not even the low end.  TIGHT: between."""
+        """Compare the range with `usable` bytes.
+
+        FITS: the upper bound fits. NO: even the lower bound exceeds `usable`. TIGHT: in between.
+        """
         return "FITS" if self.high <= usable else "NO" if self.low > usable else "TIGHT"
 
     def __str__(self) -> str:
@@ -126,7 +131,10 @@ class Estimate:
 
 
 def estimate(model: Model | Mapping[str, Any], training: Training) -> Estimate:
-    """What each device needs at the peak of a step.  `model` may be the content of a config.json.  Raises Unknown."""
+    """Return the peak memory of a training step on each device.
+
+    `model` may be the content of a config.json. Raises Unknown.
+    """
     if not isinstance(model, Model):
         model = read(model)
     terms = {name: round(size) for name, size in _terms(model, training).items() if size >= 1}
@@ -136,12 +144,15 @@ def estimate(model: Model | Mapping[str, Any], training: Training) -> Estimate:
     )
 
 
-def calibrated(found: Estimate, factor: float, runs: int, measured: str) -> Estimate:
-    """`found`, corrected by what `runs` measured: `factor` is what PyTorch held over what was estimated for it, CUDA's own part left out."""
+def calibrate(found: Estimate, factor: float, runs: int, measured: str) -> Estimate:
+    """Return an estimate scaled by measurements of `runs` runs.
+
+    `factor` is the ratio of PyTorch's measured memory to its estimate, without CUDA's own memory.
+    """
     context = dict(found.terms).get("CUDA", 0)
     more = round((found.bytes - context) * (factor - 1))
     size = found.bytes + more
-    # What settings change is still estimated, so that the range never closes.
+    # The effect of changed settings stays an estimate, so the range never closes.
     spread = max(0.05, BELOW / 2 / runs**0.5)
     terms = (*found.terms, (f"as measured, × {factor:.2f}", more))
     return Estimate(size, round(size * (1 - spread)), round(size * (1 + spread)), terms, measured)
@@ -151,12 +162,15 @@ def calibrated(found: Estimate, factor: float, runs: int, measured: str) -> Esti
 
 
 def read(config: Mapping[str, Any]) -> Model:
-    """The shape that a config.json tells.  Weights are counted as transformers makes them.  Raises Unknown."""
+    """Return the model shape from a config.json; weights are counted as in transformers.
+
+    Raises Unknown.
+    """
     if isinstance(config.get("text_config"), Mapping) and "hidden_size" not in config:
         config = {
             "model_type": config.get("model_type", ""),
             **config["text_config"],
-        }  # it sees, too: the language half is what learns
+        }  # a vision-language model: only the language model is trained
     family = str(config.get("model_type", ""))
     if family not in FAMILIES:
         raise Unknown(
@@ -176,7 +190,7 @@ def read(config: Mapping[str, Any]) -> Model:
     attention, keys = heads * head, kv_heads * head
     tied = bool(config.get("tie_word_embeddings", family in _TIED))
     gated = family not in _PLAIN
-    biased = family in _PLAIN  # those old enough to have no gate have biases everywhere
+    biased = family in _PLAIN  # models without gates have biases in every layer
     wide = (
         _whole(config, "n_inner" if family == "gpt2" else "intermediate_size", default=4 * hidden)
         if family != "bloom"
@@ -216,7 +230,7 @@ def read(config: Mapping[str, Any]) -> Model:
             default=each * _whole(config, "n_shared_experts", default=0),
         )
         sparse = sum(1 for n in range(layers) if _is_sparse(config, n))
-        # Experts are one tensor for all of them, which LoRA on "all linear layers" passes over.
+        # All experts share one tensor, which LoRA on "all linear layers" skips.
         total_linear += sparse * experts * feed(each)[0]
         if shared:
             total_linear += sparse * feed(shared)[0]
@@ -267,7 +281,7 @@ FAMILIES: Final = (
     ),
     *("olmo2", "olmo3", "granite", "smollm3", "starcoder2", "gpt2", "gpt_neox", "bloom"),
 )
-"""The values of `model_type` whose weights are counted here to the last one: a test builds each in transformers."""
+"""Supported values of `model_type`; a test compares the weight count of each with transformers."""
 _TIED = ("gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "bloom", "starcoder2")
 _PLAIN = ("gpt2", "gpt_neox", "bloom", "starcoder2")
 
@@ -300,7 +314,7 @@ def _terms(model: Model, training: Training) -> dict[str, float]:
         )
     n = training.devices
     state = _OPTIMIZERS[training.optimizer]
-    trained = float(trained_weights(model, training))
+    trained = float(count_trained_weights(model, training))
     embeddings = model.vocabulary * model.hidden * (1 if model.tied else 2)
     weights_over = n if training.stage == 3 else 1
     gradients_over = n if training.stage >= 2 else 1
@@ -334,7 +348,7 @@ def _terms(model: Model, training: Training) -> dict[str, float]:
         terms["embeddings, norms and head"] = rest * wide / weights_over
         if training.embeddings:
             terms["embeddings that are trained"] = embeddings * 4
-        terms["adapter"] = 4.0 * _adapted(model, training) / weights_over
+        terms["adapter"] = 4.0 * _count_lora_weights(model, training) / weights_over
         terms["gradients"] = trained * 4 / gradients_over
         scratch = trained * 4 / state_over if training.optimizer == "adamw" else 0.0
     if training.others:
@@ -348,7 +362,7 @@ def _terms(model: Model, training: Training) -> dict[str, float]:
     if training.stage in (1, 2):
         terms["communication"] = BUCKET
     elif training.stage == 3:
-        # Two layers are gathered at a time: the one at work and the next.
+        # Two layers are gathered at a time: the current one and the next.
         each = 2.0 if training.method == "full" else narrow
         terms["gathered layers"] = (
             2 * each * model.linear / max(model.layers, 1) + 2 * model.vocabulary * model.hidden
@@ -357,7 +371,7 @@ def _terms(model: Model, training: Training) -> dict[str, float]:
     tokens = training.length * training.batch * (2 if training.pairs else 1)
     layer = layer_bytes(model, training) * tokens
     gradients = 2.0 * (3 if model.gated else 2) * model.intermediate * tokens
-    # The residual stream is what is kept at the borders of layers; it has 32 bits where embeddings do.
+    # Checkpoints between layers hold the residual stream, with the precision of the embeddings.
     stream = (
         4.0
         if training.upcast
@@ -370,9 +384,9 @@ def _terms(model: Model, training: Training) -> dict[str, float]:
     working = gradients + (layer if training.checkpointing else 0.0)
     if training.method == "qlora" or training.frozen == 8:
         working += 2.0 * model.hidden * model.intermediate  # one layer's weights, unpacked
-    # In 16 bits, without gradients: nothing is kept but the logits of all.
+    # Reference log-probabilities need 16-bit logits and no gradients.
     first = 2.0 * training.precompute * 2 * training.length * model.vocabulary
-    # Keys and values of all that is written, and the logits of one token of each.
+    # Generation needs the key-value cache, and the logits of one token per sequence.
     written = training.generating * (
         4.0 * model.layers * model.keys * training.length + 6.0 * model.vocabulary
     )
@@ -385,22 +399,22 @@ def _terms(model: Model, training: Training) -> dict[str, float]:
         terms["logits of the reference"] = first
     else:
         terms["the optimizer's scratch"] = scratch
-    terms["lost between tensors"] = sum(terms.values()) * LOST
+    terms["lost between tensors"] = sum(terms.values()) * FRAGMENTATION
     if training.context:
-        terms["CUDA"] = CONTEXT
+        terms["CUDA"] = CUDA_CONTEXT
     return terms
 
 
-def trained_weights(model: Model, training: Training) -> int:
-    """How many weights learn."""
+def count_trained_weights(model: Model, training: Training) -> int:
+    """Return the number of trainable weights."""
     if training.method == "full":
         return model.parameters
     ends = model.vocabulary * model.hidden * (1 if model.tied else 2) if training.embeddings else 0
-    return _adapted(model, training) + ends
+    return _count_lora_weights(model, training) + ends
 
 
-def _adapted(model: Model, training: Training) -> int:
-    """Weights of the LoRA: `rank` for each input and each output of a layer that it adapts."""
+def _count_lora_weights(model: Model, training: Training) -> int:
+    """Return the number of LoRA weights: `rank` per input and output of each adapted layer."""
     attention = model.layers * (
         2 * (model.hidden + model.attention) + 2 * (model.hidden + model.keys)
     )
@@ -408,11 +422,13 @@ def _adapted(model: Model, training: Training) -> int:
 
 
 def layer_bytes(model: Model, training: Training) -> float:
-    """Bytes that one layer keeps for its backward, for each token: what autograd saves of transformers' layers, counted by a test.
+    """Return the bytes per token that autograd saves for one layer's backward pass.
 
-    Eager: of each RMSNorm its input in 32 bits, and what its weight and the linear layers after it need; queries, keys, values and the output of the
-    attention; of the feed-forward part gate, activated gate, up and product.  Autocast casts an input anew for each linear layer that reads it, as a
-    LoRA in 32 bits does; its dropout keeps a mask of a byte for each element.  Compiled: what is elementwise is computed again.
+    Eager: the 32-bit input of each RMSNorm, the inputs of its weight and of the linear layers;
+    queries, keys, values and the attention output; gate, activated gate, up and product of the
+    feed-forward part. Autocast casts an input again for each linear layer, and so does a 32-bit
+    LoRA. LoRA dropout keeps a mask of one byte per element. Compiled: elementwise operations are
+    recomputed.
     """
     hidden, wide = model.hidden, model.intermediate
     attention = 2 * (model.attention + 2 * model.keys) + 2 * model.attention
@@ -451,20 +467,20 @@ def layer_bytes(model: Model, training: Training) -> float:
 
 
 def _logits(model: Model, training: Training, tokens: int) -> float:
-    """Bytes of the logits when their backward is at its peak, as PyTorch's profiler counts them."""
+    """Return the bytes of the logits at the peak of their backward pass, as profiled in PyTorch."""
     if training.logits == "none":
         return 0.0
     elements = float(tokens) * model.vocabulary
     whole = 4.0 if training.upcast or training.frozen == 32 else 2.0
-    scratch = 12.0  # log-probabilities, their gradient and that of the logits, each in 32 bits
+    scratch = 12.0  # log-probabilities, their gradient and the logits' gradient, 32 bits each
     if training.logits == "logps":
-        # One sequence after the other: log-probabilities and gradients of all in 16 bits, and of one once more.
+        # Sequence by sequence: all log-probabilities and gradients in 16 bits, one sequence twice.
         return elements * (whole + 4 + 2 / max(1, training.batch * (2 if training.pairs else 1)))
     if training.logits == "chunked":
-        # The gradient that the head has from one chunk is added to that from those before: both are there.
+        # The head's gradient of one chunk and the accumulated gradient exist together.
         head = 2.0 * model.vocabulary * model.hidden if training.method == "full" else 0.0
         return elements * (whole + (2 if training.compiled else scratch) / CHUNKS) + head
     if training.logits == "fused":
-        # So many tokens at a time that their logits are as large as the hidden states of all.
+        # The chunk size makes the chunk's logits as large as all hidden states.
         return float(tokens) * model.hidden * (whole + scratch)
     return elements * (whole + scratch)

@@ -1,4 +1,4 @@
-"""Tell what a step is said to need from this disk and cannot have.  Fetches nothing."""
+"""Find local inputs of a step that are missing or unusable.  Fetches nothing."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from ...survey.survey import Survey
 
 
-def _beside(source: Path, home: str, pattern: str) -> str:
-    """What to write for a file that is beside the recipe, and not at the root, where its paths begin."""
+def _hint_beside(source: Path, home: str, pattern: str) -> str:
+    """Return a hint for a pattern that matches beside the recipe but not below the root."""
     folder = source.parent
     if str(folder) == home or not folder.is_relative_to(home) or not any(folder.glob(pattern)):
         return ""
     return f": for the file next to the recipe, write ./{pattern}; the command then finds it at {folder.relative_to(home)}/{pattern}"
 
 
-def _above(found: Survey, n: int) -> str:
-    """What to write for a script that the command names as its recipe's folder sees it."""
+def _hint_script(found: Survey, n: int) -> str:
+    """Return a hint for a script path with `../`, which counts from the recipe's folder."""
     from ...language.imports import started
 
     spec = found.plan.specs()[n]
@@ -40,8 +40,8 @@ def _above(found: Survey, n: int) -> str:
     )
 
 
-def missing(ws: Workspace, found: Survey, n: int) -> list[tuple[str, str]]:
-    """What a step is said to need from the disk and cannot have: the path, and what is wrong with it."""
+def find_missing(ws: Workspace, found: Survey, n: int) -> list[tuple[str, str]]:
+    """Return each missing or unusable local input of a step, and its fault."""
     from ...planning.patterns import AUTO, decode_pattern
     from ...storage.sources import match_files
 
@@ -56,12 +56,15 @@ def missing(ws: Workspace, found: Survey, n: int) -> list[tuple[str, str]]:
             wrong.append(
                 (
                     "`code: auto`",
-                    f"finds no script of the command below {home}{_above(found, n)}",
+                    f"finds no script of the command below {home}{_hint_script(found, n)}",
                 )
             )
         else:
             wrong.append(
-                (pattern, f"matches no file below {home}{_beside(found.source, home, pattern)}")
+                (
+                    pattern,
+                    f"matches no file below {home}{_hint_beside(found.source, home, pattern)}",
+                )
             )
     if (
         node.lock
@@ -79,11 +82,14 @@ def missing(ws: Workspace, found: Survey, n: int) -> list[tuple[str, str]]:
             wrong.append((source.address, f"contains no {' or '.join(source.only)}"))
         elif path.is_dir() and not any(files for _, _, files in os.walk(path, followlinks=True)):
             wrong.append((source.address, "is an empty directory"))
-    return [*wrong, *((each.given, each.wrong) for each in members(ws, found, n) if each.wrong)]
+    return [
+        *wrong,
+        *((each.given, each.wrong) for each in find_members(ws, found, n) if each.wrong),
+    ]
 
 
-def missing_ahead(ws: Workspace, found: Survey, ahead: Ahead) -> list[tuple[str, str]]:
-    """The same of a step that waits for an expansion, as far as it is known."""
+def find_missing_ahead(ws: Workspace, found: Survey, ahead: Ahead) -> list[tuple[str, str]]:
+    """Return the missing local inputs of a step before its expansion, as far as they are known."""
     from ...planning.patterns import AUTO, decode_pattern, is_glob
     from ...survey import code_files
 
@@ -95,23 +101,21 @@ def missing_ahead(ws: Workspace, found: Survey, ahead: Ahead) -> list[tuple[str,
     for text in ahead.code:
         pattern = decode_pattern(text)[0]
         if pattern != AUTO and not code_files.code_matches(home, text):
-            beside = _beside(found.source, home, pattern)
+            beside = _hint_beside(found.source, home, pattern)
             wrong.append((pattern, f"matches no file below {home}{beside}"))
     return wrong
 
 
 class Member(NamedTuple):
-    """A class or function that a step is given as `FILE.py:NAME`."""
+    """A class or function that an input names as `FILE.py:NAME`."""
 
     given: str
-    wrong: str  # why it cannot be had, or ""
-    bases: (
-        tuple[str, ...] | None
-    )  # of a class: those that come from other files; None where that is not known
+    wrong: str  # fault, or ""
+    bases: tuple[str, ...] | None  # base classes from other files; None if unknown
 
 
-def members(ws: Workspace, found: Survey, n: int) -> Iterator[Member]:
-    """Those of files that are on this disk, as their syntax tells."""
+def find_members(ws: Workspace, found: Survey, n: int) -> Iterator[Member]:
+    """Yield the members that a step's inputs name in local files."""
     files = {
         source.name: source.address for source in found.plan.nodes[n].takes if source.kind == "path"
     }
@@ -119,11 +123,15 @@ def members(ws: Workspace, found: Survey, n: int) -> Iterator[Member]:
         for text in value if isinstance(value, list) else [value]:
             path, _, name = text.rpartition(":") if isinstance(text, str) else ("", "", "")
             if path in files and (data := contents(ws.absolute(files[path]), LARGE)) is not None:
-                yield Member(f"{files[path]}:{name}", *_member(data, name))
+                yield Member(f"{files[path]}:{name}", *_check_member(data, name))
 
 
-def _member(data: bytes, name: str) -> tuple[str, tuple[str, ...] | None]:
-    """Why a file has no such name, and what a class of that name is built on."""
+def _check_member(data: bytes, name: str) -> tuple[str, tuple[str, ...] | None]:
+    """Return the fault of a name in a Python file, and the external base classes.
+
+    The fault is empty for a valid name. The bases are None if they are unknown, and empty for a
+    function.
+    """
     import ast
 
     try:
