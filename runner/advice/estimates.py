@@ -315,11 +315,7 @@ def find_gpus(asked: str | None, memory: int | None) -> list[Gpu]:
     if asked:
         kind = load_hardware().find_requested(asked, memory)
         return [kind] if kind is not None else []
-    return [
-        kind
-        for kind in load_hardware().gpus
-        if memory is not None and abs(kind.memory * 1e9 - memory) <= 0.03 * memory
-    ]
+    return [kind for kind in load_hardware().gpus if memory is not None and kind.has_memory(memory)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,10 @@ class Gpu:
     def bf16(self) -> bool:
         return self.capability >= 8.0
 
+    def has_memory(self, size: int, *, tolerance: float = 0.03) -> bool:
+        """Return whether the nominal memory is about `size` bytes; `tolerance` is a fraction."""
+        return abs(self.memory * 1e9 - size) <= tolerance * size
+
 
 @dataclass(frozen=True, slots=True)
 class DiffusionPeak:
@@ -77,8 +81,8 @@ class Hardware:
                 return gpu
         names = [gpu.name for gpu in self.gpus]
         raise NotFound(
-            f'no figures for a GPU "{word}"',
-            fix=did_you_mean(word.lower(), names) or f"known: {', '.join(names)}",
+            f'unknown GPU "{word}"',
+            fix=did_you_mean(word.lower(), names) or f"use one of {', '.join(names)}",
         )
 
     def find_requested(self, word: str, memory: int | None) -> Gpu | None:
@@ -89,7 +93,7 @@ class Hardware:
             if any(_plain(word) == _plain(name) for name in (gpu.name, gpu.asked, *gpu.names))
         ]
         if memory is not None:
-            found = [gpu for gpu in found if abs(gpu.memory * 1e9 - memory) <= 0.03 * memory]
+            found = [gpu for gpu in found if gpu.has_memory(memory)]
         return found[0] if len(found) == 1 else None
 
     def find_offered(self, word: str, memory: int | None) -> Gpu | None:
@@ -100,23 +104,22 @@ class Hardware:
         """
         plain = _plain(word)
         exact = [gpu for gpu in self.gpus if plain in map(_plain, (gpu.name, *gpu.names))]
-        if exact or memory is None:
-            return exact[0] if exact else None
-        alike = [
-            gpu
-            for gpu in self.gpus
-            if _plain(gpu.asked) in plain and abs(gpu.memory * 1e9 - memory) <= 0.08 * memory
-        ]
-        longest = max((len(_plain(gpu.asked)) for gpu in alike), default=0)
-        alike = [gpu for gpu in alike if len(_plain(gpu.asked)) == longest]
-        return alike[0] if len(alike) == 1 else None
+        if exact:
+            return exact[0]
+        if memory is None:
+            return None
+        alike = [gpu for gpu in self.gpus if gpu.has_memory(memory, tolerance=0.08)]
+        contained = [gpu for gpu in alike if _plain(gpu.asked) in plain]
+        longest = max((len(_plain(gpu.asked)) for gpu in contained), default=0)
+        best = [gpu for gpu in contained if len(_plain(gpu.asked)) == longest]
+        return best[0] if len(best) == 1 else None
 
     def estimate_usable(self, size: int) -> int:
         """Return the usable bytes of a GPU of which only the nominal memory is known.
 
         The value is the lowest among known GPU models of that size, or else 97 %.
         """
-        alike = [gpu.usable for gpu in self.gpus if abs(gpu.memory * 1e9 - size) <= 0.03 * size]
+        alike = [gpu.usable for gpu in self.gpus if gpu.has_memory(size)]
         return min(alike, default=round(size * 0.97))
 
 

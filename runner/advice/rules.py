@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from ..errors import did_you_mean
 from ..language.template import TemplateError, evaluate, expressions, has, references
+from ..language.template_chains import Reference
 from .tool_settings import Origin, Settings, Unknown
 
 Severity = Literal["error", "warning", "note"]
@@ -327,61 +328,49 @@ def merge(verdicts: Iterable[Verdict]) -> Verdict:
 
 def faults(rule: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], TemplateError]]:
     """Yield each invalid template of a rule, with its path below the rule."""
-    places: list[tuple[tuple[str | int, ...], object]] = [
-        ((name,), rule.get(name)) for name in ("when", "each", "message", "remedy")
-    ]
-    places += [(("given", n), "{{ " + name + " }}") for n, name in enumerate(rule.get("given", ()))]
-    places += [
-        (("fix", kind, name), value)
-        for kind, values in rule.get("fix", {}).items()
-        for name, value in values.items()
-    ]
-    for where, text in places:
-        if isinstance(text, str):
-            try:
-                found = expressions(text)
-                for expression in found:
-                    for reference in expression.references:
-                        if reference.path[0] not in (*ALWAYS, *NEEDS):
-                            names = ", ".join((*ALWAYS, *NEEDS))
-                            raise TemplateError(
-                                f"there is no `{reference.path[0]}`",
-                                reference.offset,
-                                reference.length,
-                                f"available: {names}",
-                            )
-                        fields = FIELDS.get(reference.path[0])
-                        if (
-                            fields is not None
-                            and reference.path[1:]
-                            and str(reference.path[1]) not in fields
-                        ):
-                            known = (
-                                did_you_mean(str(reference.path[1]), fields)
-                                or f"available: {', '.join(fields)}"
-                            )
-                            raise TemplateError(
-                                f"`{reference.path[0]}` has no `{reference.path[1]}`",
-                                reference.offset,
-                                reference.length,
-                                known,
-                            )
-                if where[0] in ("when", "each") and (
-                    len(found) != 1 or found[0].length != len(text)
-                ):
-                    raise TemplateError(
-                        "the value must be one expression",
-                        0,
-                        len(text),
-                        'write "{{ … }}" and nothing else',
-                    )
-            except TemplateError as error:
-                yield (
-                    where,
-                    TemplateError(str(error), 0, len(text) - 6, error.fix)
-                    if where[0] == "given"
-                    else error,
-                )
+    for path, text in _templates(rule):
+        try:
+            found = expressions(text)
+            for expression in found:
+                for reference in expression.references:
+                    _check_reference(reference)
+            is_alone = len(found) == 1 and found[0].length == len(text)
+            if path[0] in ("when", "each") and not is_alone:
+                message = "the value must be one expression"
+                raise TemplateError(message, 0, len(text), 'write "{{ … }}" and nothing else')
+        except TemplateError as error:
+            if path[0] == "given":
+                # The rule has the name without the braces.
+                error = TemplateError(str(error), 0, len(text) - len("{{  }}"), error.fix)
+            yield path, error
+
+
+def _templates(rule: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Yield every text in a rule that may hold templates, with its path."""
+    for name in ("when", "each", "message", "remedy"):
+        if isinstance(rule.get(name), str):
+            yield (name,), rule[name]
+    for n, name in enumerate(rule.get("given", ())):
+        yield ("given", n), "{{ " + name + " }}"
+    for kind, values in rule.get("fix", {}).items():
+        for name, value in values.items():
+            if isinstance(value, str):
+                yield ("fix", kind, name), value
+
+
+def _check_reference(reference: Reference) -> None:
+    """Raise TemplateError for an unknown namespace or field."""
+    root, *parts = reference.path
+    namespaces = (*ALWAYS, *NEEDS)
+    if root not in namespaces:
+        message, fix = f"there is no `{root}`", f"available: {', '.join(namespaces)}"
+        raise TemplateError(message, reference.offset, reference.length, fix)
+    fields = FIELDS.get(root)
+    if fields is None or not parts or str(parts[0]) in fields:
+        return
+    message = f"`{root}` has no `{parts[0]}`"
+    fix = did_you_mean(str(parts[0]), fields) or f"available: {', '.join(fields)}"
+    raise TemplateError(message, reference.offset, reference.length, fix)
 
 
 _SETTING: Final = re.compile(r'settings(?:\.(\w+)|\["(.+)"\])')
@@ -432,20 +421,19 @@ def _name_settings(
     rule: Rule, scope: Mapping[str, object], found: Mapping[str, object]
 ) -> list[str]:
     """Return the names of the settings that a rule is about, those that it changes first."""
-    given = [
-        reference.path for name in rule.given for reference in references("{{ " + name + " }}")
-    ]
-    asked = [reference.path for reference in references(rule.when)]
+    given = [path for name in rule.given for path in _paths("{{ " + name + " }}")]
+    asked = _paths(rule.when)
     read = (_SETTING.fullmatch(key) for key, value in found.items() if value is not None)
+    names = [*rule.fix.get("settings", {}), *_setting_names(given)]
+    names += [_SUBJECTS[path[0]] for path in asked if path[0] in _SUBJECTS]
+    names += [match[1] or match[2] for match in read if match is not None]
+    names += _setting_names(asked)
     item = scope.get("item")
-    return [
-        *rule.fix.get("settings", {}),
-        *_setting_names(given),
-        *(_SUBJECTS[path[0]] for path in asked if path[0] in _SUBJECTS),
-        *(match[1] or match[2] for match in read if match),
-        *_setting_names(asked),
-        *([item] if isinstance(item, str) else []),
-    ]
+    return [*names, item] if isinstance(item, str) else names
+
+
+def _paths(template: str) -> list[tuple[str, ...]]:
+    return [reference.path for reference in references(template)]
 
 
 def _setting_names(paths: Iterable[Sequence[str]]) -> list[str]:
