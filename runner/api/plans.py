@@ -45,7 +45,7 @@ def step_plans(ws: Workspace, found: Survey) -> list[StepForecast]:
 
     plan = found.plan
     expected = ws.store.index.expected_seconds(plan.recipe, [node.id for node in plan.nodes])
-    estimated = estimates.of_plan(ws, plan, found.todo)
+    estimated = estimates.estimate_plan(ws, plan, found.todo)
     steps = []
     for n, (node, verdict) in enumerate(zip(plan.nodes, found.verdicts, strict=True)):
         runs = verdict.answer in ("run", "maybe")

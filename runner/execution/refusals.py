@@ -41,11 +41,11 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
     for n in found.todo:
         if found.verdicts[n].answer == RESTORE or specs[n].select is not None:
             continue
-        from ..advice.facts.missing_inputs import missing
+        from ..advice.facts.missing_inputs import find_missing
         from ..planning.secret_values import faults
 
         spec, id = specs[n], found.plan.nodes[n].id
-        gone += [f"{id} requires {path}, which {why}" for path, why in missing(ws, found, n)]
+        gone += [f"{id} requires {path}, which {why}" for path, why in find_missing(ws, found, n)]
         if isinstance(spec.nodes, str):
             wrong.append(
                 f"the node count of {id}, `{spec.nodes}`, is not known before the run: use only inputs and the matrix in `nodes`"
@@ -126,14 +126,14 @@ def _gone_ahead(ws: Workspace, found: Survey) -> list[str]:
     """What steps that wait for an expansion need, and is not there."""
     if not found.plan.ahead:
         return []
-    from ..advice.facts.missing_inputs import missing_ahead
+    from ..advice.facts.missing_inputs import find_missing_ahead
 
     asked = {later.id for later in found.later}
     return [
         f"{ahead.step} requires {path}, which {why}"
         for ahead in found.plan.ahead
         if ahead.step in asked
-        for path, why in missing_ahead(ws, found, ahead)
+        for path, why in find_missing_ahead(ws, found, ahead)
     ]
 
 
@@ -211,7 +211,7 @@ def takes(ws: Workspace, found: Survey, by_need: Mapping[Need, Sequence[int]]) -
 
     nodes, specs = found.plan.nodes, found.plan.specs()
     ids = [nodes[n].id for steps in by_need.values() for n in steps]
-    estimated = estimates.of_plan(ws, found.plan, found.todo)
+    estimated = estimates.estimate_plan(ws, found.plan, found.todo)
     earlier, made = (
         ws.store.index.expected_seconds(found.plan.recipe, ids),
         ws.store.index.last(found.plan.recipe, ids),
@@ -246,18 +246,18 @@ def _hours_on(
 
     @cache
     def on(gpu: str, memory: int | None) -> Hours | None:
-        kind = estimates.figures().sold(gpu, memory)
+        kind = estimates.load_hardware().find_offered(gpu, memory)
         seconds, bases, guessed = 0.0, list[str](), False
         for n, measured in earlier.items():
             there = (
-                estimates.of_step(ws, found.plan, n, gpu=kind)
+                estimates.estimate_step(ws, found.plan, n, gpu=kind)
                 if kind is not None and n in trains
                 else None
             )
             if there is not None and there.seconds is not None:
                 seconds += there.seconds[1]
                 bases.append(there.basis)
-                guessed = guessed or there.guessed
+                guessed = guessed or there.is_guess
             elif measured is not None:
                 seconds += measured
                 bases.append("as long as it took earlier")
@@ -509,10 +509,12 @@ def fits(
 
 def _meant(word: str) -> str:
     """The GPU that may be meant by a word that is part of no known name; empty where it is."""
-    from ..advice.estimates import figures
+    from ..advice.estimates import load_hardware
 
     known = list(
-        dict.fromkeys(name for gpu in figures().gpus for name in (gpu.name, gpu.asked, *gpu.names))
+        dict.fromkeys(
+            name for gpu in load_hardware().gpus for name in (gpu.name, gpu.asked, *gpu.names)
+        )
     )
     plain = word.lower().replace("_", " ")
     if any(plain in name.lower() for name in known):

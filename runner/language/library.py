@@ -1,7 +1,7 @@
-"""Find recipes, schemas and fixtures that ship with the program or with other packages.
+"""Find recipes, schemas and fixtures of the program and of other installed packages.
 
-Reads names and first lines, not what a recipe means.  With `document.read` this is where the
-language touches the disk.
+Reads only names and first lines. Apart from `document.read`, only this module of the language
+accesses the disk.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _HEAD_BYTES = 65536
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A recipe, as its first lines present it.
+    """A recipe with its summary from the first lines.
 
-    `origin` is the package that brings it; empty for the library and for files of a workspace.
+    `origin` is the package with the recipe; empty for the library and for workspace files.
     """
 
     name: str
@@ -42,19 +42,19 @@ class Entry:
 
 
 def fixtures() -> Path:
-    """Return the directory that `{{ fixtures }}` stands for."""
+    """Return the directory for `{{ fixtures }}`."""
     return shipped() / "fixtures"
 
 
 def schema_text() -> str:
-    """Return the schema of the recipe language, as JSON text."""
+    """Return the JSON Schema of the recipe language as text."""
     return (shipped() / "schemas" / "recipe.schema.json").read_text("utf-8")
 
 
 def entries() -> list[Entry]:
-    """Return every recipe of the library, then those of each other package.
+    """Return all library recipes, then the recipes of each other package.
 
-    By name, newest version first.
+    Sorted by name, newest version first.
     """
     return sorted(
         (*_entries(shipped() / "recipes", ""), *_brought()),
@@ -63,7 +63,7 @@ def entries() -> list[Entry]:
 
 
 def faults() -> list[Problem]:
-    """Return the problems of other packages: names that several bring, folders that are missing."""
+    """Return the problems of other packages: duplicate recipe names and missing folders."""
     ours = {entry.name for entry in _entries(shipped() / "recipes", "")}
     entries_of: dict[str, list[Entry]] = {}
     for entry in _brought():
@@ -82,10 +82,7 @@ def faults() -> list[Problem]:
 
 
 def beside(folder: Path) -> list[Entry]:
-    """Return every file in `folder` whose first lines say that it is a recipe, by file name.
-
-    A folder that cannot be read has none.
-    """
+    """Return every recipe file in `folder` by file name; empty if the folder is unreadable."""
     try:
         paths = sorted(
             path for path in folder.iterdir() if path.suffix in (".yaml", ".yml") and path.is_file()
@@ -104,11 +101,11 @@ def beside(folder: Path) -> list[Entry]:
 
 
 def find(name: str, workspace: Path) -> Path:
-    """Return the file of a recipe: `flux-lora@1`, `flux-lora` (its newest version), or a path.
+    """Return the file of a recipe: `flux-lora@1`, `flux-lora` (the newest version), or a path.
 
-    A path is looked up from `workspace`.  Other packages are asked only for a name that the library
-    has not, and so cannot take one of its names.  Raises NotFound; Invalid if two packages bring
-    recipes of that name.
+    Paths are relative to `workspace`. Other packages are searched only for names that the library
+    lacks, so they cannot replace library recipes. Raises NotFound, and Invalid if two packages have
+    recipes of this name.
     """
     if is_path(name):
         return _by_path(name, workspace)
@@ -133,9 +130,9 @@ def find(name: str, workspace: Path) -> Path:
 
 
 def _brought_files(name: str) -> dict[tuple[str, int], Path]:
-    """Return the recipes of other packages, by name and version.
+    """Return the recipes of other packages by name and version.
 
-    Raises Invalid if several packages bring recipes called `name`.
+    Raises Invalid if several packages have recipes called `name`.
     """
     brought = _brought()
     problem = _clash(name, [entry for entry in brought if entry.name == name], False)
@@ -160,10 +157,10 @@ def _no_recipe(name: str, known: set[str], workspace: Path) -> NotFound:
 
 
 def meant(location: Location, word: str | None) -> str:
-    """Return the recipe that a word means: a path from the workspace, or a name in the library.
+    """Return the recipe for a command-line word: a path in the workspace or a library name.
 
-    `train` is the file train.yaml in the caller's directory, or the one in the workspace, or a
-    recipe of the library.  No word is recipe.yaml.  Raises NotFound.
+    `train` is the file train.yaml in the caller's directory or the workspace, or else a library
+    recipe. Without a word it is recipe.yaml. Raises NotFound.
     """
     if word is not None and is_path(word):
         return path(location, word)
@@ -184,7 +181,7 @@ def meant(location: Location, word: str | None) -> str:
 
 
 def _file_called(location: Location, stem: str) -> str:
-    """Return the file `stem`.yaml or .yml of the caller's directory or the workspace, or ``."""
+    """Return `stem`.yaml or .yml in the caller's directory or the workspace, or an empty text."""
     for folder in dict.fromkeys((location.below, "")):
         for name in (f"{stem}.yaml", f"{stem}.yml"):
             file = f"{folder}/{name}" if folder else name
@@ -194,7 +191,7 @@ def _file_called(location: Location, stem: str) -> str:
 
 
 def path(location: Location, word: str) -> str:
-    """Return the same for a word that is known to be a path."""
+    """Return the recipe for a word that is a path, like `meant`."""
     found = location.typed(word)
     return found if "/" in found else f"./{found}"
 
@@ -210,9 +207,9 @@ def _brought() -> list[Entry]:
 
 
 def _clash(name: str, brought: list[Entry], ours: bool) -> Problem | None:
-    """Return the problem of a name that several packages, or one and the library, have.
+    """Return the problem of a recipe name in several packages, or in a package and the library.
 
-    All versions of a name come from one of them.  None if they do.
+    None if all versions are from one package.
     """
     folders = {entry.path.parent: f"{entry.origin} ({entry.path})" for entry in brought}
     owners = [*(["the library"] if ours else []), *folders.values()]
@@ -227,7 +224,7 @@ def _entries(folder: Path, origin: str) -> list[Entry]:
 
 
 def _files(folder: Path) -> list[tuple[Path, re.Match[str]]]:
-    """Return the recipe files of a folder with the match of their name and version."""
+    """Return the recipe files in a folder, with the match of name and version."""
     found: list[tuple[Path, re.Match[str]]] = []
     for path in folder.iterdir() if folder.is_dir() else ():
         match = _NAME.fullmatch(path.stem) if path.suffix == ".yaml" else None
@@ -260,10 +257,7 @@ def _head(path: Path) -> str:
 
 
 def _summary(head: str) -> str:
-    """Return the value of the top-level line `summary: …`, read as text.
-
-    Parsing YAML would cost more than the whole listing.
-    """
+    """Return the value of the top-level line `summary: …`, read without a YAML parser for speed."""
     found = re.search(r"^summary:[ \t]*(.*?)[ \t]*$", head, re.MULTILINE)
     if found is None:
         return ""

@@ -1,6 +1,6 @@
-"""Read the inputs and presets of a document: types, limits, defaults.
+"""Parse the inputs and presets of a document: types, limits, defaults.
 
-Checks what their values may read before there is a plan.
+Also checks the references in their values that are available before planning.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _RANGES = (("minimum", "maximum"), ("minLength", "maxLength"), ("minItems", "max
 
 
 class InputsReader:
-    """Reads the inputs and presets of one document; problems go to its source."""
+    """Parses the inputs and presets of one document; problems go to its source."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -66,7 +66,7 @@ class InputsReader:
     # -- inputs --
 
     def input(self, name: str, raw: dict[str, Any]) -> Input:
-        """Return the input `name`, which is written as `raw`."""
+        """Return the input `name` from its raw value."""
         path: Where = ("inputs", name)
         limits = {
             word: raw[word] for word in (*_NUMBERS, *_TEXTS, *_LISTS, "choices") if word in raw
@@ -118,7 +118,7 @@ class InputsReader:
     def _check_limits_of_type(
         self, raw: Mapping[str, Any], limits: Mapping[str, Any], path: Where
     ) -> None:
-        """Report limits that say nothing about the type; a list may have those of its items."""
+        """Report limits that do not apply to the type; a list may have its items' limits."""
         kind = raw["type"]
         if kind == "list":
             allowed = _LISTS + _LIMITS.get(raw.get("items") or "", ())
@@ -158,7 +158,7 @@ class InputsReader:
             self._report_useless(message, (*path, "member"))
 
     def _check_key(self, name: str, raw: Mapping[str, Any], path: Where) -> None:
-        """Report an input whose part in keys contradicts its type or its other keys."""
+        """Report an input whose `key` contradicts its type or its other keys."""
         if raw.get("continues") and raw.get("key") is False:
             message = f'input "{name}" cannot be both `key: false` and `continues: true`'
             fix = "remove `key: false`: the training length is part of the cache key"
@@ -177,7 +177,7 @@ class InputsReader:
                 self._source.problem("contradiction", message, ("inputs", name, most), key=True)
 
     def _check_pattern(self, name: str, limits: dict[str, Any]) -> None:
-        """Report a pattern that cannot be read, and drop it: no default can be compared with it."""
+        """Report an invalid pattern, and drop it, because defaults cannot be matched."""
         if "pattern" in limits:
             path = ("inputs", name, "pattern")
             if self._source.expression(limits["pattern"], path) is None:
@@ -192,7 +192,7 @@ class InputsReader:
     # -- values --
 
     def check_defaults(self, inputs: Mapping[str, Input]) -> None:
-        """Check that defaults have the right type, and that none needs itself."""
+        """Check the types of defaults, and that no default depends on itself."""
         needs: dict[str, set[str]] = {}
         for name, spec in inputs.items():
             path: Where = ("inputs", name, "default")
@@ -208,7 +208,7 @@ class InputsReader:
             )
 
     def _check_value(self, spec: Input, value: Any, path: Where) -> None:
-        """Report a value of the wrong type; one with a template is known only later."""
+        """Report a value of the wrong type; values with a template are checked later."""
         has_no_choices = spec.type == "choice" and "choices" not in spec.limits
         if spec.type == "secret" or has_no_choices or any(leaves(value)):
             return
@@ -221,7 +221,7 @@ class InputsReader:
             self._source.problem(wrong.code, f'"{spec.name}" {wrong.message}', path, fix)
 
     def _check_templates(self, tree: Any, path: Where) -> set[str]:
-        """Return the inputs that `tree` reads, and report names that are not known here."""
+        """Return the inputs that `tree` reads, and report unavailable names."""
         found: set[str] = set()
         document, problems = self._source.document, self._source.problems
         for leaf, below in leaves(tree):
@@ -237,7 +237,7 @@ class InputsReader:
         return found
 
     def _check_reference(self, reference: Reference, place: Where) -> None:
-        """Report a name that is not known before there is a plan: neither input nor `fixtures`."""
+        """Report a name other than inputs and `fixtures`, which alone exist before planning."""
         message, fix = self._describe_reference(reference)
         if message:
             problem = self._source.document.problem(
@@ -251,7 +251,7 @@ class InputsReader:
             self._source.problems.append(problem)
 
     def _describe_reference(self, reference: Reference) -> tuple[str, str]:
-        """Return what is wrong with a reference and what to do; two empty texts if nothing is."""
+        """Return the message and the fix for a reference; two empty texts if it is valid."""
         root = reference.path[0]
         if root == "fixtures":
             return "", ""
@@ -273,7 +273,7 @@ class InputsReader:
     # -- presets --
 
     def preset(self, id: str, raw: dict[str, Any], inputs: Mapping[str, Input]) -> Preset:
-        """Return the preset `id`, which is written as `raw`."""
+        """Return the preset `id` from its raw value."""
         path: Where = ("presets", id)
         source, document = self._source, self._source.document
         values: dict[str, Any] = {}
@@ -301,7 +301,7 @@ class InputsReader:
         )
 
     def _check_preset_value(self, name: str, value: Any, spec: Input | None, path: Where) -> None:
-        """Check a value of a preset; `spec` is None for an input that could not be read."""
+        """Check a value in a preset; `spec` is None for an unreadable input."""
         if name not in self._source.inputs:
             near = self._source.near(name, [*self._source.inputs, *_REPLACED_BY_PRESETS])
             message = f'there is no input "{name}"'
@@ -318,7 +318,7 @@ class InputsReader:
 
 
 def _input_of(reference: Reference) -> str | None:
-    """Return the input that a reference reads; None for another name, or all inputs at once."""
+    """Return the input of a reference; None for another name, or for all inputs at once."""
     root, *rest = reference.path
     return rest[0] if rest and root == "inputs" else None
 
@@ -328,7 +328,7 @@ def _a(kind: str) -> str:
 
 
 def _type_with_limit(word: str) -> str:
-    """Return a type of items that has this limit."""
+    """Return an item type that has this limit."""
     if word in _NUMBERS:
         return "number"
     return "string" if word in _TEXTS else "choice"

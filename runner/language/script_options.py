@@ -1,7 +1,7 @@
-"""The options that a Python script takes by argparse, from syntax alone.
+"""Read the argparse options of a Python script from its syntax, without running it.
 
-What cannot be known for certain is left open: a parser of another library, options whose names are
-computed, a parser that other code may add to.
+Uncertain cases give no result: other parser libraries, computed option names, and parsers that
+other code may extend.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BARE: Final = frozenset(
 
 
 class ScriptOption(NamedTuple):
-    """One option, or one operand where `flags` is empty, with the least and the most values that it takes."""
+    """One option with its minimum and maximum number of values; an operand has no `flags`."""
 
     name: str
     flags: tuple[str, ...]
@@ -30,11 +30,11 @@ class ScriptOption(NamedTuple):
     most: int
     required: bool = False
     choices: tuple[str, ...] = ()
-    number: str = ""  # int or float, where its values must be numbers
+    number: str = ""  # int or float, if its values must be numbers
 
 
 class ScriptOptions(NamedTuple):
-    """All that a script takes.  `strict`: it refuses what it does not know."""
+    """All options of a script; `strict` if it rejects unknown options."""
 
     options: tuple[ScriptOption, ...]
     strict: bool = True
@@ -45,7 +45,7 @@ class ScriptOptions(NamedTuple):
         return tuple(option for option in self.options if not option.flags)
 
     def find(self, flag: str) -> ScriptOption | None:
-        """The option of this name, or of which it is the beginning, as argparse takes both."""
+        """Return the option with this flag or abbreviation, as in argparse; None without one."""
         for option in self.options:
             if flag in option.flags:
                 return option
@@ -60,9 +60,9 @@ class ScriptOptions(NamedTuple):
 
 
 def options_of(entry: str, trees: Mapping[str, ast.Module]) -> ScriptOptions | None:
-    """What the script `entry` takes; None where that is not certain.
+    """Return the options of the script `entry`; None if they are uncertain.
 
-    `trees`: it and all files that it imports, by their paths.
+    `trees` has the syntax trees of the script and of all files that it imports, by path.
     """
     try:
         return _Reader(entry, trees).read()
@@ -71,19 +71,19 @@ def options_of(entry: str, trees: Mapping[str, ast.Module]) -> ScriptOptions | N
 
 
 class _Open(Exception):
-    """What a script takes is not written out."""
+    """The options of a script are uncertain."""
 
 
 class _Scope(NamedTuple):
-    """Statements with the file that they stand in."""
+    """Statements and their file."""
 
     file: str
     body: Sequence[ast.stmt]
-    certain: bool  # whether they are executed in each run of the script
+    certain: bool  # whether they execute in every run of the script
 
 
 class _Reader:
-    """Follows a script from function to function, as its calls may go, and collects its options."""
+    """Follows the calls of a script from function to function, and collects its options."""
 
     def __init__(self, entry: str, trees: Mapping[str, ast.Module]) -> None:
         self._entry, self._trees = entry, trees
@@ -97,7 +97,7 @@ class _Reader:
         self._strict = self._abbreviations = True
 
     def read(self) -> ScriptOptions:
-        """Raise _Open if it is not certain what the script takes."""
+        """Return the options.  Raises _Open if they are uncertain."""
         for file, tree in self._trees.items():
             self._check_names(tree)
             self._waiting.append(_Scope(file, tree.body, True))
@@ -108,7 +108,7 @@ class _Reader:
         return ScriptOptions(tuple(self._options.values()), self._strict, self._abbreviations)
 
     def _check_names(self, tree: ast.Module) -> None:
-        """Raise _Open if a file changes sys.argv, or reaches into a parser."""
+        """Raise _Open if a file changes sys.argv or the private data of a parser."""
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and node.attr in (
                 "_actions",
@@ -156,7 +156,7 @@ class _Reader:
                     self._inner(child, scope, known)
 
     def _inner(self, node: ast.AST, scope: _Scope, known: Mapping[str, str]) -> None:
-        """What is executed perhaps: the parts of `while`, `try`, `match`, of a class."""
+        """Read code that may not execute: parts of `while`, `try`, `match`, or a class."""
         for child in ast.iter_child_nodes(node) if not isinstance(node, ast.stmt) else [node]:
             if isinstance(child, ast.stmt):
                 self._statement(child, scope, known, False)
@@ -247,7 +247,7 @@ class _Reader:
     # -- functions --
 
     def _target(self, function: ast.expr, file: str) -> tuple[list[ast.AST], bool]:
-        """The functions of the files that a call may mean, and whether it is one for certain."""
+        """Return the functions that a call may mean, and whether it certainly calls one of them."""
         if isinstance(function, ast.Name):
             found = self._named(function.id, file)
             return found, len(found) == 1
@@ -271,7 +271,7 @@ class _Reader:
         return everywhere, False
 
     def _named(self, name: str, file: str) -> list[ast.AST]:
-        """The functions and classes that a bare name of a file may mean."""
+        """Return the functions and classes that a plain name in a file may mean."""
         if own := self._definitions[file].get(name):
             return list(own)
         if name not in self._names[file]:
@@ -315,7 +315,7 @@ def _definitions(tree: ast.Module) -> dict[str, list[ast.AST]]:
 
 
 def _modules(tree: ast.Module) -> dict[str, str]:
-    """The names that stand for modules, or may do so."""
+    """Return imported names that are or may be modules, with the module's full name."""
     found: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -324,7 +324,7 @@ def _modules(tree: ast.Module) -> dict[str, str]:
 
 
 def _imported_names(tree: ast.Module) -> dict[str, tuple[str, str]]:
-    """The names that `from MODULE import NAME` brings, with both."""
+    """Return the names from `from MODULE import NAME`, each with its module and original name."""
     return {
         alias.asname or alias.name: (node.module or "", alias.name)
         for node in ast.walk(tree)
@@ -334,7 +334,7 @@ def _imported_names(tree: ast.Module) -> dict[str, tuple[str, str]]:
 
 
 def _stem(file: str) -> str:
-    """The last part of the name by which a file is imported."""
+    """Return the last part of a file's module name."""
     return _last(file.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
 
 
@@ -343,14 +343,14 @@ def _last(module: str) -> str:
 
 
 def _name(node: ast.AST) -> str:
-    """The last name of an expression: `b` of `a.b`; empty if it has none."""
+    """Return the last name of an expression: `b` of `a.b`; empty without a name."""
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""
 
 
 def _expressions(node: ast.AST) -> Iterator[ast.expr]:
-    """An expression, or those inside of a keyword, a comprehension or a slice."""
+    """Yield an expression, or those inside a keyword, a comprehension or a slice."""
     if isinstance(node, ast.expr):
         yield node
         return
@@ -368,14 +368,14 @@ def _is_argv(node: ast.AST) -> bool:
 
 
 def _is_command_line(node: ast.expr) -> bool:
-    """Whether an argument of `parse_args` is the command line: sys.argv, None, or a parameter."""
+    """Return whether an argument of `parse_args` is sys.argv, None, or a variable."""
     if isinstance(node, ast.Constant):
         return node.value is None
     return _is_argv(node) or isinstance(node, ast.Name)
 
 
 def _is_parser(node: ast.expr, scope: _Scope) -> bool:
-    """Whether a name is used as a parser in these statements."""
+    """Return whether a name is used as a parser in these statements."""
     if not isinstance(node, ast.Name):
         return False
     return any(
@@ -388,7 +388,7 @@ def _is_parser(node: ast.expr, scope: _Scope) -> bool:
 
 
 def _turns(node: ast.For) -> Iterator[dict[str, str]]:
-    """The texts that the names of a loop have, turn by turn; nothing if they are not written out."""
+    """Yield the text values of a loop's variables per iteration; nothing for a computed loop."""
     items = node.iter.elts if isinstance(node.iter, (ast.Tuple, ast.List)) else []
     for item in items:
         turn: dict[str, str] = {}
@@ -402,7 +402,7 @@ def _turns(node: ast.For) -> Iterator[dict[str, str]]:
 
 
 def _text(node: ast.AST, known: Mapping[str, str]) -> str | None:
-    """A text that is written out; None if it is computed."""
+    """Return the value of a literal text; None if it is computed."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
     if isinstance(node, ast.Name):
@@ -456,12 +456,15 @@ def _action(given: Mapping[str | None, ast.expr]) -> str:
 
 
 def _counts(given: Mapping[str | None, ast.expr], operand: bool) -> tuple[int, int]:
-    """How many values an option takes, at least and at most.  Raises _Open where it takes the rest of the line."""
+    """Return the minimum and maximum number of values of an option.
+
+    Raises _Open for options that take the rest of the line.
+    """
     action = _action(given)
     if action in _BARE or action == "BooleanOptionalAction":
         return 0, 0
     if action not in _VALUES:
-        return 0, _MANY  # an action of its own
+        return 0, _MANY  # a custom action
     nargs = given.get("nargs")
     if nargs is None:
         return _VALUES[action]

@@ -1,4 +1,7 @@
-"""Read a script as a shell does: words, commands, compounds, pipelines; expressions are atoms."""
+"""Parse a script like a shell: words, commands, compounds, pipelines.
+
+Template expressions are read as atoms.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,15 @@ _CLOSES = frozenset({"fi", "done", "}"})
 
 @lru_cache(maxsize=1 << 14)
 def read(text: str, bash: bool) -> Reading:
-    """Return where each expression of a script stands, and what reads it.
+    """Return the position of each expression in a script, and the command that reads it.
 
-    Raises TemplateError for an expression that cannot be read, or a script nested too deeply.
+    Raises TemplateError for an invalid expression, or a script with too many levels.
     """
     return _Reader(text, bash).read()
 
 
 class _Reader:
-    """Reads lists of commands in a shell's own order, with expressions as atoms."""
+    """Reads lists of commands in a shell's order."""
 
     def __init__(self, text: str, bash: bool) -> None:
         self.text = text
@@ -47,7 +50,7 @@ class _Reader:
         return self.values.reading(tuple(self.pipes))
 
     def _commands(self, at: int, frame: Frame) -> int:
-        """Read a list of commands from `at` on, and return the index behind it."""
+        """Read a list of commands from `at` on, and return the index after it."""
         text = self.text
         while at < len(text):
             char = text[at]
@@ -71,7 +74,7 @@ class _Reader:
     # -- words --
 
     def _end_word(self, at: int, frame: Frame) -> None:
-        """Judge the word that ends at `at`, if one is being read."""
+        """Process the current word, which ends at `at`."""
         if frame.word < 0:
             return
         raw = self.text[frame.word : at]
@@ -89,7 +92,7 @@ class _Reader:
             self._next_word(raw, word, frame)
 
     def _ends_case_part(self, raw: str, frame: Frame) -> bool:
-        """Whether a word is the `in` or the `esac` of a `case`."""
+        """Return whether a word is the `in` or `esac` of a `case`."""
         state = frame.cases[-1] if frame.cases else ""
         if raw == "in":
             return state == "subject"
@@ -104,7 +107,7 @@ class _Reader:
             self._close(at, frame)
 
     def _first_word(self, raw: str, word: Word, frame: Frame) -> None:
-        """Take the first word of a command: a word of a compound, an assignment, or its name."""
+        """Process a command's first word: a compound's keyword, an assignment or a name."""
         if raw in _OPENS:
             self._open(word.start, frame)
             if raw == "case":
@@ -133,7 +136,7 @@ class _Reader:
     # -- commands --
 
     def _open(self, at: int, frame: Frame) -> None:
-        """Begin a compound command."""
+        """Start a compound command."""
         frame.compounds.append(Compound(frame.begin if frame.begin >= 0 else at, at))
         frame.begin = -1
 
@@ -145,7 +148,7 @@ class _Reader:
             frame.begin = frame.closed[0].begin
 
     def _end_command(self, at: int, frame: Frame, *, piped: bool = False) -> None:
-        """End a simple command; `piped`: the pipeline goes on."""
+        """End a simple command; if `piped`, the pipeline continues."""
         self._end_word(at, frame)
         if frame.testing and at < len(self.text):
             return
@@ -227,7 +230,7 @@ class _Reader:
         return at + 1
 
     def _on_bracket(self, at: int, frame: Frame) -> int:
-        """Read the subscript of a variable that is set, which a shell reads whole and computes."""
+        """Read the subscript in an assignment, which a shell evaluates."""
         if frame.cases and frame.cases[-1] == "pattern":
             return at
         name = self._array_before(at, frame)
@@ -240,7 +243,7 @@ class _Reader:
         return end
 
     def _array_before(self, at: int, frame: Frame) -> str:
-        """Return the variable whose subscript the bracket at `at` begins; empty if it is none."""
+        """Return the variable before the bracket at `at`; empty without one."""
         if frame.array:
             return frame.array if frame.word < 0 else ""
         if frame.word < 0 or not frame.bare:
@@ -307,7 +310,7 @@ class _Reader:
         return self._redirect(at, frame, self.text[at])
 
     def _redirect(self, at: int, frame: Frame, operator: str) -> int:
-        """Read an operator in front of a word; a word attached to it is the number of a file."""
+        """Read a redirection; a word directly before the operator is a file descriptor."""
         if frame.word >= 0 and _FILE_NUMBER.fullmatch(self.text, frame.word, at):
             frame.word = -1
         self._end_word(at, frame)

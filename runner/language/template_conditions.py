@@ -1,6 +1,7 @@
-"""What a condition of an expression says of the values in it: `x == null` that x is null wherever it holds.
+"""Derive known values from conditions: `x == null` means that x is null where it holds.
 
-By it a branch that reads what its own condition says is empty is found: most often the branches are swapped.
+Finds branches that read a value which their own condition says is empty. Usually the branches are
+swapped.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ if TYPE_CHECKING:
     from .template_chains import Chain, Reference
 
 Facts = Mapping[tuple[str, ...], object]
-"""Values by the paths of what has them."""
+"""Reference path -> value."""
 _NOTHING: Facts = {}
 EMPTY = (None, "")
-"""Values that are of no use to a reader."""
+"""Values that count as empty."""
 
 
 class EmptyRead(NamedTuple):
-    """A name that is read where its value is known, by the condition of the branch or of the step."""
+    """A read of a name whose value is known from a condition."""
 
     reference: Reference
     value: object
 
 
 def facts(node: nodes.Node, chains: Mapping[nodes.Node, Chain], *, holds: bool) -> Facts:
-    """What is known of values where a condition holds, or where it does not."""
+    """Return the values that are known if a condition holds, or if it does not."""
     part: Any = node
     kind = type(node).__name__
     if kind == "Not":
@@ -58,9 +59,10 @@ def _equal(one: Any, other: Any, chains: Mapping[nodes.Node, Chain]) -> Facts:
 def empty_reads(
     node: nodes.Node, chains: Mapping[nodes.Node, Chain], known: Facts = _NOTHING
 ) -> Iterator[EmptyRead]:
-    """Each name that an expression reads where it is empty, or where a branch is one value under another name.
+    """Yield each read of a name whose value is known to be empty.
 
-    `known` holds wherever the expression is evaluated.
+    Also yields a branch that only repeats a known value, beside a constant branch. `known` holds
+    wherever the expression is evaluated.
     """
     kind = type(node).__name__
     part: Any = node
@@ -77,7 +79,7 @@ def empty_reads(
             here = facts(part.test, chains, holds=holds)
             yield from empty_reads(branch, chains, {**known, **here})
             yield from _renamed(branch, other, chains, here)
-    elif kind not in ("Test", "Compare"):  # which ask for a value, and may know it
+    elif kind not in ("Test", "Compare"):  # these may test a known value
         for child in node.iter_child_nodes():
             yield from empty_reads(child, chains, known)
 
@@ -93,7 +95,7 @@ def _read_of(chain: Chain, known: Facts) -> Iterator[EmptyRead]:
 def _renamed(
     branch: Any, other: Any, chains: Mapping[nodes.Node, Chain], here: Facts
 ) -> Iterator[EmptyRead]:
-    """`x if x == "a" else "b"`: a branch of one value, where the value is known, beside a constant."""
+    """Yield the read of a known value in a branch beside a constant: `x if x == "a" else "b"`."""
     chain = chains.get(branch)
     if chain is None or chain.root is not None or type(other).__name__ != "Const":
         return

@@ -1,4 +1,4 @@
-"""Inputs that nothing in a recipe reads: their values would change nothing, in silence."""
+"""Find inputs that nothing in a recipe reads, so that their values have no effect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PROSE_KEYS = frozenset({"doc", "summary"})
 
 
 def unread(recipe: Recipe) -> list[str]:
-    """Return the inputs that no template, `secret`, `secrets` or `retries` of a recipe names."""
+    """Return the inputs that no template, `secret`, `secrets` or `retries` of a recipe reads."""
     names = set(recipe.inputs) - _named_by_keys(recipe)
     for leaf in _texts(recipe.document.value):
         if not names:
@@ -42,7 +42,7 @@ def _named_by_keys(recipe: Recipe) -> set[str]:
 
 
 def warnings(recipe: Recipe) -> Iterator[Problem]:
-    """Yield a warning for each input that nothing reads."""
+    """Yield a warning for each unused input."""
     for name in unread(recipe):
         yield _problem(recipe, name, ("inputs", name), key=True, severity="warning")
 
@@ -53,7 +53,7 @@ def refused(
     preset: str | None,
     origins: Mapping[str, str] = NOWHERE,
 ) -> list[Problem]:
-    """Return the problems of values for inputs that nothing reads: given ones and presets'."""
+    """Return the problems of values for unused inputs, given or from presets."""
     given = list(given)
     chosen = presets.chosen(recipe, preset)
     preset_inputs = chosen.inputs if chosen is not None else {}
@@ -97,7 +97,7 @@ def _problem(
 
 
 def _texts(tree: Any) -> Iterator[str]:
-    """Yield every text in a recipe that has a template."""
+    """Yield every text with a template in a recipe."""
     if isinstance(tree, str):
         if has(tree):
             yield tree
@@ -111,7 +111,7 @@ def _texts(tree: Any) -> Iterator[str]:
 
 
 def _inputs_read(leaf: str) -> set[str] | None:
-    """Return the inputs that a text reads; None if it may read any."""
+    """Return the inputs that a text reads; None if it may read any input."""
     try:
         paths = [found.path for found in references(leaf) if found.path[0] == "inputs"]
     except TemplateError:

@@ -1,4 +1,4 @@
-"""Explain a YAML parser's complaints: the mistakes that people make, and what to write instead."""
+"""Explain a YAML parser's errors as common mistakes, with a fix for each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Mistake(NamedTuple):
-    """A mistake between two places of a text."""
+    """A mistake between two offsets of a text."""
 
     code: str
     message: str
@@ -22,10 +22,10 @@ class Mistake(NamedTuple):
 
 
 def rest_of_value(text: str, start: int, *, comments: bool = False) -> str:
-    """Return the text of a plain value as its author saw it.
+    """Return the source text of a plain value from an index on.
 
-    Up to the end of the line, or of the item in a flow collection.  `comments`: also what stands
-    behind a `#`.
+    It ends with the line, or with the item in a flow collection. `comments`: include text after a
+    `#`.
     """
     line = re.compile(r"[^\r\n]*" if comments else r"(?:[^\r\n#]|(?<=\S)#)*").match(text, start)
     value = line.group().rstrip() if line else ""
@@ -38,14 +38,14 @@ def rest_of_value(text: str, start: int, *, comments: bool = False) -> str:
 
 
 def quoted(value: str) -> str:
-    """Return a text in quotes, double ones unless it needs single ones."""
+    """Return a text in quotes: double quotes unless it needs single ones."""
     if "\\" in value or '"' in value:
         return "'" + value.replace("'", "''") + "'"
     return f'"{value}"'
 
 
 def unquoted_expression(text: str, index: int) -> Mistake:
-    """Return the mistake of a `{{` outside quotes at `index`: YAML reads it as a mapping."""
+    """Return the mistake of an unquoted `{{` at `index`, which YAML reads as a mapping."""
     start = index
     while start and text[start - 1] not in " \t\r\n,[":
         start -= 1
@@ -61,10 +61,7 @@ def unquoted_expression(text: str, index: int) -> Mistake:
 
 
 def explain(text: str, error: MarkedYAMLError) -> Mistake:
-    """Return a parser's complaint as a mistake that people make.
-
-    If it is none that is known, at least as a place and a sentence.
-    """
+    """Return a parser's error as a known mistake, or else as a position and a sentence."""
     complaint = _Complaint.of(text, error)
     for find in _MISTAKES:
         mistake = find(complaint)
@@ -78,7 +75,7 @@ def explain(text: str, error: MarkedYAMLError) -> Mistake:
 
 @dataclass(frozen=True, slots=True)
 class _Complaint:
-    """What a parser says is wrong, and where."""
+    """A parser's error and its position."""
 
     text: str
     problem: str
@@ -128,7 +125,7 @@ def _tab(complaint: _Complaint) -> Mistake | None:
 
 
 def _start_of_text(complaint: _Complaint) -> Mistake | None:
-    """A text that begins with a character that means something."""
+    """Return the mistake of an unquoted text that starts with a special character."""
     text, context = complaint.text, complaint.context
     if "alias" in context:
         return _unquoted_start(text, complaint.begun, "a pattern")
@@ -171,7 +168,7 @@ def _block(complaint: _Complaint) -> Mistake | None:
     text, context, index = complaint.text, complaint.context, complaint.index
     line_start, line = complaint.line_start, complaint.line
     if "block" in context and not text[line_start:index].strip():
-        message = "this line does not line up with the lines above it"
+        message = "the indentation does not match the lines above"
         fix = "indent all lines of one level alike"
         return Mistake("indent", message, index, index + len(line.strip()), fix)
     if "block mapping" in context:
@@ -214,7 +211,7 @@ def _unquoted_start(text: str, start: int, what: str) -> Mistake:
 
 
 def _in_brackets(text: str, index: int, begun: int, line_start: int) -> Mistake:
-    """Return the mistake at `index` of a list or mapping whose bracket is at `begun`."""
+    """Return the mistake at `index` in a list or mapping whose bracket is at `begun`."""
     if text[index : index + 1] in ("[", "{") and index and not text[index - 1].isspace():
         return _bracket_in_value(text, index, line_start)
     opening = text[begun : begun + 1]
@@ -226,7 +223,7 @@ def _in_brackets(text: str, index: int, begun: int, line_start: int) -> Mistake:
 
 
 def _bracket_in_value(text: str, index: int, line_start: int) -> Mistake:
-    """Return the mistake of a value within brackets that has the bracket at `index` inside."""
+    """Return the mistake of a value in brackets that contains the bracket at `index`."""
     start = index
     while start > line_start and text[start - 1] not in " \t,[{":
         start -= 1

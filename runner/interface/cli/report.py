@@ -286,7 +286,7 @@ def _report_of(ws: Workspace, run: str, done: _Done, inputs: Mapping[str, Any]) 
     points = [*(point for each in ended for point in each.points or ()), *live]
     lines = _lines(points)
     known = {**(ended[0].metrics if ended else {}), **summarize_points(live, {})}
-    found = bottleneck.breakdown(_lines(filter(bottleneck.is_timed, points)))
+    found = bottleneck.average_phases(_lines(filter(bottleneck.is_timed, points)))
     report: StepReport = {
         "id": step.id, "state": done.state, "reason": _cause(done), "detail": step.detail,
         "exit": step.failure.exit if step.failure is not None else None, "fix": step.failure.fix if step.failure is not None else "",

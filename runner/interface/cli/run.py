@@ -631,7 +631,7 @@ def _estimate_steps(ws: Workspace, found: Survey) -> dict[int, StepEstimate]:
         return {}
     from ...advice import estimates
 
-    return estimates.of_plan(ws, found.plan, found.todo)
+    return estimates.estimate_plan(ws, found.plan, found.todo)
 
 
 def _first_lines(text: str) -> list[str]:

@@ -204,7 +204,7 @@ def took(root: Path, recipe: str) -> dict[str | None, Took]:
 
 def estimate_presets(root: Path, recipe: Recipe) -> dict[str | None, list[str]]:
     """What the training of each preset is estimated to take on the GPUs that it means; nothing where too little is given, or known."""
-    from ...advice.estimates import of_values, suiting
+    from ...advice.estimates import estimate_values, find_gpus
     from ...language import inputs
     from ...storage.workspace import Workspace
     from .. import datasheet
@@ -231,8 +231,8 @@ def estimate_presets(root: Path, recipe: Recipe) -> dict[str | None, list[str]]:
             )
             with Workspace.open(root, read_only=True) as ws:
                 kinds = [
-                    of_values(ws, recipe.id, values, gpu, wants.gpus or 1)
-                    for gpu in suiting(wants.gpu, wants.gpu_memory)
+                    estimate_values(ws, recipe.id, values, gpu, wants.gpus or 1)
+                    for gpu in find_gpus(wants.gpu, wants.gpu_memory)
                 ]
         except (RecipeError, OSError):
             continue  # `recipe validate` and `recipe plan` say what is wrong

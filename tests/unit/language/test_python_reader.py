@@ -38,8 +38,8 @@ def test_every_way_to_import_is_read(source: str, found: list[Import]) -> None:
 @pytest.mark.parametrize(
     ("source", "doubt"),
     [
-        ("import_module(name)", "line 1 imports a module that a value names"),
-        ("__import__(f'a.{b}')", "line 1 imports a module that a value names"),
+        ("import_module(name)", "line 1 imports a module whose name is computed"),
+        ("__import__(f'a.{b}')", "line 1 imports a module whose name is computed"),
         ("\nsys.path.insert(0, 'lib')", "line 2 changes sys.path"),
         ("sys.path += ['lib']", "line 1 changes sys.path"),
         ("sys.path[0] = 'lib'", "line 1 changes sys.path"),
