@@ -1,4 +1,4 @@
-"""What `recipe submit` stores and `recipe worker` takes: a run of a request, carried out by whichever worker of the workspace claims it first."""
+"""The queue worker: claim submitted runs one after another and execute them."""
 
 from __future__ import annotations
 
@@ -50,17 +50,26 @@ if TYPE_CHECKING:
     from .presence import Presence
 
 LOOK: Final = 1.0
-"""Seconds between two looks whether something was stored."""
+"""Interval between checks for changes in the store, in seconds."""
 SAFETY: Final = 4.0
-"""Seconds after which a worker looks for runs though nothing was stored: one is due by now, or its worker died."""
+"""Seconds without a change in the store after which a worker tries to claim a run.
+
+A run may have become due, or its worker may have died.
+"""
 
 
 COLLECT: Final = 1.0
-"""Seconds between two collections of garbage, at least: runs leave circles, which Python by itself looks for ever more seldom."""
+"""Least interval between garbage collections, in seconds.
+
+Runs leave reference cycles, which Python collects less and less often by itself.
+"""
 
 
 def _unsealed(ws: Workspace, row: RunRow) -> None:
-    """Have the workspace know what opens the addresses of a run, and what the run may read.  Raises CannotRun."""
+    """Decrypt the run's signed addresses and set its read permissions in the workspace.
+
+    Raises CannotRun.
+    """
     opens, reach = row.data.get("opens"), row.data.get("reach")
     sealed = opens if isinstance(opens, dict) else {}
     ws.addresses = {
@@ -81,9 +90,12 @@ def serve(
     once: bool,
     store: str | None = None,
 ) -> None:
-    """Carry out runs of the workspace at `root` until the process is asked to end; `once`: until no run is due.  `environ` has their secrets.
+    """Execute runs of the workspace at `root` until the process is asked to stop.
 
-    `store`: runs of all workspaces that use this shared store, by its name in the settings; empty for the default one.  Raises NotFound without one.
+    With `once`, return when no run is due. `environ` contains the secrets of the runs. With
+    `store`, the name of a shared store in the settings, also take runs of other workspaces that
+    use this store; an empty name means the default store. Raises NotFound if the shared store is
+    missing.
     """
     who = f"{socket.gethostname()} process {os.getpid()}"
     delivery: Delivery | None = None
@@ -99,7 +111,7 @@ def serve(
                 while not handover.asked and there():
                     ws = opened.within(
                         opened.root
-                    )  # one for each run: what it learned of files is that run's
+                    )  # a new one for each run, with its own file cache
                     if store is not None:
                         offer = offer._replace(store=_shared(ws, store).remote.url)
                     delivery = delivery or begin(ws)
@@ -108,7 +120,7 @@ def serve(
                     if row is not None:
                         delivery = delivery or begin(ws, row.data)
                         if not _carry_out(ws, row, listener(), handover, who):
-                            break  # closing lets go of the run, for the next worker
+                            break  # closing releases the run for the next worker
                     elif once:
                         return
                     if time.monotonic() - collected > COLLECT:
@@ -130,7 +142,10 @@ def _next(
     *,
     once: bool,
 ) -> RunRow | None:
-    """The next run, claimed: waits for one, but not `once`.  None also when somebody deleted the store."""
+    """Claim the next run and return its row, waiting for one unless `once`.
+
+    None if the worker is asked to stop, or if the store was deleted.
+    """
     while not handover.asked and there():
         seen = ws.store.runs.news()
         claimed = ws.store.runs.claim_next(who, offer)
@@ -147,7 +162,10 @@ def _next(
 def _carry_out(
     ws: Workspace, row: RunRow, listener: Listener, handover: Handover, who: str
 ) -> bool:
-    """Work on a claimed run.  What is wrong with the run ends it; an error of ours leaves it to the next worker, as a death would: False."""
+    """Execute a claimed run; False if the next worker has to continue it.
+
+    An error of the run ends it. An internal error leaves the run open, as a crash does.
+    """
     fence = row.fence
     try:
         _unsealed(ws, row)
@@ -155,7 +173,7 @@ def _carry_out(
         ws.hooked[row.id] = "webhooks" in row.data
         while not _worked(ws, row, fence, listener, handover):
             claimed = ws.store.runs.claim(row.id, who)
-            if claimed is None:  # it was cancelled meanwhile, or another works on it
+            if claimed is None:  # it was cancelled, or another worker has claimed it
                 return True
             fence, row = claimed, ws.store.runs.get(row.id)
         return True
@@ -182,7 +200,7 @@ def _carry_out(
 
 
 def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover: Handover) -> bool:
-    """False: the run paused and is to be resumed at once."""
+    """Execute a run until it ends or pauses; False if it paused and must resume now."""
     if row.request in ("cancel", "pause"):
         end_claimed(
             ws, row.id, fence, "CANCELLED" if row.request == "cancel" else "PAUSED", listener.say
@@ -245,7 +263,7 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
 
 
 def _shared(ws: Workspace, name: str) -> RemoteCache:
-    """The shared store that a worker of many workspaces uses.  Raises NotFound."""
+    """Connect the shared store of a worker for several workspaces.  Raises CannotRun, NotFound."""
     if not ws.store.runs.shared:
         raise CannotRun(
             "a worker for other workspaces requires a shared run database",
@@ -261,13 +279,17 @@ def _shared(ws: Workspace, name: str) -> RemoteCache:
 
 
 def _unpacked(ws: Workspace, row: RunRow) -> Workspace:
-    """Where a run is carried out: its own workspace, or the folder of its bundle, with the memory of the worker's."""
+    """Return the workspace in which a run executes.
+
+    This is the worker's workspace, or the unpacked directory of the run's bundle with the worker's
+    cache.
+    """
     if not row.bundle:
         return ws
     from ..survey import bundles
 
     cache = ws.remote_cache
-    assert cache is not None  # the offer named its store
+    assert cache is not None  # the worker's offer includes the store
     data = ws.store.runs.exchange.bundle(row.bundle)
     if data is None:
         content = Content(f"f:{row.bundle}")
@@ -284,6 +306,6 @@ def _unpacked(ws: Workspace, row: RunRow) -> Workspace:
 
 
 def _ended(ws: Workspace, row: RunRow, fence: int, end: RunState) -> None:
-    """Store the end of a run that is still open."""
+    """Store the end of a run if this worker still has its claim."""
     if row.fence == fence and row.claim:
         settle(ws.store.runs, row.id, fence, end.state, end.reason, failure=end.failure)

@@ -1,4 +1,4 @@
-"""What cannot work is refused before anything starts, every reason at once: by the plan, by the rules, by the room that there is."""
+"""Checks before a run starts; each reports all problems that it finds together."""
 
 from __future__ import annotations
 
@@ -27,11 +27,14 @@ if TYPE_CHECKING:
     from ..storage.records.index import Trace
 
 SPARE: Final = 600.0
-"""Seconds for which hosts are needed beside the steps: to begin, to save, to bring home."""
+"""Seconds for which hosts are needed apart from the steps: for setup and downloads."""
 
 
 def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
-    """Refuse what cannot work here, before anything starts: every reason at once."""
+    """Refuse a run whose steps cannot work here, listing all problems.
+
+    Raises Invalid, CannotRun.
+    """
     from ..survey.templates import refuse_unrenderable
 
     refuse_unrenderable(ws, found)
@@ -103,7 +106,7 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
 
 
 def _refuse_unsandboxed(ws: Workspace, found: Survey, settings: Settings) -> None:
-    """Refuse steps whose sandbox cannot be had."""
+    """Refuse steps whose sandbox cannot be created.  Raises CannotRun."""
     specs, flags, here = found.plan.specs(), ws.config.flags, list[str]()
     for n in found.todo:
         spec, id = specs[n], found.plan.nodes[n].id
@@ -123,7 +126,7 @@ def _refuse_unsandboxed(ws: Workspace, found: Survey, settings: Settings) -> Non
 
 
 def _gone_ahead(ws: Workspace, found: Survey) -> list[str]:
-    """What steps that wait for an expansion need, and is not there."""
+    """List the missing inputs of steps that wait for an expansion."""
     if not found.plan.ahead:
         return []
     from ..advice.facts.missing_inputs import find_missing_ahead
@@ -138,7 +141,7 @@ def _gone_ahead(ws: Workspace, found: Survey) -> list[str]:
 
 
 def check(ws: Workspace, found: Survey, settings: Settings, listener: Listener) -> None:
-    """Ask the preflight rules: say what is a warning, refuse what is an error.  Raises Invalid."""
+    """Run the preflight rules: report warnings and refuse errors.  Raises Invalid."""
     if settings.driver != "local":
         tools = dict.fromkeys(t for n in found.todo for t in found.plan.nodes[n].tools)
         if tools:
@@ -161,7 +164,11 @@ def check(ws: Workspace, found: Survey, settings: Settings, listener: Listener) 
 
 
 def concerned(found: Survey) -> list[int]:
-    """The nodes that may run, of a recipe that may train or merge, or has preflight rules beside it; else none.  Costs next to nothing."""
+    """Return the nodes that the preflight rules have to check.
+
+    These are all nodes to run, if the recipe may train or merge a model or has its own rules;
+    otherwise none. This is a cheap test.
+    """
     if not found.todo:
         return []
 
@@ -184,7 +191,7 @@ def _may_train(spec: StepSpec) -> bool:
 
 
 def sent(found: Survey, host_pool: HostPool) -> dict[int, StepSpec]:
-    """What runs elsewhere than on this machine, by node."""
+    """Return the steps that run on another machine, by node."""
     from ..planning.plan import LOCAL
 
     nodes, specs = found.plan.nodes, found.plan.specs()
@@ -195,7 +202,7 @@ def sent(found: Survey, host_pool: HostPool) -> dict[int, StepSpec]:
 
 
 def needed(found: Survey, host_pool: HostPool) -> dict[Need, list[int]]:
-    """What has to be rented, and for which nodes."""
+    """Return the machines that have to be rented, each with its nodes."""
     by_need: dict[Need, list[int]] = {}
     for n, spec in sent(found, host_pool).items():
         by_need.setdefault(host_pool.need(spec), []).append(n)
@@ -203,7 +210,10 @@ def needed(found: Survey, host_pool: HostPool) -> dict[Need, list[int]]:
 
 
 def takes(ws: Workspace, found: Survey, by_need: Mapping[Need, Sequence[int]]) -> dict[Need, Takes]:
-    """What the steps of each need take together, by estimates and earlier runs: all is unknown where that of one step is."""
+    """Return the expected time and result size of the steps of each need.
+
+    A total is None if the value of one step is unknown.
+    """
     if not by_need:
         return {}
     from ..advice import estimates
@@ -240,7 +250,10 @@ def takes(ws: Workspace, found: Survey, by_need: Mapping[Need, Sequence[int]]) -
 def _hours_on(
     ws: Workspace, found: Survey, earlier: Mapping[int, float | None], trains: Collection[int]
 ) -> HoursOn:
-    """How long steps take together on a kind of GPU: those that train as estimated for it, the others as long as `earlier`, in seconds."""
+    """Return a function that gives the hours of the steps on one kind of GPU.
+
+    Steps in `trains` count as estimated for the GPU, other steps as `earlier`, in seconds.
+    """
     from ..advice import estimates
     from ..hosts.renting.totals import Hours
 
@@ -271,9 +284,10 @@ def _hours_on(
 def _comes_home(
     ws: Workspace, found: Survey, n: int, made: Trace | None, seconds: float | None
 ) -> float | None:
-    """Bytes of what a step gave when it was made last, but for what stays where it was made; None where not all of it is here.
+    """Return the bytes that a step sends to this machine, as in its last result.
 
-    With what came in checkpoints then, as many of them as come in so many seconds.
+    None if not all outputs are stored here. `temporary` outputs do not count. Checkpoint bytes are
+    scaled to a step of `seconds`.
     """
     staying = {name for name, _, flags in found.plan.nodes[n].outputs if flags & TEMPORARY}
     contents = (
@@ -289,12 +303,13 @@ def _comes_home(
 
 
 def _sum(amounts: Sequence[float | None]) -> float | None:
+    """Return the sum, or None if an amount is unknown."""
     known = [each for each in amounts if each is not None]
     return sum(known) if len(known) == len(amounts) else None
 
 
 def sends(specs: Sequence[StepSpec], environ: Mapping[str, str]) -> dict[str, list[str]]:
-    """The secrets that steps take along to where they run, by step: the variables' names."""
+    """Return the names of the secret variables that each step sends to its host."""
     named = {
         spec.step: [secret.variable for secret in spec.secrets if environ.get(secret.source)]
         for spec in specs
@@ -307,7 +322,11 @@ def sends(specs: Sequence[StepSpec], environ: Mapping[str, str]) -> dict[str, li
 
 
 def signed_there(ws: Workspace, found: Survey, nodes: Sequence[int], driver: str) -> set[str]:
-    """Addresses in buckets of whose objects machines of a driver may be given signed addresses, so that they have them past this machine."""
+    """Return the bucket addresses for which hosts may get signed URLs.
+
+    With a signed URL, a host reads the bucket itself instead of through this machine. Empty if a
+    driver's `secrets` is "deny".
+    """
     from ..hosts.renting.several import names_of
 
     if any(
@@ -326,7 +345,7 @@ def signed_there(ws: Workspace, found: Survey, nodes: Sequence[int], driver: str
 
 
 def secrets_stay(ws: Workspace, found: Survey, host_pool: HostPool) -> None:
-    """Refuse to send secrets where the driver's setting `secrets` is "deny".  Raises Invalid."""
+    """Refuse steps that send secrets if the driver's `secrets` is "deny".  Raises Invalid."""
     from ..hosts.renting.several import names_of
 
     for name in names_of(ws.config, host_pool.name):
@@ -356,9 +375,10 @@ def _secrets_stay(ws: Workspace, found: Survey, host_pool: HostPool, name: str) 
 
 
 def demand(found: Survey, stays: Callable[[StepSpec], bool], jobs: int) -> Wish:
-    """What this run asks of each node of one lease: what its largest step needs, and what the steps of one matrix use beside each other.
+    """Return the request for each node of a lease: the largest step's need and a matrix total.
 
-    `stays`: which steps run on this machine.  Where a step does not say how much it takes, it may take all.
+    `stays` selects steps that run on this machine. An amount is None, which means all, if a step
+    does not declare it.
     """
     from drivers.base import Need, Resources, Wish
 
@@ -371,7 +391,7 @@ def demand(found: Survey, stays: Callable[[StepSpec], bool], jobs: int) -> Wish:
         spec, node = found.plan.specs()[n], found.plan.nodes[n]
         if not node.flags & LOCAL and not stays(spec):
             matrices.setdefault(bare(node.id), []).append(spec.resources)
-            unknown = unknown or spec.select is not None  # how many there will be
+            unknown = unknown or spec.select is not None  # the number of instances is unknown
 
     def most(amounts: Sequence[float | None]) -> float:
         return max((amount or 0.0 for amount in amounts), default=0.0)
@@ -409,7 +429,7 @@ def demand(found: Survey, stays: Callable[[StepSpec], bool], jobs: int) -> Wish:
 
 
 def _hours(found: Survey) -> float | None:
-    """For how many hours hosts are needed at most, by the limits of the run and of its steps; None where they have none."""
+    """Return the longest time in hours for which hosts are needed, or None without limits."""
     specs = [found.plan.specs()[n] for n in found.todo]
     timeouts = [
         spec.options.timeout
@@ -426,9 +446,12 @@ def _hours(found: Survey) -> float | None:
 
 
 def at_once(found: Survey, host_pool: HostPool) -> int:
-    """How many steps run at once by default: as many as there are processors here, or places elsewhere."""
+    """Return the default number of parallel steps.
+
+    It is the number of processors here, or the number of slots on the hosts.
+    """
     processors = host_pool.here.capacity.processors
-    if host_pool.priced:  # how many a machine takes is seen when it is up
+    if host_pool.priced:  # the slots of a rented machine are not known yet
         return processors + len(sent(found, host_pool))
     return (
         sum(place.capacity.slots or 1 for place in host_pool.places)
@@ -444,7 +467,10 @@ def fits(
     settings: Settings,
     offered: Collection[Need] = (),
 ) -> None:
-    """Refuse steps that no place has room for, before anything starts: every one at once.  Raises CannotRun, Invalid."""
+    """Refuse steps that are too large for every host, listing all of them.
+
+    `offered` are the needs for which machines are on offer. Raises CannotRun, Invalid, NoHost.
+    """
     from ..language.units import about
     from ..planning.plan import LOCAL
 
@@ -508,7 +534,7 @@ def fits(
 
 
 def _meant(word: str) -> str:
-    """The GPU that may be meant by a word that is part of no known name; empty where it is."""
+    """Suggest a known GPU name for a misspelled one; empty if the word is a known name."""
     from ..advice.estimates import load_hardware
 
     known = list(
@@ -523,7 +549,7 @@ def _meant(word: str) -> str:
 
 
 def _kept_apart(found: Survey, n: int) -> list[str]:
-    """What a step on several nodes takes that stays on one host."""
+    """List `temporary` inputs of a step on several nodes, which only one host has."""
     if found.plan.specs()[n].node_count == 1:
         return []
     from ..planning.step import TEMPORARY
@@ -541,7 +567,7 @@ def _kept_apart(found: Survey, n: int) -> list[str]:
 
 
 def _too_many(ws: Workspace, found: Survey) -> list[Problem]:
-    """Steps with more nodes than the settings allow, on any driver."""
+    """Report steps with more nodes than `[limits] max_nodes`."""
     most = ws.config.limits.get("max_nodes")
     if most is None:
         return []
@@ -557,7 +583,7 @@ def _too_many(ws: Workspace, found: Survey) -> list[Problem]:
 
 
 def _headless(ws: Workspace, found: Survey, settings: Settings) -> list[Problem]:
-    """Why the head of a stack is of no use to a plan."""
+    """Report a stack with a head node that this plan cannot use."""
     if not settings.stack or ws.config.stack(settings.stack).head is None:
         return []
     specs, whose = found.plan.specs(), f"the stack {settings.stack} has a head"
@@ -590,7 +616,7 @@ def _headless(ws: Workspace, found: Survey, settings: Settings) -> list[Problem]
 
 
 def _few(id: str, spec: StepSpec, host_pool: HostPool) -> list[str]:
-    """Words for a step that has more nodes than there are hosts."""
+    """Report a step with more nodes than there are hosts."""
     from ..hosts.renting.needs import why_alone
 
     workers, headed = host_pool.head.workers(spec), host_pool.head.leads(spec)
@@ -624,7 +650,10 @@ def _few(id: str, spec: StepSpec, host_pool: HostPool) -> list[str]:
 
 
 def _uneven(id: str, spec: StepSpec, host_pool: HostPool) -> list[Problem]:
-    """Words for hosts that would not be given the same work: a launcher starts as many processes on each node."""
+    """Report hosts with different numbers of GPUs for one step.
+
+    A launcher starts the same number of processes on each node.
+    """
     if spec.resources.gpus is not None:
         return []
     gpus = {place.name: int(place.capacity.has("gpus")) for place in host_pool.places}

@@ -1,4 +1,4 @@
-"""Which run a request goes on with: the last one of the same request, if its worker died; else a new one."""
+"""Choice of the run that continues a request: an interrupted one, or a new one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..survey.plan_cache import compile_request
 from ..survey.survey import Survey
 
 LOOKED_AT = 10
-"""Runs of a recipe among which those with dead workers are looked for, from the last."""
+"""Number of a recipe's latest runs that are checked for dead workers."""
 _GOES_ON = frozenset(
     {State.WAITING, State.READY, State.QUEUED, State.RUNNING, State.DONE, State.FRESH}
 )
@@ -26,7 +26,7 @@ _GOES_ON = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A run that is ours to work.  If another worker had it, also how its steps stood when that one died."""
+    """A run that this process has claimed, with the step states that an earlier worker left."""
 
     id: str
     fence: int
@@ -34,16 +34,19 @@ class Claimed:
     resumed: bool = False
     states: Mapping[str, State] = field(
         default_factory=dict
-    )  # of the steps that are not over, or have to be made again
+    )  # of unfinished steps, and of steps to run again
     spent: Mapping[str, Spent] = field(default_factory=dict)
-    tries: Mapping[str, int] = field(default_factory=dict)  # how often each step was begun
-    made: frozenset[str] = frozenset()  # keys that it has made
+    tries: Mapping[str, int] = field(default_factory=dict)  # attempts of each step
+    made: frozenset[str] = frozenset()  # keys with results of this run
 
 
 def request_digest(ws: Workspace, found: Survey, how: Mapping[str, object]) -> str:
-    """What a request asks for and of what: two with one digest would make the same, in the same places, in the same way."""
+    """Return the fingerprint of a request and its input contents.
+
+    Requests with equal digests create the same results at the same paths in the same way.
+    """
     plan, facts = found.plan, found.facts
-    if found.globs:  # the plan as it was before its first step ran
+    if found.globs:  # use the plan without its expansions
         plan = compile_request(ws, found.source, found.request, {})
         facts = collect_facts(ws, plan, found.request)
     content = [
@@ -54,15 +57,16 @@ def request_digest(ws: Workspace, found: Survey, how: Mapping[str, object]) -> s
 
 
 POISON: Final = 3
-"""So many recoveries in which no step moved end a run: it kills its workers."""
+"""Recoveries without progress after which a run fails, because it kills its workers."""
 
 
 def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Claimed | None:
-    """Claim the last run with this digest that is paused or whose worker is dead, or the run `wanted`.  None: there is none.
+    """Claim the last interrupted run with this digest, or the run `wanted`; None if there is none.
 
-    Other runs of the recipe file with dead workers are over; those of another file with the same name are left to their own.
+    Fails other runs of this recipe file whose workers died. Leaves runs of other files with the
+    same recipe name alone.
 
-    Raises Busy where `wanted` cannot go on.
+    Raises Busy if `wanted` cannot resume.
     """
     taken: Claimed | None = None
     for row in ws.store.runs.latest(recipe=found.plan.recipe, last=LOOKED_AT):
@@ -71,7 +75,7 @@ def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Cl
         asked = row.id == wanted or (
             not wanted and row.data.get("digest") == digest and row.request != "cancel"
         )
-        if row.due is not None and not asked:  # a worker takes it
+        if row.due is not None and not asked:  # it is queued for a worker
             continue
         if (
             not row.fence
@@ -97,7 +101,7 @@ def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Cl
 
 
 def close_finished(ws: Workspace, found: Survey, left: Sequence[RunRow]) -> None:
-    """Of runs that no worker has, those of this recipe file and plan that had ended all their steps well are over: nothing is left to do."""
+    """Complete interrupted runs of this recipe file and plan that have no step left."""
     for row in left:
         if (
             row.data.get("source") != str(found.source)
@@ -115,7 +119,10 @@ def close_finished(ws: Workspace, found: Survey, left: Sequence[RunRow]) -> None
 
 
 def poisoned(ws: Workspace, row: RunRow, fence: int) -> bool:
-    """End a claimed run as FAILED whose workers died again and again before any step moved.  `row` is as it was claimed."""
+    """Fail a run whose workers died repeatedly before any step moved; False if it may continue.
+
+    `row` is the run's row after the claim.
+    """
     if row.request == "cancel" or row.recoveries <= POISON:
         return False
     words = f"{row.recoveries} workers died before any step finished"
@@ -124,7 +131,10 @@ def poisoned(ws: Workspace, row: RunRow, fence: int) -> bool:
 
 
 def as_it_stood(ws: Workspace, found: Survey, row: RunRow, fence: int) -> Claimed | None:
-    """The run whose worker died; None when it cannot go on: something in it has failed, or its plan has steps that are no more."""
+    """Return the state of a run whose worker died, or None if it cannot resume.
+
+    A run cannot resume after a failed step, or if its plan lacks open steps.
+    """
     stored = {id: State(step.state) for id, step in ws.store.runs.steps(row.id).items()}
     todo = {found.plan.nodes[n].id for n in found.todo}
     open = {id for id, state in stored.items() if state not in FINAL}
@@ -149,7 +159,7 @@ def as_it_stood(ws: Workspace, found: Survey, row: RunRow, fence: int) -> Claime
         attempt.key for attempt in attempts if attempt.outcome == "done" and attempt.key
     )
     budgets = {id: budget_used(reasons) for id, reasons in failed.items()}
-    if row.request:  # a pause that its worker never read, or that is over now; what was asked since is there to be read
+    if row.request:  # Answer an old pause request; a newer request stays.
         state = "QUEUED" if row.state == "PAUSED" else row.state
         ws.store.runs.group(
             row.id, fence, run_state=RunState(state, row.reason), answers=row.request

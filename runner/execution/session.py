@@ -1,4 +1,7 @@
-"""One path from a request to its end: survey, refuse what cannot work, submit, work, report.  `plan` is its first half."""
+"""The path of `recipe run`: survey, check, submit, work, report.
+
+`recipe plan` stops after the survey.
+"""
 
 from __future__ import annotations
 
@@ -47,11 +50,14 @@ if TYPE_CHECKING:
 
 _log = Log("session")
 LAST: Final = 10
-"""Runs without an end that are looked at, when there is nothing to do."""
+"""Number of open runs to check if no step has to run."""
 
 
 def look(ws: Workspace, request: Request, choice: Choice = EVERYTHING) -> Survey:
-    """What running `request` would do: the most that it will do, with reasons.  Raises Invalid, NotFound."""
+    """Return the plan of a request with a verdict and its reasons for each step.
+
+    Raises Invalid, NotFound, CannotRun.
+    """
     found = survey(
         ws,
         request,
@@ -87,9 +93,10 @@ def look(ws: Workspace, request: Request, choice: Choice = EVERYTHING) -> Survey
 
 
 def demand(ws: Workspace, found: Survey) -> None:
-    """A fresh step whose bytes are gone, and which a step that may run needs, runs too; from the last step to the first.
+    """Change verdicts so that missing outputs of fresh steps are restored or created again.
 
-    One whose bytes a shared store has is restored from there.
+    Only outputs that a running step needs count. Steps are checked from last to first. Outputs in
+    the shared store are restored.
     """
     nodes = found.plan.nodes
     taken = [
@@ -143,9 +150,10 @@ def run(
     listener: Listener,
     resumed: str = "",
 ) -> Summary:
-    """Run what is not fresh.  Raises before anything starts when the request cannot work; a step that fails is in the summary.
+    """Run the steps that are not fresh and return a summary, also of failed steps.
 
-    `resumed`: the run that goes on with it, paused or without a worker; by default one of the same request, else a new one.
+    `resumed` is the run to continue. By default, an interrupted run of the same request continues,
+    or a new run starts. Raises an error before the first step starts if the request cannot work.
     """
     since = Since(time.monotonic(), ws.store.database.version())
     settings = placed(ws, settings)
@@ -158,7 +166,7 @@ def run(
     )
     if not found.todo:
         return _nothing_to_do(ws, found, settings, listener, since)
-    from .signals import preparing  # and asyncio: not for a run of nothing
+    from .signals import preparing  # imports asyncio, which a run without steps does not need
 
     with preparing(listener.say), _ahead(ws, found, settings) as ahead:
         preflight(ws, found, settings)
@@ -178,12 +186,12 @@ def run(
 def _ahead(
     ws: Workspace, found: Survey, settings: Settings
 ) -> AbstractContextManager[Ahead | None]:
-    """The driver, which connects while the rest is being prepared.  Raises CannotRun, Invalid."""
+    """Start to connect the driver during the checks.  Raises CannotRun, Invalid."""
     if settings.driver == "local":
         return nullcontext()
     from ..hosts.renting.several import alternatives
 
-    if alternatives(ws.config, settings.driver):  # nothing is connected before an order
+    if alternatives(ws.config, settings.driver):  # the driver is chosen when a machine is ordered
         return nullcontext()
     from ..hosts.ahead import ahead
     from ..hosts.interpreters import CURRENT
@@ -196,6 +204,7 @@ def _ahead(
 def _nothing_to_do(
     ws: Workspace, found: Survey, settings: Settings, listener: Listener, since: Since
 ) -> Summary:
+    """Report a request with no step to run, and complete what earlier runs left open."""
     total, fresh = sizes(found)
     listener.begin(
         Overview("", found.plan.recipe, total, fresh, (), {}, settings.jobs, str(ws.root))
@@ -240,12 +249,10 @@ def _worked(
     resumed: str,
     ahead: Ahead | None,
 ) -> tuple[Summary | None, str]:
-    """Go on with a run, or submit one, and work on it in this process; also which run it was."""
+    """Resume or submit a run and work on it; return its summary and its ID."""
     from ..hosts.link import client
 
-    local = client.own(
-        ws.home
-    )  # what it takes to begin an agent passes while the rest is being prepared
+    local = client.own(ws.home)  # the agent starts during the preparation
 
     from . import resume
     from .worker import Assignment, work
@@ -299,7 +306,7 @@ def _worked(
 def _submitted(
     ws: Workspace, found: Survey, id: str, digest: str, choice: Choice, settings: Settings
 ) -> Claimed:
-    """A new run, stored and claimed."""
+    """Store and claim a new run."""
     from ..storage.crash import crashpoint
     from ..storage.records.runs import RunRow
     from .resume import Claimed
@@ -328,7 +335,7 @@ def _submitted(
 
 
 def _rescue(ws: Workspace, found: Survey, producer: int, content: str) -> bool:
-    """A published copy that still holds the bytes goes back into the store."""
+    """Copy a published file back into the store if it still has the content; False if none has."""
     from ..storage.content.files import Content
 
     for output, path in found.targets.get(producer, ()):
@@ -344,7 +351,10 @@ def _rescue(ws: Workspace, found: Survey, producer: int, content: str) -> bool:
 
 
 def check_ids(plan: Plan, choice: Choice, read: Callable[[str], str] = str) -> None:
-    """Every step that was asked for is there: what `read` takes of its id.  Raises NotFound."""
+    """Check that the chosen steps exist, with `read` applied to each ID.
+
+    Raises NotFound, or CannotRun for an instance that is not known yet.
+    """
     known = {node.id for node in plan.nodes} | plan.waiting.keys()
     every = {name for id in known for name in names(id) | inner_names(id)}
     for id in [*choice.again, *(id for id in (choice.only, choice.until, choice.begin) if id)]:
@@ -362,7 +372,7 @@ def check_ids(plan: Plan, choice: Choice, read: Callable[[str], str] = str) -> N
 
 
 def _restrict(found: Survey) -> None:
-    """Leave alone what was not asked for."""
+    """Skip the steps that the caller did not choose.  Raises CannotRun if a needed step is stale."""
     plan, only, wanted = found.plan, found.only, found.wanted(found.plan)
     needs = {need for n in wanted for need in plan.needs(n)} | (
         plan.closure_of(only)[0] if only and plan.closure_of(only)[1] else set()

@@ -1,4 +1,7 @@
-"""Work on one claimed run: open the hosts, carry it out, store its end.  `recipe run` and `recipe worker` both come here."""
+"""Execute one claimed run: open its hosts, run its loop and store its end.
+
+Both `recipe run` and `recipe worker` use it.
+"""
 
 from __future__ import annotations
 
@@ -59,25 +62,25 @@ LOCAL: Final = "local"
 
 @dataclass(slots=True)
 class Assignment:
-    """A claimed run, and what this process has to carry it out."""
+    """A claimed run, with the objects that this process needs to execute it."""
 
     ws: Workspace
     local: Client
-    """Of this machine."""
+    """Client of this machine's agent."""
     found: Survey
     claimed: Claimed
     settings: Settings
     listener: Listener
     since: Since
     submit: Callable[[], int] | None = None
-    """Stores a run that is not stored yet, once no host refuses it, and answers its fence."""
+    """Stores a new run after the hosts have accepted it, and returns its fence."""
     handover: Handover | None = None
-    """Of a process that works on one run after another: how it is asked to end."""
+    """Stop requests to the process of a queue worker."""
     ahead: Ahead | None = None
-    """The driver of the run, which connects already."""
+    """The run's driver, which is already connecting."""
     masker: Masker = field(init=False)
     commits: GroupCommit | None = None
-    """What writes of the run, from the moment that it has begun."""
+    """Writer of the run once it has started."""
 
     def __post_init__(self) -> None:
         self.masker = Masker(
@@ -88,14 +91,17 @@ class Assignment:
         )
 
     def called_away(self) -> bool:
-        """Whether a run that waits is asked to end, or its process is."""
+        """Return True if the waiting run or its process was asked to stop."""
         return self.handover is not None and bool(
             self.handover.asked or self.ws.store.runs.get(self.claimed.id).request
         )
 
 
 def work(ours: Assignment) -> Summary | None:
-    """Carry a run out and say how it ended; None when it paused and has to be resumed at once.  The caller lets go of the claim after an error."""
+    """Execute a run and return its summary; None if it paused and must resume now.
+
+    After an error, the caller releases the claim.
+    """
     ws, plan, settings, claimed = ours.ws, ours.found.plan, ours.settings, ours.claimed
     plan.settings = plan.settings._replace(limits=lower(plan.settings.limits, settings.limits))
     mask(ours.masker)
@@ -118,6 +124,7 @@ def work(ours: Assignment) -> Summary | None:
 
 
 def _work(ours: Assignment) -> Summary | None:
+    """Execute a run, store its end and report it.  The stack of the run is held."""
     ws, found, settings, listener, run = (
         ours.ws,
         ours.found,
@@ -130,7 +137,7 @@ def _work(ours: Assignment) -> Summary | None:
         for node, verdict in zip(found.plan.nodes, found.verdicts, strict=True)
         if verdict.answer == FRESH
     }
-    # The plan stays whole until the run ends: the collector need not walk it with every few steps.
+    # The plan lives until the run ends, so the garbage collector can skip it.
     gc.freeze()
     try:
         with asyncio.Runner(
@@ -146,7 +153,7 @@ def _work(ours: Assignment) -> Summary | None:
                 listener,
                 run,
             )
-    except asyncio.CancelledError:  # no step had begun
+    except asyncio.CancelledError:  # no step has started
         raise KeyboardInterrupt from None
     except BaseException as error:
         _failed(ours.commits, error)
@@ -164,9 +171,7 @@ def _work(ours: Assignment) -> Summary | None:
     )
     if settings.driver != LOCAL:
         log_remote(ws, run, settings.driver, "", state)
-    if (
-        state == "PAUSED" and commits.answers == "resume"
-    ):  # asked for when everything had stopped already
+    if state == "PAUSED" and commits.answers == "resume":  # requested after all steps had stopped
         return None
     interrupted = interrupted or (bool(commits.answers) and state in ("CANCELLED", "PAUSED"))
     made = results(ws, found) if report.state == "COMPLETED" else ()
@@ -196,7 +201,7 @@ def _work(ours: Assignment) -> Summary | None:
 
 
 async def _carried_out(ours: Assignment) -> tuple[Loop, Report]:
-    """Open the places, begin the run, and work until nothing is left to do."""
+    """Open the hosts, start the run and run the loop to its end."""
     ws, found, settings = ours.ws, ours.found, ours.settings
     host_pool = _places(ours)
     try:
@@ -249,7 +254,7 @@ async def _carried_out(ours: Assignment) -> tuple[Loop, Report]:
 
 
 def _note_environment(ours: Assignment, begins: Claimed) -> threading.Thread:
-    """Begin to note the code and the packages that are here now."""
+    """Start a thread that records the code version and the installed packages."""
     ws, settings = ours.ws, ours.settings
     asked = CURRENT if ours.found.request.current_python else settings.python
     named = asked if settings.driver == LOCAL or asked == CURRENT else ""
@@ -258,7 +263,7 @@ def _note_environment(ours: Assignment, begins: Claimed) -> threading.Thread:
 
 
 def _places(ours: Assignment) -> HostPool:
-    """Where the steps of a run may run; nothing is open yet."""
+    """Return the hosts on which the run may execute, not opened yet."""
     ws, found, settings, claimed = ours.ws, ours.found, ours.settings, ours.claimed
     python = CURRENT if found.request.current_python else settings.python
     pool = HostPool(
@@ -284,7 +289,10 @@ def _places(ours: Assignment) -> HostPool:
 
 @contextlib.contextmanager
 def _interruptible(host_pool: HostPool) -> Iterator[None]:
-    """Until hosts are up, Ctrl-C and SIGTERM end the wait; then what was asked for is given back.  A second one does not wait for that."""
+    """Cancel the wait for hosts on Ctrl-C or SIGTERM.
+
+    The requested hosts are then released; a second signal does not wait for the release.
+    """
     waiting = asyncio.current_task()
     assert waiting is not None
 
@@ -300,9 +308,10 @@ def _interruptible(host_pool: HostPool) -> Iterator[None]:
 
 
 def _over(ws: Workspace, commits: GroupCommit, report: Report, why: str) -> str:
-    """Store the end of a run, and answer its state; one that was left is there for the next worker, a paused one for who resumes it.
+    """Store the end of a run and return its state.
 
-    Raises Stale when it was left because another worker has it.
+    A run that was left is released for the next worker and stays ACTIVE. Raises Stale if another
+    worker has claimed it.
     """
     if report.left:
         commits.flush()
@@ -311,14 +320,14 @@ def _over(ws: Workspace, commits: GroupCommit, report: Report, why: str) -> str:
         return "ACTIVE"
     failed = [each for each in report.failures if not each.allowed] or report.failures
     if report.state == "FAILED" and failed:
-        # The run fails with the first step that did.
+        # The first failed step is the reason of the run's failure.
         first = failed[0]
         return _closed(commits, RunState("FAILED", first.error, of_step(first.kind)), first.id)
     return _closed(commits, RunState(report.state, why))
 
 
 def _closed(commits: GroupCommit, end: RunState, step: str = "") -> str:
-    """Store the state in which a run ends, and answer it: a cancel of the last moment wins over any other."""
+    """Store the final state of a run and return it.  A last cancel request wins."""
     while True:
         if end.state in ("CANCELLED", "PAUSED"):
             words = {"cancel": "cancelled", "pause": "paused"}.get(commits.answers, end.reason)
@@ -336,7 +345,7 @@ def _closed(commits: GroupCommit, end: RunState, step: str = "") -> str:
 
 
 def failed_with(error: RecipeError | DriverError) -> RunState:
-    """Return the end of a run that an error ended before, or beside, its steps."""
+    """Return the FAILED state for an error outside the steps of a run."""
     kind = RunFailure.INFRASTRUCTURE
     if isinstance(error, NoCapacity | NoHost):
         kind = RunFailure.PROVISIONING
@@ -346,7 +355,10 @@ def failed_with(error: RecipeError | DriverError) -> RunState:
 
 
 def _failed(commits: GroupCommit | None, error: BaseException) -> None:
-    """Store that an error ended a run that had begun; not one that says nothing about the run."""
+    """Store an error as the end of a started run.
+
+    Ignores errors that do not concern the run.
+    """
     if (
         commits is not None
         and isinstance(error, (RecipeError, DriverError))
@@ -357,7 +369,7 @@ def _failed(commits: GroupCommit | None, error: BaseException) -> None:
 
 
 def _in_our_words(error: BaseException, ws: Workspace, settings: Settings) -> RecipeError | None:
-    """What the person at the keyboard can act on, for an error from below; None for any other."""
+    """Return an error with a fix for the user, or None for an unknown error."""
     if isinstance(error, DriverError):
         return Infrastructure(
             str(error),
@@ -369,7 +381,7 @@ def _in_our_words(error: BaseException, ws: Workspace, settings: Settings) -> Re
 
 
 def _begun(ours: Assignment, begins: Claimed, jobs: int) -> GroupCommit:
-    """The pen of a claimed run; what it begins with is noted and shown."""
+    """Start a claimed run: store its graph, show its overview and record its first event."""
     ws, found, settings, listener = ours.ws, ours.found, ours.settings, ours.listener
     recipe, ids = found.plan.recipe, [found.plan.nodes[n].id for n in found.todo]
     total, fresh = sizes(found)

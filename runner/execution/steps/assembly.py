@@ -1,4 +1,4 @@
-"""Put the owners of a run together."""
+"""Construction of a run's loop from its owners."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ from .training_numbers import TrainingNumbers
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a run is worked on."""
+    """Options of the loop: limits on parallel steps, and the handling of outputs and failures."""
 
     jobs: int
     keep_going: bool = False
@@ -67,11 +67,11 @@ class Options:
     link: bool = False
     pools: Mapping[str, float] = field(default_factory=dict)
     contended: bool = False
-    """Another run stored something since this one began to look."""
+    """Another run has stored something since this run's survey."""
     stop_early: Goal | None = None
-    """Instances that fall behind in this are stopped."""
+    """Goal for early stopping of instances that fall behind."""
     machines: int = 0
-    """Rented for one need at most; 0: one."""
+    """Most rented machines per need; 0 means one."""
 
 
 def assemble(
@@ -84,7 +84,7 @@ def assemble(
     tick: Callable[[], None] | None,
     handover: Handover | None = None,
 ) -> Loop:
-    """The loop of a claimed run.  What an earlier worker began is noted at once."""
+    """Construct the loop of a claimed run, and record the steps that an earlier worker left."""
     if not options.contended:
         ws.traces.rely(survey.plan.recipe, commits.keys.alone)
     made = _Assembly(ws, survey, commits, pool, options, claimed, handover)
@@ -93,7 +93,7 @@ def assemble(
 
 
 class _Assembly:
-    """The owners of one run while they are put together, each after those that it calls."""
+    """Constructor of a run's owners, each after the owners that it calls."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class _Assembly:
         self.folder = f"{ws.home}/attempts"
         resumed = claimed.resumed
         earlier = ws.store.runs.attempts(claimed.id) if resumed else ()
-        # Before the orphans are looked for: each gets a folder here.
+        # Before the search for orphans: this creates their directories here.
         self.inherited = takeover.attempts(ws, claimed.id) if resumed and ws.delivers else {}
         self.bell = Bell()
         self.steps = RunPlan(survey, claimed.states)
@@ -167,7 +167,7 @@ class _Assembly:
         )
 
     def owners(self) -> Owners:
-        """All that the loop calls."""
+        """Return the owners that the loop calls."""
         return Owners(
             steps=self.steps,
             schedule=self.schedule,
@@ -328,7 +328,7 @@ class _Assembly:
 
 
 def _capacity_of(plan: Plan, pool: HostPool, pools: Mapping[str, float]) -> dict[str, float]:
-    """What steps may take at once: of this machine, and of the pools that the recipe names."""
+    """Return the shared capacity: of this machine, and of the pools in the recipe."""
     wanted = [spec.resources for spec in plan.specs()]
     named = {name for wants in wanted for name in wants.pools}
     sizes = pool.machine(name for name in SIZES if any(name in wants.room for wants in wanted))

@@ -1,4 +1,4 @@
-"""An attempt is over: take its outputs and numbers, or find out why it failed; store that."""
+"""The end of an attempt: collect its outputs and metrics, or find its failure, and store both."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _log: Final = Log("loop")
 
 
 class Ender:
-    """Looks at the ends of the attempts of one run, one after the other."""
+    """Processes the ends of one run's attempts, one after another."""
 
     def __init__(
         self,
@@ -82,14 +82,14 @@ class Ender:
         self._tidying, self._scrap, self._bell = tidying, scrap, bell
 
     async def end_next(self) -> bool:
-        """Look at the end of one attempt; False when there is none."""
+        """Process the next end of an attempt; False if there is none."""
         if not self._running.has_ended:
             return False
         await self.end(*self._running.next_end())
         return True
 
     async def end(self, id: str, end: End) -> None:
-        """Take the outputs of an attempt, or note that it failed."""
+        """Process the end of an attempt: store its outputs or its failure."""
         attempt = self._running.pop(id)
         if isinstance(end, Exit):
             _log_exit(id, attempt, end)
@@ -128,11 +128,11 @@ class Ender:
                 await containers.over(place.paths(part.attempt).cwd, exit)
 
     def _discard(self, attempt: Attempt) -> None:
-        """Delete what there is of an attempt that did not begin."""
+        """Delete the files of an attempt that did not start."""
         self._bell.run_in_background(attempt.place.clear_after(attempt.task, ()))
         attempt.clear_up(self._scrap)
 
-    # -- it ended well
+    # -- success
 
     def _succeed(self, id: str, attempt: Attempt, exit: Exit, result: TaskResult) -> None:
         seconds = (exit.ended - exit.started) if exit.ended else time.time() - attempt.started
@@ -141,7 +141,7 @@ class Ender:
         warnings = self._warnings_of(attempt)
         diverged = self._records.close_numbers(id, attempt, values)
         if diverged:
-            with contextlib.suppress(Infrastructure):  # the warning stays
+            with contextlib.suppress(Infrastructure):  # the warning is stored anyway
                 self._diverged.tell(id, attempt, diverged)
             if attempt.spec.options.ends_on_nan:
                 return self._fail(id, attempt, Cause(NAN, diverged), exit)
@@ -179,11 +179,11 @@ class Ender:
         return None
 
     def _values_of(self, id: str, attempt: Attempt) -> dict[str, object]:
-        """The metrics that an attempt reported; none, saying so, where they cannot be read."""
+        """Return the metrics of an attempt; empty, with a message, if they cannot be read."""
         masker, how = self._commits.masker, attempt.spec.metrics
         try:
             return attempt_result.read_metrics(attempt.directory.path, attempt.log, how, masker)
-        except Invalid as error:  # what it made is good: a better pattern reads the numbers later
+        except Invalid as error:  # the outputs are valid; a better pattern can read the log later
             words = error.problems[0].message
             self._commits.say(f"{id}: cannot read its metrics: {words}")
             return {}
@@ -205,7 +205,7 @@ class Ender:
     def _trace(
         self, id: str, attempt: Attempt, made: Made, exit: Exit, warnings: list[str]
     ) -> None:
-        """Remember a result under its key."""
+        """Cache a result under its key."""
         if attempt.key is None:
             return
         facts = self._records.facts_of(attempt)
@@ -222,12 +222,12 @@ class Ender:
         )
         self._smaller_inputs.note_result(id, trace)
 
-    # -- it did not
+    # -- failure
 
     def _stop_early(self, id: str, attempt: Attempt, cause: Cause, exit: Exit | None) -> None:
-        """Keep what an attempt reported that others had left behind, and its state.
+        """Keep the log, metrics and state of an attempt that fell behind others.
 
-        A later run resumes from there.
+        A later run resumes from the state.
         """
         self._records.close_numbers(id, attempt)
         self._records.keep_log(id, attempt)
@@ -239,7 +239,7 @@ class Ender:
         self._schedule.end(id, Outcome(False, EARLY, cause.words))
 
     def _fail(self, id: str, attempt: Attempt, cause: Cause, exit: Exit | None) -> None:
-        """Keep what a failed attempt printed and wrote, with what helps to mend it."""
+        """Keep the log and files of a failed attempt, and record its failure with a hint."""
         tail = attempt_result.read_tail(attempt.last_log, self._commits.masker)
         warnings = self._warnings_of(attempt)
         diverged = self._records.close_numbers(id, attempt)
@@ -248,7 +248,7 @@ class Ender:
         if _is_kept(attempt):
             return self._keep_for_next(id, attempt, cause, tail)
         if cause.reason == "disk":
-            # What it wrote likely fills the disk, and there has to be room to say so.
+            # Its files likely fill the disk, and the failure has to be stored.
             delete(Path(attempt.directory.path))
         links = self._records.links_of(id, attempt)
         words = cause.words
@@ -274,7 +274,7 @@ class Ender:
         return self._failures.fail(id, cause, evidence)
 
     def _keep_for_next(self, id: str, attempt: Attempt, cause: Cause, tail: bytes) -> None:
-        """Leave an attempt where it is, for the next one to take up."""
+        """Leave the directory of an attempt for the next attempt, which collects its outputs."""
         self._orphans.look_again()
         words = f"{cause.words}; the outputs are kept in the attempt directory until there is disk space"
         kept = Cause(cause.reason, words, causes.REMEDIES["disk"])
@@ -293,9 +293,9 @@ def _log_exit(id: str, attempt: Attempt, exit: Exit) -> None:
 
 
 def _is_kept(attempt: Attempt) -> bool:
-    """Whether an attempt ended well and there was no room to take what it made.
+    """Return True if an attempt succeeded but the disk had no space for its outputs.
 
-    The next one takes it up, as after a kill, unless its machine is given back before.
+    The next attempt reattaches to it, as after a kill, unless its machine is released before.
     """
     return (
         attempt.result is not None

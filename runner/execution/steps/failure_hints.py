@@ -1,4 +1,4 @@
-"""What to do about a failed attempt: from its inputs, its log and where it ran."""
+"""Hints for failed attempts, from their inputs, log and environment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .run_plan import RunPlan
 
 
 class FailureHints:
-    """Finds hints for the failed attempts of one run."""
+    """Finds hints for one run's failed attempts."""
 
     def __init__(self, ws: Workspace, steps: RunPlan, environments: StepEnvironments) -> None:
         self._ws, self._steps, self._environments = ws, steps, environments
@@ -29,9 +29,9 @@ class FailureHints:
     def hint_for(
         self, id: str, attempt: Attempt, cause: Cause, tail: str, exit: Exit | None
     ) -> str:
-        """A sentence that can be acted on; empty when nothing is known.
+        """Return a hint for a failed attempt; empty if none is known.
 
-        `tail` is the end of its log, `exit` None for an attempt that did not end by itself.
+        `tail` is the end of its log. `exit` is None for an attempt that did not exit by itself.
         """
         hint = cause.fix
         if cause.reason == "unwatched":
@@ -43,7 +43,7 @@ class FailureHints:
         return hint
 
     def _about_inputs(self, id: str, attempt: Attempt, tail: str) -> str:
-        """Which input the step lacks, if the log shows that."""
+        """Return a hint about a missing input, if the log shows one."""
         directory, spec = attempt.directory, attempt.spec
         declared = [
             *directory.staged,
@@ -83,7 +83,10 @@ class FailureHints:
 
 
 def _may_be_hidden(attempt: Attempt, image: str, path: str) -> bool:
-    """Whether a sandbox hid an absolute path; on another machine, any may be there."""
+    """Return True if the sandbox may hide this absolute path.
+
+    On another machine, any path may exist.
+    """
     place = attempt.place
     if image or path.startswith(place.paths(attempt.directory).cwd):
         return False

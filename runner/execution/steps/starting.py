@@ -1,6 +1,6 @@
-"""Start steps: find a host, hold the key, the GPUs and the state, make the attempt ready, begin it.
+"""Start of steps: choose a host, claim key, GPUs and state, prepare the attempt, and execute it.
 
-Every hold is given back on every way out.
+Every claim is released on every exit path.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from .run_plan import RunPlan
 from .run_schedule import RunSchedule
 
 NO_ROOM: Final = 0.2
-"""Seconds until a step that found no host, or its state in use, is tried again."""
+"""Rest of a step without a free host or with its state in use, in seconds."""
 
 
 class Starter:
-    """Begins the attempts of one run."""
+    """Starts the attempts of one run."""
 
     def __init__(
         self,
@@ -65,10 +65,10 @@ class Starter:
         self._reattacher, self._preparer, self._publisher = reattacher, preparer, publisher
         self._carrier, self._failures, self._machines = carrier, failures, machines
         self._stopper, self._bell, self._environ, self._folder = stopper, bell, environ, folder
-        self._names: dict[str, int] = {}  # attempts that were named, by key or by step without one
+        self._names: dict[str, int] = {}  # attempts by key, or by step without a key
 
     async def start_ready(self) -> bool:
-        """Start every step that there is room for; True when something moved."""
+        """Start every step for which there is room; True if a step moved."""
         moved = False
         for id in self._schedule.startable():
             moved |= await self._start(id)
@@ -77,7 +77,7 @@ class Starter:
     # -- one step
 
     async def _start(self, id: str) -> bool:
-        """Begin an attempt of a step; True when something moved."""
+        """Start an attempt of a step; True if the step moved."""
         refusal = self._judge.refusal_of(id)
         if refusal is not None:
             self._failures.fail_unstarted(id, refusal)
@@ -92,17 +92,17 @@ class Starter:
             return self._placement.settle_unplaced(node, spec)
         world, _ = world_of(node, steps.facts, steps.made)
         attempt = Attempt(n, node, spec, key, world, place)
-        # One that an earlier worker left may hold its GPUs.
+        # An earlier worker's attempt with this key may hold the GPUs.
         if _gpus_of(spec) and not self._keys.has_orphan(key):
             has_moved = await self._pick_gpus(attempt)
             if not attempt.devices:
                 return has_moved
         if key is not None and not self._keys.claim(id, n, key):
-            return True  # its place is free for others
+            return True  # another step can use the host
         return await self._open_and_launch(id, attempt)
 
     async def _pick_gpus(self, attempt: Attempt) -> bool:
-        """Take free GPUs of the host.  Where there are none: whether something moved."""
+        """Reserve free GPUs for an attempt; True if the step failed or its host was lost."""
         try:
             attempt.devices = await self._placement.pick_gpus(
                 attempt.id, attempt.place, _gpus_of(attempt.spec)
@@ -116,7 +116,7 @@ class Starter:
         return False
 
     async def _open_and_launch(self, id: str, attempt: Attempt) -> bool:
-        """Begin an attempt that holds its key, if it can have its state; True when it moved."""
+        """Claim the state of an attempt and start it; True if the step moved."""
         try:
             is_open = await self._states.open(attempt)
         except OSError as error:
@@ -126,7 +126,7 @@ class Starter:
             return True
         if not is_open:
             self._schedule.rest(id, NO_ROOM)
-        # An interrupt or the run's limit came meanwhile: nothing new starts.
+        # After an interrupt or at the run's limit, no step starts.
         if not is_open or self._schedule.is_disturbed:
             self._give_back(attempt)
             return False
@@ -134,15 +134,15 @@ class Starter:
         return True
 
     def _give_back(self, attempt: Attempt) -> None:
-        """A step does not begin after all."""
+        """Release the key and the state of an attempt that does not start."""
         attempt.release_lock()
         if attempt.key is not None:
             self._commits.release(attempt.key)
 
-    # -- an attempt that holds all it needs
+    # -- launch
 
     async def _launch(self, id: str, attempt: Attempt) -> None:
-        """Begin an attempt, or one that an earlier worker began with its key, or fail the step."""
+        """Reattach to an earlier worker's attempt, start a new one, or fail the step."""
         attempt.name = self._name_of(attempt)
         found: Attempt | None = None
         trouble: Exception | None = None
@@ -161,12 +161,12 @@ class Starter:
             return self._fail_to_launch(id, attempt, error)
         begun = found or attempt
         self._carrier.begin(id, begun)
-        if self._stopper.is_stopping:  # asked for while this attempt was being prepared
+        if self._stopper.is_stopping:  # requested during the preparation
             self._bell.run_in_background(begun.stop())
         return None
 
     async def _prepare(self, attempt: Attempt) -> None:
-        # An earlier worker left an attempt that is of no use, and GPUs were not picked for it.
+        # No GPUs were reserved because of an earlier attempt, which cannot continue.
         if _gpus_of(attempt.spec) and not attempt.devices:
             attempt.devices = await self._placement.pick_gpus(
                 attempt.id, attempt.place, _gpus_of(attempt.spec)
@@ -176,7 +176,7 @@ class Starter:
         await self._preparer.prepare(attempt)
 
     def _fail_to_launch(self, id: str, attempt: Attempt, error: Exception) -> None:
-        """An attempt does not begin: its step waits for another one, or fails."""
+        """Queue the step of an attempt that could not start, or fail it."""
         attempt.release_lock()
         if isinstance(error, HostLost):
             self._machines.lose(attempt.place, error)
@@ -190,26 +190,30 @@ class Starter:
         if self._stopper.limit:
             cause = Cause(LIMIT, f"stopped: {self._stopper.limit}")
         elif self._stopper.is_interrupted and isinstance(error, CannotRun):
-            # An install that we ended ourselves has not failed.
+            # An install that this worker stopped does not count as failed.
             cause = Cause("stopped", "interrupted")
         return self._failures.fail(id, cause)
 
-    # -- names and notes
+    # -- names and facts
 
     def _name_of(self, attempt: Attempt) -> str:
-        """Its key's name, so that the next worker finds it; without a key, the run's."""
+        """Return the name of a new attempt.
+
+        It begins with the key, so that the next worker finds the attempt. Without a key, it begins
+        with the run.
+        """
         run, what = self._commits.run, attempt.key or attempt.id
         self._names[what] = number = self._names.get(what, 0) + 1
-        # A job is known by its name: none of this worker's is one of an earlier worker of the run.
+        # A job is identified by its name, which must differ from those of earlier workers.
         ordinal = f"{self._commits.fence}-{number}"
         if attempt.key is not None:
             return f"{attempt.key[:24]}-{run}-{ordinal}"
         return f"{run}-{attempt.number}-{ordinal}"
 
     def _note_start(self, id: str, attempt: Attempt) -> None:
-        """Note that the step's next attempt begins.
+        """Record the start of the step's attempt.
 
-        One that this run began under an earlier worker is still the same.
+        A reattached attempt of this run keeps its attempt number.
         """
         if not attempt.is_reattached or not self._commits.tries(id):
             self._commits.next_attempt(id)
@@ -229,7 +233,7 @@ class Starter:
         self._schedule.start(id, data)
 
     def _notes_of_state(self, id: str, attempt: Attempt) -> dict[str, object]:
-        """Where a training resumes, in words, and what was passed over."""
+        """Describe the checkpoint from which a training resumes, and report skipped checkpoints."""
         for found in attempt.restored.values():
             if found.passed and found.name is None:
                 self._commits.say(f"{id}: {found.words}")
@@ -241,12 +245,12 @@ class Starter:
 
 
 def _gpus_of(spec: StepSpec) -> int:
-    """How many GPUs of its host a step takes."""
+    """Return the number of GPUs that a step needs on its host."""
     return int(spec.resources.room.get("gpus", 0))
 
 
 def _facts_of_log(attempt: Attempt, folder: str, environ: Mapping[str, str]) -> dict[str, object]:
-    """What a reader of the raw log has to know: where numbers are, and which secrets to mask."""
+    """Return the facts for readers of the raw log: the source of metrics, and secrets to mask."""
     spec, facts = attempt.spec, dict[str, object]()
     if spec.metrics is not None and spec.metrics.in_environment:
         facts["metrics"] = f"{folder}/{attempt.name}.metrics"
