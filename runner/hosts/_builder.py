@@ -1,13 +1,13 @@
-"""Make a Python environment from requirements that are pinned by hash.  A program by itself, for the host; knows installers' words, not who asked.
+"""Create a Python environment from requirements that are pinned by hash.  This program runs alone on a host and imports nothing of recipe.
 
     python -I builder.py HOME REQUIREMENTS [UV]
 
-Where REQUIREMENTS is empty, it has no packages of its own and sees those of the Python that it is made from.  uv fills it where one is given that
-runs here, from the cache that its user has on this machine, by hard links; else pip does.  One at a time works on a HOME, by a lock in it: a builder
-whose asker was killed goes on undisturbed, and the next one finds what it made.  What a builder left that was killed itself is cleared away.
-Nothing is downloaded to /tmp, which is often memory, and too small: uv has its cache, pip a folder below HOME.
+If REQUIREMENTS is empty, the environment has no packages of its own and sees the packages of the base Python.  If UV is given and runs on this host,
+uv installs the packages by hard links from the user's uv cache.  Otherwise pip installs them.  A lock file in HOME allows one builder at a time.
+A builder whose caller was killed continues, and the next builder finds its environment.  Files of a killed builder are deleted.
+Downloads never go to /tmp, which is often memory and too small: uv has its cache, pip a directory below HOME.
 
-Lines of JSON say how it goes: {"says": how far it is}, and at last {"done": …} or {"wrong": one sentence, "fix": what to do}.
+The output is JSON lines: {"says": progress}, and as the last line {"done": ...} or {"wrong": one sentence, "fix": what to do}.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 PULSE, SLOWEST = 10.0, 60.0
-"""Seconds between words about how far it is: at first, and when it takes long."""
+"""Seconds between two progress messages: the first pause and the longest pause."""
 OLDEST_PIP = (22, 3)
-"""The first pip that can work on another environment than its own."""
+"""Oldest pip with the option `--python`."""
 ELSEWHERE = (
     *(
         "PYTHONPATH",
@@ -55,7 +55,7 @@ ELSEWHERE = (
     ),
     *("UV_EXCLUDE_NEWER", "UV_TARGET", "UV_PREFIX", "UV_NO_VERIFY_HASHES", "UV_TORCH_BACKEND"),
 )
-"""Variables of the caller that say where packages are installed to, or what else: it is settled here.  Where files come from is the caller's."""
+"""Environment variables that change the install target or the package selection.  The installer does not inherit them."""
 OF_PIP = {
     "index-url": "UV_DEFAULT_INDEX",
     "extra-index-url": "UV_INDEX",
@@ -69,14 +69,14 @@ OF_PIP = {
     "default-timeout": "UV_HTTP_TIMEOUT",
     "retries": "UV_HTTP_RETRIES",
 }
-"""What pip's settings say about where packages come from, as uv, which does not read them, calls it."""
+"""pip settings about package sources -> the environment variables of uv, which does not read pip's settings."""
 TRIES = 3
-"""Times that an installer begins when connections break; what is in its cache by then is not fetched again."""
+"""Attempts of an installer when connections break.  Files in its cache are not downloaded again."""
 QUIETLY = ("--disable-pip-version-check", "--no-input")
 LONGEST = 1000
-"""Characters of a reason."""
+"""Longest error message, in characters."""
 LAST = 400
-"""Lines that are kept of what an installer says from its first fault on."""
+"""Lines of installer output kept after the first error."""
 FULL = (
     "No space left",
     "Disk quota exceeded",
@@ -87,7 +87,7 @@ ANOTHER_LOCK = "correct the lock file, or pass `--python current`"
 
 
 class BuildError(Exception):
-    """Why there is no environment, and what to do."""
+    """The environment cannot be created; `fix` says what to do."""
 
     def __init__(self, why: str, fix: str) -> None:
         super().__init__(why)
@@ -95,15 +95,15 @@ class BuildError(Exception):
 
 
 class Broken(BuildError):
-    """The index does not answer, or not to the end."""
+    """The connection to the package index failed."""
 
 
 class Missing(BuildError):
-    """The index has no file that fits."""
+    """The package index has no matching file."""
 
 
 class Pip:
-    """What a pip at work has printed, as far as it matters."""
+    """A pip run: its command, and the progress and errors parsed from its output."""
 
     def __init__(self, command: Sequence[str], home: str, wanted: int, meant: str) -> None:
         self.command, self.env, self.meant = command, _env(home), meant
@@ -113,7 +113,7 @@ class Pip:
         self.faults: list[str] = []
 
     def argv(self, requirements: str) -> list[str]:
-        # A lock names all there is: nothing is to be looked for beside it, and no extra, which pip could not match with its pin.
+        # The lock names all packages, so no dependencies and extras are resolved: pip could not match an extra with its pin.
         return [
             *self.command,
             "install",
@@ -151,7 +151,7 @@ class Pip:
         return f"{min(self.here, self.wanted)} of {self.wanted} packages downloaded, {self.size / 1e9:.1f} GB"
 
     def fault(self) -> Exception:
-        """Why it failed: BuildError, Broken, or OSError when the disk is full."""
+        """Return the cause of the failure: BuildError, Broken, or OSError if the disk is full."""
         said = "\n".join(self.faults)
         if any(word in said for word in FULL):
             return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -186,7 +186,7 @@ class Pip:
         return BuildError(" ".join(errors) or "pip failed without an error message", ANOTHER_LOCK)
 
     def incomplete(self) -> list[str]:
-        """What the lock forgot, and who needs it."""
+        """Return the dependencies that the lock does not pin, each with the package that needs it."""
         said = subprocess.run(
             [*self.command, "check", *QUIETLY],
             env=self.env,
@@ -199,7 +199,7 @@ class Pip:
 
 
 class Uv:
-    """What a uv at work has printed, as far as it matters.  Of small files it says nothing."""
+    """A uv run: its command, and the progress and errors parsed from its output.  uv reports downloads of large files only."""
 
     def __init__(self, program: str, home: str, wanted: int, meant: str) -> None:
         self.program, self.python, self.meant = program, f"{home}/bin/python", meant
@@ -210,7 +210,7 @@ class Uv:
         self.faults: list[str] = []
 
     def argv(self, requirements: str) -> list[str]:
-        # All indexes count the same, as to pip: what may be taken from them is pinned by hash.
+        # All indexes have equal priority, as for pip: the hashes pin the files.
         how = ("--require-hashes", "--no-deps", "--index-strategy", "unsafe-best-match")
         return [self.program, "pip", "install", "--python", self.python, *how, "-r", requirements]
 
@@ -232,7 +232,7 @@ class Uv:
         return f"{len(self.here)} of {len(self.large)} large packages downloaded, {size / 1e9:.1f} of {sum(self.large.values()) / 1e9:.1f} GB"
 
     def fault(self) -> Exception:
-        """Why it failed: BuildError, Broken, or OSError when a disk is full."""
+        """Return the cause of the failure: BuildError, Broken, or OSError if a disk is full."""
         said = "\n".join(self.faults)
         if any(word in said for word in FULL):
             where = re.search(
@@ -246,7 +246,7 @@ class Uv:
                 r"Computed:\s+sha\d+:([0-9a-f]{12})",
                 said,
             )
-        url = (re.search(r"(https?://[^\s)`]+)", said) or ["the one of uv's settings"])[0]
+        url = (re.search(r"(https?://[^\s)`]+)", said) or ["from uv's settings"])[0]
         if got := re.search(r"HTTP status client error \((\d+ [^)]*)\)", said):
             return BuildError(
                 f"the package index ({url}) rejected the request: {got[1]}",
@@ -271,7 +271,7 @@ class Uv:
         return BuildError("; ".join(words) or "uv failed without an error message", ANOTHER_LOCK)
 
     def incomplete(self) -> list[str]:
-        """What the lock forgot, and who needs it."""
+        """Return the dependencies that the lock does not pin, each with the package that needs it."""
         argv = [self.program, "pip", "check", "--python", self.python]
         said = subprocess.run(argv, env=self.env, capture_output=True, text=True, errors="replace")
         found = re.findall(
@@ -282,7 +282,7 @@ class Uv:
 
 
 def build(home: str, requirements: str, uv: str) -> None:
-    """Make the environment, unless it is there.  Raises BuildError, OSError."""
+    """Create the environment if it does not exist.  Raises BuildError, OSError."""
     os.makedirs(home, exist_ok=True)
     with hold_lock(f"{home}/lock") as lock:
         if os.path.exists(f"{home}/complete") and os.path.exists(f"{home}/bin/python"):
@@ -293,9 +293,11 @@ def build(home: str, requirements: str, uv: str) -> None:
             wanted = make_environment(home, requirements, uv, lock)
         except (BuildError, OSError):
             with contextlib.suppress(OSError):
-                _clear(home)  # half of one is of no use, and may be why the disk is full
+                _clear(
+                    home
+                )  # a partial environment is useless, and may be the reason why the disk is full
             raise
-        os.sync()  # a power cut must not leave a `complete` beside files without content, here or in a cache
+        os.sync()  # after a power cut, `complete` must not exist beside empty files, here or in a cache
         with open(f"{home}/complete", "w") as file:
             file.write("done\n")
         _say(
@@ -308,7 +310,7 @@ def build(home: str, requirements: str, uv: str) -> None:
 
 
 def make_environment(home: str, requirements: str, uv: str, lock: int) -> int:
-    import venv  # not for who only waited
+    import venv  # slow import, unnecessary for a builder that only waited
 
     if not requirements:
         venv.EnvBuilder(symlinks=True, system_site_packages=True).create(home)
@@ -317,7 +319,7 @@ def make_environment(home: str, requirements: str, uv: str, lock: int) -> int:
     os.makedirs(f"{home}/fetched", exist_ok=True)
     with open(requirements, encoding="utf-8") as file:
         lines = file.read().splitlines()
-    # Our own locks begin with what they are for.
+    # The first line of our own locks names their target.
     head = re.match(r"# Made by .*?: (.*?)\.?$", lines[0]) if lines else None
     meant = head[1] if head else ""
     wanted = sum(1 for line in lines if re.match(r"[A-Za-z0-9]", line))
@@ -333,7 +335,7 @@ def make_environment(home: str, requirements: str, uv: str, lock: int) -> int:
 
 
 def _exact(line: str) -> str:
-    """A pin that no build with a local version fits, such as 2.13.0+cpu: pip tells them apart by hash, and uv takes the highest."""
+    """Change a pin from `==` to `===`, so that uv does not choose a build with a local version such as 2.13.0+cpu.  pip selects by hash."""
     return re.sub(
         r"^([A-Za-z0-9][\w.-]*(?:\[[^\]]*\])?) *== *([^\s;*+=]+)(?=[\s;\\]|$)", r"\1===\2", line
     )
@@ -342,7 +344,7 @@ def _exact(line: str) -> str:
 def install_insistently(
     installer: Callable[[], Pip | Uv], home: str, requirements: str, lock: int
 ) -> int:
-    """How many packages were installed, in as many tries as broken connections get."""
+    """Install the packages, with a new attempt after a broken connection.  Returns the number of packages."""
     for left in range(TRIES - 1, -1, -1):
         try:
             return install(installer(), home, requirements, lock)
@@ -354,7 +356,7 @@ def install_insistently(
 
 
 def _runs(uv: str) -> bool:
-    """Whether that uv runs here.  One for another C library does not."""
+    """Return whether the program `uv` runs on this host.  A uv for another C library does not."""
     try:
         return (
             bool(uv)
@@ -368,7 +370,7 @@ def _runs(uv: str) -> bool:
 
 
 def _pip(home: str) -> list[str]:
-    """A pip of this Python's own works on the environment from outside: giving it one of its own takes seconds.  Raises BuildError."""
+    """Return the command of a pip that can install into the environment.  The pip of this Python saves seconds.  Raises BuildError."""
     from importlib import metadata
 
     python = f"{home}/bin/python"
@@ -390,7 +392,7 @@ def _pip(home: str) -> list[str]:
 
 def install(installer: Pip | Uv, home: str, requirements: str, lock: int) -> int:
     over = threading.Event()
-    # It holds the lock too: no other builder begins while an installer is at work whose builder was killed.
+    # The installer inherits the lock: after a kill of its builder, no other builder starts while it works.
     with subprocess.Popen(
         installer.argv(requirements),
         env=installer.env,
@@ -409,7 +411,7 @@ def install(installer: Pip | Uv, home: str, requirements: str, lock: int) -> int
         teller.join()
     if process.returncode:
         raise installer.fault()
-    # Nothing was looked for beside the lock, which names all: what it says about versions holds.
+    # Only the packages of the lock were installed, so the version check reports what the lock forgot.
     if forgotten := installer.incomplete():
         raise BuildError(
             f"the lock does not pin {'; nor '.join(forgotten)}",
@@ -427,7 +429,7 @@ def _env(home: str) -> dict[str, str]:
 
 
 def _uv_env(home: str) -> dict[str, str]:
-    """With what pip's settings say about where packages come from, as far as uv's own say nothing."""
+    """Return the environment of uv: pip's settings about package sources apply where uv has no setting of its own."""
     env = {"NO_COLOR": "1", **of_pip(os.environ), **_env(home), "UV_PYTHON_DOWNLOADS": "never"}
     cache = (
         env.get("UV_CACHE_DIR")
@@ -442,7 +444,7 @@ def _uv_env(home: str) -> dict[str, str]:
 
 
 def of_pip(environ: Mapping[str, str]) -> dict[str, str]:
-    """pip's settings, of its files and variables, as uv's variables.  Places on this machine that are not there count for nothing, as to pip."""
+    """Translate pip's settings (files and variables) to uv's variables.  Local paths that do not exist are left out, as pip does."""
     read = configparser.RawConfigParser(strict=False)
     user = os.path.expanduser("~")
     config = environ.get("XDG_CONFIG_HOME") or f"{user}/.config"
@@ -507,9 +509,9 @@ def _there(home: str) -> int:
 
 
 def _mismatch(package: str, expected: str, got: str, said: str) -> BuildError:
-    """A file that is not that of the lock; the patterns find the digests in what was said."""
+    """Return the error for a file with other hashes than in the lock.  The patterns find the digests in the installer's output."""
     wanted, found = re.search(expected, said), re.search(got, said)
-    what = f"{package} has HASHES that the lock does not pin (wanted {wanted[1] if wanted else '?'}…, got {found[1] if found else '?'}…)"
+    what = f"{package} has other hashes than the lock (expected {wanted[1] if wanted else '?'}…, got {found[1] if found else '?'}…)"
     return BuildError(
         what, "restore the lock file, or create it again to accept the changed package"
     )
@@ -530,7 +532,7 @@ def hold_lock(path: str) -> Iterator[int]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _say(says="waiting for another run that installs them")
+            _say(says="waiting for another run that installs the packages")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield file.fileno()
 

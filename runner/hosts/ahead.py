@@ -1,4 +1,4 @@
-"""A driver connects while the rest of a run is still being prepared, so that this costs no time of its own.  Knows no steps."""
+"""Connect a driver in the background while the run is prepared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from drivers.base import Driver
 
 
 class Ahead:
-    """A driver on the event loop that the run goes on with.  Nothing is taken or rented; what is wrong is raised where the driver is used."""
+    """A driver that connects on its own event loop, which the run uses later.  Rents nothing.  Errors are raised when the driver is first used."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
@@ -19,11 +19,11 @@ class Ahead:
         self._connecting: asyncio.Task[None] = self._loop.create_task(self._connect())
         self._over = (
             threading.Event()
-        )  # a thread whose join was interrupted by a signal counts as ended
+        )  # an event, because a thread whose join was interrupted by a signal counts as ended
         threading.Thread(target=self._run, daemon=True).start()
 
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop, once it has connected or failed to.  What a host is met with is loaded meanwhile."""
+        """Return the event loop once the driver has connected or failed.  Meanwhile, load the agent program and the transfer code."""
         from .link.stream import program
         from .transfer import host_store as transfer  # noqa: F401
 
@@ -32,7 +32,7 @@ class Ahead:
         return self._loop
 
     def close(self) -> None:
-        """Let go of what no run went on with."""
+        """Close the driver and the loop, unless the run closed the loop."""
         if self._loop.is_closed():
             return
         if not self._over.is_set():
@@ -54,7 +54,7 @@ class Ahead:
 
 @contextlib.contextmanager
 def ahead(driver: Driver) -> Iterator[Ahead]:
-    """Connect from now on."""
+    """Connect a driver in the background until the block ends."""
     made = Ahead(driver)
     try:
         yield made

@@ -1,8 +1,7 @@
-"""The engines of clusters: Apptainer (or Singularity), and Enroot, by which pyxis runs images.  `containers` finds them and calls what is here.
+"""Container engines of clusters: Apptainer (or Singularity), and Enroot, which pyxis uses to run images.  The module `containers` calls this module.
 
-They need no daemon and no rights: a container is a child like any other, in the process namespace of its host and in the cgroups of its job.  So
-nothing of it outlives a job whose processes are ended.  Apptainer starts a file (SIF), Enroot a folder that it keeps under a name; both are made of
-an image once.
+These engines need no daemon and no root.  A container is an ordinary child process in the host's process namespace and the job's cgroups,
+so it ends with the processes of the job.  Apptainer starts an image file (SIF), Enroot a named root file system.  Both are created once per image.
 """
 
 from __future__ import annotations
@@ -25,26 +24,26 @@ if TYPE_CHECKING:
 
 KINDS: Final = ("apptainer", "enroot")
 BENEATH: Final = {"pyxis": "enroot"}
-"""Names that people have for an engine which is another program: pyxis is the plugin of srun that calls Enroot."""
+"""Alternative engine names -> the program.  pyxis is the plugin of srun that calls Enroot."""
 SETTINGS: Final = ("ENROOT_", "APPTAINER_", "SINGULARITY_")
-"""Beginnings of the names of variables by which a login or a site sets them: where images are kept, who asks a registry."""
+"""Prefixes of the variables with which a user or a site configures an engine: image cache, registry credentials."""
 _FINDS: Final = ("PATH", "HOME")
-"""Variables by which their programs are found; what else Apptainer is given is the step's."""
+"""Variables with which the engine finds its programs.  All other variables of Apptainer come from the step."""
 _OWN: Final = ("APPTAINER", "SINGULARITY", "LD_", "PATH")
-"""Beginnings of names that Apptainer, or its loader, reads, or does not hand on: those variables go round it."""
+"""Prefixes of variables that Apptainer or its loader reads or drops.  A step's variables with these prefixes are passed with `APPTAINERENV_`."""
 _HIDDEN: Final = "RECIPE_IN_"
-"""Before the names of a step's variables while Enroot's own client runs."""
+"""Prefix of a step's variables while Enroot's client runs."""
 
 
 def address(kind: str, image: str) -> str:
-    """What the engine calls an image of a registry; a path, or what names its own transport, is itself."""
+    """Return the engine's address of an image.  Paths and names with a transport stay unchanged."""
     if "://" in image or image.startswith("/"):
         return image
     name, at, digest = image.partition("@")
     if at:
         name = (
             name if ":" not in name.rpartition("/")[2] else name.rpartition(":")[0]
-        )  # a digest says it: beside it neither engine takes a tag
+        )  # neither engine accepts a tag beside a digest
     first, slash, rest = name.partition("/")
     if kind == "enroot" and slash and ("." in first or ":" in first or first == "localhost"):
         name = f"{first}#{rest}"
@@ -52,7 +51,7 @@ def address(kind: str, image: str) -> str:
 
 
 def name_of(image: str) -> str:
-    """What we call it where the engine keeps it."""
+    """Return the name under which the engine stores an image."""
     return f"recipe-{of_value('image', image)[:16]}"
 
 
@@ -63,10 +62,13 @@ def wrap(
     mounts: Sequence[Mount],
     gpus: Sequence[Device] | None,
 ) -> Command:
-    """`command`, to be run in a container: see `containers.wrap`.  `image` is a file of Apptainer, or a name of Enroot.  Raises CannotRun."""
+    """Return `command`, changed to run in a container: see `containers.wrap`.  Raises CannotRun.
+
+    `image` is the path of an Apptainer image file, or a name of Enroot.
+    """
     box = f"{command.cwd}.box"
     here = engine.program.rpartition("/")[2]
-    ours = sorted(mounts, key=lambda mount: mount.target)  # a folder before what is below it
+    ours = sorted(mounts, key=lambda mount: mount.target)  # parent directories first
     given = {
         name: value
         for name, value in engine.env.items()
@@ -91,7 +93,7 @@ def wrap(
         words = ["exec", "--home", box, "--pwd", command.cwd]
         words += ["--nv"] if engine.gpus and (gpus is None or gpus) else []
         words += [word for mount in ours for word in ("--mount", _record(mount))]
-        env.pop("HOME", None)  # it is the folder that is named
+        env.pop("HOME", None)  # `--home` sets it
         env, secrets = _past(env, apart), _past(command.secrets, apart)
     argv = (*engine.words, *words, *engine.args, image, *command.argv)
     return replace(
@@ -113,7 +115,7 @@ def _past(values: Mapping[str, str], apart: str) -> dict[str, str]:
 
 
 def _record(mount: Mount) -> str:
-    """A mount as Apptainer reads it: a record of CSV."""
+    """Return a mount as a CSV record, the format of Apptainer."""
     if "\n" in mount.path + mount.target:
         raise CannotRun(
             f"apptainer cannot mount {mount.path!r}", fix="rename the path without line breaks"
@@ -125,7 +127,7 @@ def _record(mount: Mount) -> str:
 
 
 def _fields(mount: Mount) -> str:
-    """A mount as Enroot reads it: fields of fstab, by colons."""
+    """Return a mount as fstab fields with colons, the format of Enroot."""
     if ":" in mount.path + mount.target:
         raise CannotRun(f"enroot cannot mount {mount.path!r}", fix="rename the path without colons")
     how = f"none:x-create=auto,bind,{'rw' if mount.writable else 'ro'}"
@@ -133,7 +135,7 @@ def _fields(mount: Mount) -> str:
 
 
 def _field(path: str) -> str:
-    """A path as a table of file systems has it."""
+    """Escape a path for an fstab field."""
     return (
         path.replace("\\", "\\134")
         .replace(" ", "\\040")
@@ -143,17 +145,15 @@ def _field(path: str) -> str:
 
 
 def explain(code: int | None, last: str, image: str) -> str:
-    """Words for a container whose command never began, from the last line of its log; empty when it began."""
+    """Return an error message if the container did not start, from the last line of its log; empty if the command started."""
     if code == 255 and last.startswith("FATAL:"):
         reason = last.removeprefix("FATAL:").strip()
         if "executable file not found" in reason:
             program = reason.partition(":")[0].rpartition(" ")[2].strip('"')
-            return f"the image {image} does not have {program} (a script requires /bin/sh, or bash with `shell: bash`; a list its first word)"
+            return f"the image {image} does not have {program} (a script requires /bin/sh, or bash with `shell: bash`)"
         return f"cannot start a container of {image}: {reason}"
     if code == 1 and last.startswith("[ERROR]"):
-        return (
-            f"the container of {image} could not be started: {last.removeprefix('[ERROR]').strip()}"
-        )
+        return f"cannot start a container of {image}: {last.removeprefix('[ERROR]').strip()}"
     return ""
 
 
@@ -172,7 +172,7 @@ case $kind in
 esac
 :
 """
-"""Prints what `wrap` is to be given for an image that is there; after it: the engine's kind, the image's name and address, the engine's words."""
+"""Script: print the `image` for `wrap` if it is stored.  Arguments: the engine kind, the image name, its address, the engine command."""
 
 FETCH: Final = r"""
 kind=$1 name=$2 from=$3; shift 3
@@ -188,7 +188,7 @@ case $kind in
     "$@" create --force --name "$name" "$file" >&2 9>&- && "$@" start --rw --conf "$new/conf" "$name" 9>&- && echo "$name" ;;
 esac
 """
-"""Makes it be there, and prints the same."""
+"""Script: store the image and print the same."""
 
 _CONF: Final = r"""
 hooks() {
@@ -203,9 +203,9 @@ hooks() {
   } >"${ENROOT_RUNTIME_PATH}/rc"
 }
 """
-"""For Enroot, whose own file of variables has a line for each: those of a step as the script that begins its command, in a folder of memory."""
+"""Configuration script for Enroot: it passes the step's variables, which may contain line breaks, in a file in memory."""
 
-# The engine's kind · a folder for us · the step's directory · Enroot's script · the command
+# Arguments: engine kind, directory for this script, the step's directory, Enroot's script, the command
 _RUN: Final = r"""
 kind=$1 box=$2 conf=$4; export RECIPE_CWD="$3"; shift 4
 rm -rf "$box"; mkdir -m 700 "$box" || exit 125

@@ -1,4 +1,4 @@
-"""A host that was given to us becomes a place: it is asked what it has, and the streams and the store of ours are opened there."""
+"""Turn the hosts of a driver into places: inspect a host, and open the agent connection and the host store."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from .transfer.host_store import HostStore
 
 TELL = 5.0
-"""Seconds between words about a transfer."""
+"""Seconds between two progress messages of a transfer."""
 
-# The command path of a login there, the Python that was named, the variables of the login, and the GPUs that it sees.  Systems have a python3 and no
-# python, or an older one of that name: a folder of ours has a program `python` that is the one, unless nothing may be executed there.
-# $1: the name of that Python or its folder, $2: our root, $3: where below it there may be one instead, $4: what is known to hang there.
+# Prints the login's PATH, the Python, the login's variables, and the GPUs.  Many systems have a python3 and no python,
+# or an older one of that name: then a directory below the root gets a program `python`, unless the disk is mounted noexec.
+# $1: the Python or its environment, $2: the root, $3: path of a fallback Python below it, $4: programs known to hang.
 _ASK = (
     machine.SMI
     + r"""PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin
@@ -70,7 +70,7 @@ smi '' -L
 _FACTS = ("PATH=", "PYTHON=", "VERSION=", "CALLED=")
 
 
-# What Python this is: its version, and sorted name==version lines.
+# Prints the version of a Python, and sorted name==version lines.
 _PACKAGES = (
     "import json, platform; from importlib.metadata import distributions as all\n"
     "print(json.dumps([platform.python_version(), sorted({f'{each.name}=={each.version}' for each in all()})]))"
@@ -81,26 +81,26 @@ _NAME_PYTHON = (
 
 
 class Reached(NamedTuple):
-    """A host to which our streams are being opened."""
+    """A host whose agent connection is being opened."""
 
     python: str
-    """The Python that was named for it."""
+    """The Python that the settings name for the host."""
     jobs: Client
     host_store: HostStore
     answers: asyncio.Future[tuple[bytes, None]]
-    """What it says of itself, once its streams are open, too."""
+    """The host's description of itself, available when the connection is open."""
 
     async def aclose(self) -> None:
-        """Let go of it: no place there is ours."""
+        """Close the connection to a host that did not become a place."""
         self.answers.cancel()
         await asyncio.gather(self.answers, return_exceptions=True)
         await self.jobs.aclose()
 
 
 class Connector:
-    """Opens the hosts of one run.  `name` is the driver's, `named` the Python that was named for steps without a lock.
+    """Connects to the hosts of one run.  `name` is the driver, `named` the Python for steps without a lock.
 
-    `given`: contents that the first steps are given, of which hosts are asked as soon as they can be.
+    `given` are contents that the first steps need.  Each host is asked for them as soon as it is connected.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Connector:
         self._ws, self._name, self._named, self._say, self._given = ws, name, named, say, given
 
     def here(self, local: Client) -> Place:
-        """This machine.  Raises CannotRun."""
+        """Return this machine as a place.  Raises CannotRun."""
         python, ws = self._python(), self._ws
         path = interpreters.command_path(python, ws.home, ws.environ)
 
@@ -129,7 +129,7 @@ class Connector:
         return Place(ws, "local", local, ws.machine(), seen, shell)
 
     def _python(self) -> str:
-        """The interpreter of this machine; one that was named for hosts need not be here.  Raises CannotRun."""
+        """Return the interpreter of this machine.  A Python that was set for remote hosts need not exist here.  Raises CannotRun."""
         named = "" if self._name != "local" and self._named != interpreters.CURRENT else self._named
         python = interpreters.choose_python(named, self._ws.root, self._ws.environ)
         interpreters.ask(python)
@@ -145,9 +145,9 @@ class Connector:
         *,
         hung: str = "",
     ) -> Reached:
-        """Begin our streams to a host, and ask it what `place` has to know.
+        """Start to connect to a host, and ask for the facts that `place` needs.
 
-        `root` instead of the host's own.  `hung`: what is known to hang there.
+        `root` replaces the root directory of the host.  `hung` names programs that are known to hang there.
         """
         from .link.stream import OWN, PROGRAM
         from .link.wire import Wire
@@ -156,7 +156,7 @@ class Connector:
         root = root or host.root
         wire = Wire(host, root, name=name, say=self._say, progress=_Shown(self._say))
         jobs = there(wire)
-        jobs.wake()  # it comes up while we ask
+        jobs.wake()  # the agent starts while the host answers
         host_store = HostStore(
             wire, self._recall, f"{self._ws.home}/partial" if traits.shared_disk else ""
         )
@@ -166,12 +166,9 @@ class Connector:
 
     @contextlib.asynccontextmanager
     async def reached(self, driver: Driver, want: int) -> AsyncIterator[dict[str, Reached]]:
-        """Machines of which places will be taken: our streams are opened while they are asked what they have, and while places are taken.
-
-        The caller takes out those that are places now; the others are let go of.
-        """
+        """Connect to the hosts in parallel while their offers are read.  On exit, close the connections that the caller has not taken out."""
         hosts = driver.connected_hosts()
-        some = hosts if len(hosts) <= want else {}  # of more than that, some may not be needed
+        some = hosts if len(hosts) <= want else {}  # with more hosts, some may not be needed
         found = {
             name: self.reach(f"{self._name} {name}", host, host.python, driver.traits)
             for name, host in some.items()
@@ -196,12 +193,12 @@ class Connector:
         slots: int,
         reached: Reached | None = None,
     ) -> Place:
-        """The place on one host, of which so many were leased; `reached` if that was begun already.  Raises CannotRun, DriverError."""
+        """Return a place with `slots` leased slots on one host; `reached` is a connection already begun.  Raises CannotRun, DriverError."""
         name = f"{self._name} {host.name or (lease.id if traits.priced else offer.id)}"
         have = offer.resources
         room = {"cpus": have.cpus or 1.0, "memory": float(have.memory or 0) or float("inf")}
         cards = tuple(Card(number) for number in range(have.gpus or 0))
-        hung = lease.data.get("hung", "")  # which was said when it was offered
+        hung = lease.data.get("hung", "")  # known since the offer
         reached = reached or self.reach(
             name,
             host,
@@ -249,7 +246,7 @@ class Connector:
         return place
 
     def _recall(self, content: str) -> Any:
-        """The manifest of a tree, where we have it."""
+        """Return the manifest of a tree if it is stored here."""
         return (
             self._ws.objects.manifests.entries(Content(content))
             if self._ws.objects.has(Content(content))
@@ -258,9 +255,9 @@ class Connector:
 
 
 async def measure(offer: Offer, need: Need, host: Host, image: str, cuda: str) -> None:
-    """Raises NotAsSold when a machine has less than was promised, or its driver does not run the CUDA of its image.
+    """Raise NotAsSold if a machine has less than offered, or if its GPU driver does not support the CUDA version of its image.
 
-    `image`: its name where none is ordered.  `cuda`: the version where the name says none.
+    `image` is the driver's default image, `cuda` its CUDA version if the name has none.
     """
     facts = machine.facts(await ask_program(host.call, machine.question(".", machine.GPUS)))
     if short := machine.less(offer.resources, need, facts, need.image or image, cuda):
@@ -268,7 +265,7 @@ async def measure(offer: Offer, need: Need, host: Host, image: str, cuda: str) -
 
 
 async def same_packages(places: Iterable[Place]) -> None:
-    """See to it that the Python of these hosts has the packages of ours, which stand in keys.  Raises CannotRun."""
+    """Check that the Python of each host has the packages of this Python, which are part of the cache key.  Raises CannotRun."""
     for place in places:
         if not isinstance(place, RemotePlace):
             continue
@@ -293,12 +290,12 @@ async def same_packages(places: Iterable[Place]) -> None:
 
 
 def gpus_unused(name: str) -> str:
-    """Words for a machine whose GPUs are not used, because nvidia-smi does not answer."""
+    """Return the warning for a machine whose GPUs stay unused because nvidia-smi does not answer."""
     return f"{name}: {machine.HUNG}, so its GPUs are not used; {machine.WEDGED}"
 
 
 class _Shown:
-    """Words about long transfers: one line now and then."""
+    """Prints the progress of long transfers, one line every few seconds."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say

@@ -1,16 +1,16 @@
-"""Run a step's command in a container: find an engine on a host, make its image be there, wrap the Command.
+"""Run a step's command in a container: find an engine on a host, pull the image, wrap the command.
 
-What follows is of Docker and Podman; the engines of clusters are in `cluster_containers`.
+This module covers Docker and Podman.  The module `cluster_containers` covers the engines of clusters.
 
-A wrapped Command is an ordinary one: any host starts, waits for and stops it.  What it runs is a small supervising script (POSIX sh, `_RUN`) and
-beside it, in a session of its own, a guard (`_GUARD`):
+A wrapped Command is an ordinary Command: any host starts it, waits for it and stops it.  It runs a small supervisor script (POSIX sh, `_RUN`) and,
+in a session of its own, a guard script (`_GUARD`):
 
-    stop        the script's SIGTERM becomes one SIGTERM to every process in the container, as a host does it to a bare job's group; with an init
-                program of the engine (`Engine.init`) and without one
-    kill -9     of the script, or of all of its group: the guard sees its end and kills the container
-    kill -9     of the guard too: what is left bears a label, and `sweep` ends it before the next run
+    stop        The supervisor receives SIGTERM and sends one SIGTERM to each process in the container, as a host does for a job without a container.
+                This works with an init process of the engine (`Engine.init`) and without one.
+    kill -9     If the supervisor or its process group is killed, the guard notices and kills the container.
+    kill -9     If the guard is killed too, the container keeps its label, and `sweep` removes it before the next run.
 
-The command sees its directory, and everything that links in it lead to, under their own absolute paths, and runs as the host's user.
+The command sees its directory and the targets of the symbolic links in it, at the same absolute paths, and runs as the host's user.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from .link.client import Client
 
 MOST = 64
-"""Mounts of one container: where links lead to more places than this, folders above them are mounted."""
+"""Maximum number of mounts.  If links lead to more paths, common parent directories are mounted."""
 HOME = "/tmp"  # noqa: S108  (a path in the image)
-"""Home of every step in a container, under any user: the image's own may not be writable, and the host's is not there."""
+"""HOME of every step in a container: the image's home may be read-only, and the host's home is not mounted."""
 LABEL = "recipe.attempts"
 MARK = "recipe: the container did not start"
 _INIT = re.compile(
     r"ERROR \(catatonit:\d+\): failed to exec pid1: (.*)|\[FATAL tini \(\d+\)\] exec (.*) failed: (.*)"
 )
-"""How the engines' first processes say that there is no such program."""
+"""Error messages of the init programs (catatonit, tini) for a missing program."""
 _CLIENT = (
     *(
         "PATH",
@@ -77,13 +77,13 @@ _CLIENT = (
         "STORAGE_OPTS",
     ),
 )
-"""Variables by which the engine's own client finds its program, its daemon and its storage."""
+"""Variables with which the engine's client finds its program, its daemon and its storage."""
 _PROXIES = tuple(
     name
     for low in ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
     for name in (low, low.upper())
 )
-"""Variables by which it reaches a registry."""
+"""Proxy variables for image registries."""
 _GREEDY = (
     "LD_",
     "DOCKER_",
@@ -96,13 +96,14 @@ _GREEDY = (
     "GO",
     "_CONTAINERS_",
 )
-"""Beginnings of names that the client, or its loader, reads: a step's variable of such a name has to go round it."""
+"""Prefixes of variables that the client or its loader reads.  A step's variables with these prefixes are passed as `--env NAME=value`."""
 
 
 class Containers:
-    """The containers of one run on one host, whose attempt directories are in `attempts`: nothing is looked for twice.
+    """The containers of one run on one host, with attempt directories below `attempts`.  The engine and each image are looked up once.
 
-    `settings` are the driver's: `container_engine` or, of Slurm, `container`; `engine_args` (before the engine's verb), `container_args` (after it).
+    `settings` are the driver's `container_engine` (for Slurm `container`), `engine_args` (before the engine's verb) and
+    `container_args` (after it).
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class Containers:
         self._alone = asyncio.Lock()
 
     async def image(self, name: str) -> Image:
-        """The image there.  The first time, the host's engine is looked for, and what dead workers left in containers ends.  Raises CannotRun."""
+        """Return an image, pulled if necessary.  The first call finds the engine and removes leftover containers.  Raises CannotRun."""
         async with self._alone:
             engine = self._engine or await self._find()
             if name not in self._images:
@@ -141,7 +142,7 @@ class Containers:
         return self._engine
 
     def digest(self, name: str) -> str:
-        """What exactly an image is, as far as `image` has found it."""
+        """Return the digest of an image that `image` found, otherwise its name."""
         return self._images[name].digest if name in self._images else name
 
     def wrap(
@@ -154,15 +155,15 @@ class Containers:
         needed: bool = False,
         network: bool = True,
     ) -> Command:
-        """`wrap` for an image that `image` has found."""
+        """Wrap a command for an image that `image` found."""
         assert self._engine is not None
         image = self._images[name]
         return wrap(command, image, self._engine, mounts, gpus, needed=needed, network=network)
 
     async def over(self, attempt: str, exit: Exit) -> None:
-        """A job in a container has ended; one that did not end by itself may have left it.  `attempt` is the path of its directory."""
+        """Remove the container of a job that was killed or stopped.  `attempt` is the path of its directory."""
         if exit.signal is not None or exit.reason != "exit":
-            with suppress(CannotRun):  # then there is nothing to end it with
+            with suppress(CannotRun):  # without an engine there is no container
                 async with self._alone:
                     engine = self._engine or await self._find()
                 await end(self._host, engine, attempt)
@@ -179,10 +180,10 @@ async def detect(
     args: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
 ) -> Engine:
-    """The engine of a host: the one named, or its path, else the first of `ENGINES` that works (Docker: whose daemon answers).
+    """Return the container engine of a host: the one named by `engine` (name or path), otherwise the first of `ENGINES` that works.
 
-    `flags` stand before the engine's verb, `args` after `run`.  `environ` are variables for its client beside those of the host's own shell.  Raises
-    CannotRun saying what is missing; DriverError when the host cannot be asked.
+    `flags` precede the engine's verb, `args` follow `run`, and `environ` adds variables for the client.  Raises CannotRun with the missing part, and
+    DriverError if the host cannot be asked.
     """
     names = cluster_containers.BENEATH.get(engine, engine) or "\n".join(ENGINES)
     said = await _call(host, ["sh", "-c", _DETECT, "detect", names, *flags], environ or {})
@@ -211,7 +212,7 @@ async def detect(
 
 
 def _read_info(kind: str, rest: str, facts: Mapping[str, str]) -> Engine | str:
-    """One answer of `_DETECT`: the path of a program, TAB, what `info` of it said.  Words when it does not work."""
+    """Parse one output line of `_DETECT`: program path, TAB, output of `info`.  Returns an error message if the engine does not work."""
     path, _, text = rest.partition("\t")
     if kind in cluster_containers.KINDS:
         return _of_cluster(kind, path, text, facts)
@@ -231,7 +232,7 @@ def _read_info(kind: str, rest: str, facts: Mapping[str, str]) -> Engine | str:
             for device in info.get("DiscoveredDevices") or ()
         )
         gpus: Literal["", "gpus", "cdi"] = "gpus" if by_flag else "cdi" if by_cdi else ""
-        # It names a program also where there is none, and only then does not know its version.
+        # Docker names an init program even if it is missing, but then without its version.
         version, init = (
             str(info["ServerVersion"]),
             bool(info.get("InitBinary")) and (info.get("InitCommit") or {}).get("ID") != "N/A",
@@ -243,15 +244,15 @@ def _read_info(kind: str, rest: str, facts: Mapping[str, str]) -> Engine | str:
         in_more_places = tuple(map(int, re.findall(r"\d+", version)[:2])) >= (
             4,
             8,
-        )  # where it looks for catatonit
+        )  # these versions search more directories for catatonit
         init = facts.get("init") == "yes" or (facts.get("helper") == "yes" and in_more_places)
-    # A rootless Docker has its user as root inside; a rootless Podman keeps the number, by a flag.
+    # Rootless Docker maps its user to root in the container; rootless Podman keeps the uid with a flag.
     user = "0:0" if kind == "docker" and rootless else f"{uid}:{gid}"
     return Engine(kind, path, version, user, rootless, init, cards, gpus if cards else "", memory)  # type: ignore[arg-type]
 
 
 def _of_cluster(kind: str, path: str, text: str, facts: Mapping[str, str]) -> Engine | str:
-    """The same for an engine that says its version alone."""
+    """Parse the output line of a cluster engine, which prints only its version."""
     version = re.search(r"\d+(\.\d+)+", text)
     if version is None:
         return f"{path} does not work: {text.strip() or 'no error message'}"
@@ -265,7 +266,7 @@ def _of_cluster(kind: str, path: str, text: str, facts: Mapping[str, str]) -> En
 async def resolve(
     host: Client, engine: Engine, image: str, say: Callable[[str], None] | None = None
 ) -> Image:
-    """The image there, pulled (which is said) if it is not; one named by digest is that one.  Raises CannotRun in the engine's words; DriverError."""
+    """Return an image, pulled if it is missing, with a message to `say`.  Raises CannotRun with the engine's message; DriverError."""
     of_cluster = engine.kind in cluster_containers.KINDS
     look = ["sh", "-c", _LOOK, "look", image, *engine.words]
     fetch = ["sh", "-c", _PULL, "pull", _full_name(image), *engine.words]
@@ -310,7 +311,7 @@ async def resolve(
         id = str(found["Id"])
     except (ValueError, LookupError, TypeError) as error:
         raise CannotRun(f"cannot inspect the image {image}: {said[:200]!r}") from error
-    # A name can stand for several digests of one content; those of a registry are what another machine can ask for.
+    # An image may have several digests; another machine can pull those of a registry.
     digests = [str(name).partition("@")[2] for name in found.get("RepoDigests") or ()]
     pinned = image.partition("@")[2]
     id = id if id.startswith("sha256:") else f"sha256:{id}"
@@ -318,9 +319,9 @@ async def resolve(
 
 
 async def sweep(host: Client, engine: Engine, attempts: str) -> list[str]:
-    """End the containers of `attempts`, a folder of attempt directories, whose jobs are over: the names of the attempts.  Raises DriverError."""
+    """Remove the containers of finished jobs below `attempts`.  Returns the names of their attempts.  Raises DriverError."""
     if engine.kind in cluster_containers.KINDS:
-        return []  # they are processes of their job
+        return []  # containers of these engines are processes of their job
     listed = await _call(
         host,
         [
@@ -344,9 +345,9 @@ async def sweep(host: Client, engine: Engine, attempts: str) -> list[str]:
 
 
 async def end(host: Client, engine: Engine, attempt: str) -> None:
-    """Leave nothing of the container of an attempt directory, whatever state it is in; nothing to end is no error.  Raises DriverError.
+    """Remove the container of an attempt directory in any state; a missing container is no error.  Raises DriverError.
 
-    To be called when a job did not end by itself: a host may have killed all that watched over it.
+    Call this after a killed job: the host may have killed the supervisor and the guard.
     """
     words = () if engine.kind in cluster_containers.KINDS else engine.words
     await _call(
@@ -355,7 +356,7 @@ async def end(host: Client, engine: Engine, attempt: str) -> None:
 
 
 async def _call(host: Client, argv: Sequence[str], env: Mapping[str, str]) -> str:
-    """Run `argv` there with these variables, which travel by stdin: a proxy's address may have a password in it."""
+    """Run `argv` on a host.  The variables travel by stdin, because a proxy URL may contain a password."""
 
     async def lines() -> AsyncIterator[bytes]:
         for name, value in env.items():
@@ -375,7 +376,7 @@ def _for_client(name: str) -> bool:
 
 
 def _full_name(image: str) -> str:
-    """An image's name as Docker understands it: Podman may have no registry for short names."""
+    """Return an image name with its registry.  Podman may have no registry for short names."""
     first, slash, _ = image.partition("/")
     if slash and ("." in first or ":" in first or first == "localhost"):
         return image
@@ -386,14 +387,14 @@ def _full_name(image: str) -> str:
 
 
 def base_env(login: Mapping[str, str]) -> dict[str, str]:
-    """What a step in a container inherits: of its host's login no more than what makes sense there; PATH, locale and time zone are the image's."""
+    """Return the inherited environment of a step in a container.  PATH, locale and time zone come from the image."""
     return {"HOME": HOME, "PYTHONUNBUFFERED": "1", **variables.in_container(login)}
 
 
 def mounts(command: Command, objects: str, writable: Iterable[str] = ()) -> list[Mount]:
-    """What a command in an attempt directory of this machine has to see: the directory, its script, its metrics, and where its links lead.
+    """Return the mounts of an attempt on this machine: its directory, its script, its metrics, and the targets of its links.
 
-    `objects` is the folder of stored objects, `writable` are folders that links may lead to and that the step may change: its state.
+    `objects` is the directory of stored objects.  `writable` are the state directories that the step may change.
     """
     ours = tuple(os.path.realpath(path) for path in writable)
     found = [Mount(command.cwd, True), *(Mount(path, True) for path in ours)]
@@ -407,7 +408,7 @@ def mounts(command: Command, objects: str, writable: Iterable[str] = ()) -> list
 
 
 def leads(folder: str, objects: str, ours: Sequence[str] = ()) -> Sequence[str]:
-    """The folders and files that the links below `folder` lead to, but those in `ours`."""
+    """Return the targets of the symbolic links below `folder`, without targets in `ours`."""
     seen: set[str] = set()
     for target in _leads(folder, os.path.realpath(objects), ours, seen):
         seen.add(target)
@@ -415,7 +416,7 @@ def leads(folder: str, objects: str, ours: Sequence[str] = ()) -> Sequence[str]:
 
 
 def _leads(folder: str, store: str, ours: Sequence[str], seen: set[str]) -> Iterable[str]:
-    """Where the links below `folder` lead, and the links below that."""
+    """Yield the targets of the symbolic links below `folder`, and of the links below these targets."""
     pending, walked = [folder], {folder}
     while pending:
         with os.scandir(pending.pop()) as entries:
@@ -429,7 +430,7 @@ def _leads(folder: str, store: str, ours: Sequence[str], seen: set[str]) -> Iter
                     ):
                         continue
                     if _within(target, store):
-                        yield store  # what is stored holds no links that lead out of it
+                        yield store  # stored objects contain no links that leave the store
                         continue
                     if not any(_within(target, place) for place in seen):
                         yield target
@@ -443,7 +444,7 @@ def _within(path: str, folder: str) -> bool:
 
 
 def cover_paths(paths: Iterable[str], most: int = MOST) -> list[str]:
-    """At most `most` paths, none below another, so that each of `paths` is one of them or below one; never the root alone unless it has to be."""
+    """Return at most `most` directories that contain all of `paths`, none below another; the root only if nothing else fits."""
     found = _tops(paths)
     while len(found) > most:
         deepest = max(path.count("/") for path in found)
@@ -471,10 +472,10 @@ def wrap(
     needed: bool = False,
     network: bool = True,
 ) -> Command:
-    """`command`, to be run in a container of `image`.  Its environment is given by name, so that no value of a secret stands in an argv.
+    """Return `command`, changed to run in a container of `image`.  Variables are passed by name, so that no secret is part of an argv.
 
-    `gpus` are those that it sees, None for all that the host has; where the engine cannot give any, it sees none.  Raises CannotRun when they are
-    `needed` then, or a name or path cannot be passed on, or the engine cannot do without the `network`.
+    `gpus` are the visible GPUs, None for all of the host.  If the engine cannot pass GPUs, the command sees none.  Raises CannotRun if GPUs are
+    `needed` but cannot be passed, if the engine does not accept a name or path, or if it cannot switch off the `network`.
     """
     if gpus and needed and not engine.gpus:
         raise CannotRun(
@@ -485,8 +486,8 @@ def wrap(
     if engine.kind in cluster_containers.KINDS:
         if not network:
             raise CannotRun(
-                f"its sandbox has no network, and {engine.kind} there cannot take it away",
-                fix="set `sandbox: {network: true}`, or use podman or docker",
+                f"{engine.kind} on the host cannot run a sandbox without network",
+                fix="set `sandbox: {network: true}`, or use a host with podman or docker",
             )
         return cluster_containers.wrap(command, image.id, engine, mounts, gpus)
     name, box = _name(command.cwd), f"{command.cwd}.box"
@@ -504,7 +505,7 @@ def wrap(
             "none",
         ),
         *("--user", engine.user, "--workdir", command.cwd, "--entrypoint", ""),
-        # SELinux: our files stay as they are labelled, and the container may read them all the same.
+        # SELinux: our files keep their labels, and the container may still read them.
         *("--security-opt", "label=disable", "--security-opt", "no-new-privileges"),
     ]
     if engine.kind == "podman":
@@ -523,12 +524,12 @@ def wrap(
         words += [
             "--shm-size",
             str(engine.memory // 2),
-        ]  # what the kernel gives /dev/shm by itself; data loaders fill the 64 MB of an engine
+        ]  # the kernel's default for /dev/shm; data loaders fill the engine's 64 MB
     given = _has(engine.args, "--network", "--net")
     if not network and given and not {"none", "--network=none", "--net=none"} & {*engine.args}:
         raise CannotRun(
-            "its sandbox has no network, and `container_args` names one",
-            fix="set `sandbox: {network: true}`, or take it out of the settings",
+            "the sandbox has no network, but `container_args` sets one",
+            fix="set `sandbox: {network: true}`, or remove the network option from `container_args`",
         )
     if not given:
         words += ["--network", "host" if network else "none"]
@@ -560,24 +561,24 @@ def wrap(
 
 
 def _gpu_flags(gpus: Sequence[Device] | None, engine: Engine) -> list[str]:
-    """By UUID where the engine takes one; CDI always knows the number that nvidia-smi shows."""
+    """Return the GPU flags: by UUID if the engine accepts UUIDs, otherwise by the index that nvidia-smi shows (CDI)."""
     if engine.gpus == "gpus":
         names = ",".join(gpu.uuid or gpu.name for gpu in gpus or ())
         return [
             "--gpus",
             "all" if gpus is None else f'"device={names}"',
-        ]  # Docker reads CSV: without quotes it would end at a comma
+        ]  # Docker parses CSV: without quotes, a comma would end the value
     places = ["all"] if gpus is None else [gpu.place or gpu.name for gpu in gpus]
     return [word for place in places for word in ("--device", f"nvidia.com/gpu={place}")]
 
 
 def _name(attempt: str) -> str:
-    """The name of the container of an attempt directory, which ends in the directory's own."""
+    """Return the container name of an attempt directory, which ends with the name of the directory."""
     return f"recipe-{of_value('container', attempt)[:16]}.{posixpath.basename(attempt)}"
 
 
 def _environment(command: Command, engine: Engine) -> tuple[dict[str, str], list[str]]:
-    """The environment of the client, and the words of `--env`: names, whose values are taken from there; `NAME=value` for those it reads itself."""
+    """Return the client's environment and the arguments of `--env`: names, or `NAME=value` for variables that the client itself reads."""
     own = {name: value for name, value in engine.env.items() if name in _CLIENT}
     env, named = dict(own), []
     for name, value in command.env.items():
@@ -590,7 +591,7 @@ def _environment(command: Command, engine: Engine) -> tuple[dict[str, str], list
         if name in _CLIENT or name.startswith(_GREEDY):
             raise CannotRun(
                 f"the secret {name} has a variable name that {engine.kind} itself uses",
-                fix="give it another: `secrets: {OTHER: {from: " + name + "}}`",
+                fix="rename the variable: `secrets: {OTHER: {from: " + name + "}}`",
             )
         named.append(name)
     return env, named
@@ -616,7 +617,7 @@ def _has(args: Sequence[str], *flags: str) -> bool:
 
 
 def explain(exit: Exit, tail: bytes, image: str) -> str:
-    """Words for a container whose command never began, from the end of its log; empty when the command began and ended so."""
+    """Return an error message if the container did not start, from the end of its log; empty if the command started."""
     *_, before, last = [
         "",
         "",
@@ -637,7 +638,7 @@ def explain(exit: Exit, tail: bytes, image: str) -> str:
     else:
         return cluster_containers.explain(exit.code, last, image)
     if "no such file" in reason.lower() or "not found" in reason:
-        return f"the image {image} does not have {program} (a script requires /bin/sh, or bash with `shell: bash`; a list its first word)"
+        return f"the image {image} does not have {program} (a script requires /bin/sh, or bash with `shell: bash`)"
     return f"the image {image} cannot run {program}: {reason}"
 
 
@@ -690,7 +691,7 @@ rm -rf "$box"
 :
 """
 
-# The guard's script · the engine's kind · "init" if it has one · the container's name · a folder for us · its words' number · they · `run …`
+# Arguments: guard script, engine kind, "init" or "", container name, own directory, word count of the engine command, these words, `run ...`
 _RUN = r"""
 guard=$1 kind=$2 init=$3 name=$4 box=$5 n=$6; shift 6
 rm -rf "$box"; mkdir -m 700 "$box" && mkfifo "$box/tell" || exit 125

@@ -1,4 +1,4 @@
-"""A container engine of a host, an image that is there, what a container sees of the host: what `containers` and `cluster_containers` speak of."""
+"""Value types of containers: the engine of a host, an image, a mount."""
 
 from __future__ import annotations
 
@@ -7,27 +7,29 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 ENGINES = ("docker", "podman", "apptainer", "singularity", "enroot")
-"""Programs that are looked for, the preferred one first."""
+"""Programs to look for, in order of preference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A container engine on a host, as `detect` found it."""
+    """A container engine of a host, as found by `detect`."""
 
     kind: Literal["docker", "podman", "apptainer", "enroot"]
     program: str  # absolute path on the host
     version: str
-    user: str  # UID:GID with which the command runs, as the container counts
+    user: str  # UID:GID of the command in the container
     rootless: bool = False
-    init: bool = False  # it has a first process to give, which passes signals on and reaps
+    init: bool = False  # can start an init process that forwards signals and reaps zombies
     cards: int = 0  # GPUs of the host
     gpus: Literal["", "gpus", "cdi", "own"] = (
-        ""  # by which flags it gives them, "own" for those of a cluster's engine; "": it cannot
+        ""  # flags that pass GPUs to a container; "own" for cluster engines, "" for none
     )
     memory: int = 0  # bytes of the host
-    flags: tuple[str, ...] = ()  # words of the setting before its verb
-    args: tuple[str, ...] = ()  # and after `run`
-    env: Mapping[str, str] = field(default_factory=dict, repr=False)  # what its client needs
+    flags: tuple[str, ...] = ()  # `engine_args`, before the verb
+    args: tuple[str, ...] = ()  # `container_args`, after `run`
+    env: Mapping[str, str] = field(
+        default_factory=dict, repr=False
+    )  # variables for the engine's client
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -36,7 +38,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image that is on a host: what to run, and what to remember of it."""
+    """An image on a host: the id to run, and the digest to record."""
 
     id: str
     digest: str
@@ -44,7 +46,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A path of the host that the container sees, under the same name or as `at`."""
+    """A host path that is mounted in a container, at the same path or at `at`."""
 
     path: str
     writable: bool = False
@@ -52,5 +54,5 @@ class Mount:
 
     @property
     def target(self) -> str:
-        """What the container calls it."""
+        """The path in the container."""
         return self.at or self.path

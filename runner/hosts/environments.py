@@ -1,6 +1,6 @@
-"""A Python environment from a lock, of a version of Python, or both: made once.  The builder, a program on the host, makes it.
+"""Python environments from a lock, a Python version, or both.  Each is created once per host by the program `_builder.py`.
 
-A hash-pinned requirements file goes there as it is; a pylock.toml (PEP 751) and a uv.lock are first written as one, since few pips read them.
+The host gets a requirements file with hashes.  A pylock.toml (PEP 751) or a uv.lock is converted first, because few versions of pip read these files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .place.place import Place
 
 _PROGRAM = Path(__file__).with_name("_builder.py")
 LOOK = 0.2
-"""Seconds between looks whether another run has built it."""
+"""Seconds between two checks whether another run has built the environment."""
 
 
 _MACHINE: Final = "import os; u = os.uname(); print(u.sysname, u.machine)"
@@ -39,11 +39,11 @@ for python in "$2" "$(command -v "python$1")" \
     [ -x "$python" ] && [ "$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)" = "$1" ] && echo "$python" && exit
 done; :
 """
-"""Prints the path of a Python of version $1: $2 if it is one, else one of PATH or of uv's and pyenv's; nothing where none is."""
+"""Script: print the path of a Python with version $1: $2 if it matches, otherwise one of PATH, uv or pyenv; nothing if none is found."""
 
 
 class Wanted(NamedTuple):
-    """What an environment is of: a lock, where it is and its content (both may be empty), and a version of Python (empty: any)."""
+    """The specification of an environment: the path and content of a lock (both may be empty) and a Python version (empty for any)."""
 
     lock: Path | None
     content: str
@@ -51,7 +51,7 @@ class Wanted(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its folder, below our root on a host."""
+        """The environment's directory below the root of a host."""
         parts = (self.content[2:34], self.version and f"python{self.version}")
         return f"envs/{'-'.join(part for part in parts if part)}"
 
@@ -64,7 +64,7 @@ class Wanted(NamedTuple):
 
 
 async def python_there(place: Place, version: str) -> str:
-    """A Python of that version on that machine.  Raises CannotRun."""
+    """Find a Python of a version on the machine of a place.  Raises CannotRun."""
     home = place.login.get("HOME", "")
     find = (
         "/bin/sh",
@@ -78,13 +78,15 @@ async def python_there(place: Place, version: str) -> str:
     )
     found = (await ask_program(place.host.call, find)).decode(errors="replace").strip()
     if not found:
-        fix = f"install it there, for example with `uv python install {version}`, or change `version` in the recipe"
-        raise CannotRun(f"Python {version} is not on {place.elsewhere or 'this machine'}", fix=fix)
+        fix = f"install Python {version}, for example with `uv python install {version}`, or change `version` in the recipe"
+        raise CannotRun(
+            f"Python {version} is not installed on {place.elsewhere or 'this machine'}", fix=fix
+        )
     return found
 
 
 async def is_built(place: Place, wanted: Wanted) -> bool:
-    """Whether it is there already.  Without its interpreter, of a Python that was removed since, it is none."""
+    """Return whether the environment exists.  It does not count if its base Python was removed."""
     home = _home(place, wanted)
     return await place.folder.noted(f"{home}/complete") and await place.folder.noted(
         f"{home}/bin/python"
@@ -92,25 +94,25 @@ async def is_built(place: Place, wanted: Wanted) -> bool:
 
 
 async def python_of(hooks: Hooks, wanted: Wanted, say: Callable[[str], None]) -> str:
-    """The interpreter of that environment, built if it is not there; `say` hears how far it is.  Raises CannotRun."""
+    """Return the interpreter of an environment, built if necessary.  `say` receives the progress.  Raises CannotRun."""
     place = hooks.place
     home = _home(place, wanted)
     if wanted.lock is None and await python_there(place, wanted.version) == place.python:
         return place.python
     if not await is_built(place, wanted):
-        # On another machine the builder's own lock is enough: `gc` does not go there.
+        # On another machine the builder's own lock is enough, because `gc` does not run there.
         with (
             await _turn(hooks, os.path.basename(home), say)
             if place.folder.root == str(place.ws.home)
             else contextlib.nullcontext()
         ):
             await _build(hooks, wanted, f"{place.folder.root}/{home}", say)
-    await place.folder.note(f"{home}/complete")  # `gc` goes by when it was last wanted
+    await place.folder.note(f"{home}/complete")  # `gc` uses the time of the last use
     return f"{place.folder.root}/{home}/bin/python"
 
 
 def _home(place: Place, wanted: Wanted) -> str:
-    """On a host of several workspaces they share it, as far as they ask for the same Python there."""
+    """Return the environment's directory below the root.  Workspaces share it on a host if they use the same Python."""
     return (
         wanted.name
         if place.folder.root == str(place.ws.home)
@@ -119,11 +121,11 @@ def _home(place: Place, wanted: Wanted) -> str:
 
 
 async def _turn(hooks: Hooks, name: str, say: Callable[[str], None]) -> Lock:
-    """Hold the environment against `gc` and other runs here.  Raises CannotRun when we are stopped meanwhile."""
+    """Lock the environment against `gc` and other local runs.  Raises CannotRun if the installation is stopped while it waits."""
     locks = hooks.place.ws.locks
     lock = locks.try_hold(f"env-{name}")
     if lock is None:
-        say(f"{locks.holder(f'env-{name}')} is installing them; waiting")
+        say(f"{locks.holder(f'env-{name}')} is installing the packages; waiting")
     while lock is None and not hooks.stopped(INSTALL):
         await asyncio.sleep(LOOK)
         lock = locks.try_hold(f"env-{name}")
@@ -138,7 +140,7 @@ async def _build(hooks: Hooks, wanted: Wanted, home: str, say: Callable[[str], N
     installer = (
         await python_there(hooks.place, wanted.version) if wanted.version else hooks.place.installer
     )
-    # Index, proxy, certificates and cache are found by the caller's environment; nothing of that gets into what is installed.
+    # Index, proxy, certificates and cache come from the user's environment; they do not change the installed packages.
     inherited = list(os.environ) if hooks.place.folder.root == str(hooks.place.ws.home) else []
     files = {"builder.py": _PROGRAM.read_bytes(), "requirements.txt": text}
     last: dict[str, Any] = {}
@@ -174,7 +176,7 @@ async def _build(hooks: Hooks, wanted: Wanted, home: str, say: Callable[[str], N
 
 
 async def _uv(place: Place) -> str:
-    """A uv for that machine, brought there; empty where none can be had, and pip does its work."""
+    """Return a uv for the machine of a place, uploaded if necessary; empty if there is none, and pip is used."""
     if not place.elsewhere:
         return uv.here()
     machine = (
@@ -197,14 +199,14 @@ def _whole(lock: Path) -> bytes:
 
 
 def _text(lock: Path) -> bytes:
-    """A lock as a hash-pinned requirements file.  Raises CannotRun."""
+    """Return a lock as a requirements file with hashes.  Raises CannotRun."""
     if lock.name == "uv.lock":
         return _export_requirements(lock)
     return _requirements(lock).encode() if lock.suffix == ".toml" else _whole(lock)
 
 
 def _export_requirements(lock: Path) -> bytes:
-    """What a project of uv needs, without itself and what it is developed with: a step's own code comes by `code`.  Raises CannotRun."""
+    """Return the dependencies of a uv project without the project and its development group.  Raises CannotRun."""
     words = (
         "--frozen",
         "--no-emit-workspace",
@@ -233,7 +235,7 @@ def _export_requirements(lock: Path) -> bytes:
 
 
 def _requirements(lock: Path) -> str:
-    """A pylock.toml as a hash-pinned requirements file.  Raises CannotRun when it is damaged or pins what has no version."""
+    """Return a pylock.toml as a requirements file with hashes.  Raises CannotRun if it is damaged or pins a package without a version."""
     try:
         packages = tomllib.loads(_whole(lock).decode())["packages"]
         return "".join(_requirement(package) for package in packages)

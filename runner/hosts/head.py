@@ -1,4 +1,4 @@
-"""The head of a stack: a server that is there already, and node 0 of every step of several nodes."""
+"""The head of a stack: an existing server that is node 0 of every multi-node step."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class Heading:
-    """What leads the steps of several nodes of one run.  It takes no lease, runs one step at a time, and none of one node.
+    """The head of one run.  It needs no lease, runs one step at a time, and runs no single-node steps.
 
-    `named`: the Python that was named for steps without a lock.
+    `named` is the Python for steps without a lock.
     """
 
     def __init__(
@@ -38,23 +38,23 @@ class Heading:
     ) -> None:
         self._ws, self._head, self._named, self._say = ws, head, named, say
         self.places: Sequence[Place] = ()
-        """The place on the head; nothing where the stack has none."""
+        """The head's place; empty if the stack has no head."""
 
     def leads(self, spec: StepSpec) -> bool:
-        """Whether a step has the head as its node 0."""
+        """Return whether the head is node 0 of a step."""
         return bool(self.places) and spec.node_count > 1
 
     def workers(self, spec: StepSpec) -> int:
-        """On how many places of the driver a step runs: one for each node that is not the head."""
+        """Return the number of driver places that a step needs: its nodes without the head."""
         return spec.node_count - int(self.leads(spec))
 
     def roomy(self, spec: StepSpec, places: Sequence[Place]) -> Sequence[Place]:
-        """Those of these places where a step could run, or a node of one, each with GPUs that no other has."""
+        """Return the places that could run the step, or one node of the step with GPUs of its own."""
         could = [place for place in places if place.could(spec.resources.room)]
         return apart(could, spec.resources.gpus or 0) if spec.node_count > 1 else could
 
     def crew(self, spec: StepSpec, places: Sequence[Place]) -> Sequence[Place]:
-        """The places of a step by rank: the head, where it takes one, and the first of these; none as long as they do not suffice."""
+        """Return the places of a step by rank: the head, if the step uses it, then workers.  Empty if there are too few."""
         heads = self.places if self.leads(spec) else ()
         if not all(head.has_room({}) for head in heads):
             return []
@@ -67,9 +67,9 @@ class Heading:
         return []
 
     async def open(self, traits: Traits, *, unused: bool) -> None:
-        """Open the place on the head, for workers of a driver with these traits.  `unused`: nothing of ours can be at its port yet.
+        """Connect to the head, for workers of a driver with these traits.  If `unused`, check that its port is free.
 
-        Raises Infrastructure when it cannot be used, or somebody listens at its port; Invalid, CannotRun.
+        Raises Infrastructure if the head cannot be used or its port is taken; Invalid, CannotRun.
         """
         head, ws = self._head, self._ws
         if head is None or ws is None:
@@ -99,15 +99,13 @@ class Heading:
             (),
             str(ws.home),
         )
-        # The schema of the settings names the drivers that may be a head: their hosts can be visited.
+        # The settings schema allows only drivers with visitable hosts as head.
         fix = f"run `recipe doctor --driver {head.driver} --host {head.host}` to test the connection step by step"
         async for name, found in driver.visit():
             try:
                 if isinstance(found, DriverError):
                     raise found
-                found.deadman = settings.get(
-                    "deadman"
-                )  # of a host that is only looked at there is none
+                found.deadman = settings.get("deadman")  # `visit` sets no deadman
                 lease = Lease(head.driver, name, "head", {"python": found.python})
                 place = await Connector(ws, head.driver, self._named, self._say).place(
                     Offer(head.driver, name), lease, found, driver.traits, slots=1
@@ -126,7 +124,7 @@ class Heading:
 
 
 def apart(places: Sequence[Place], gpus: int) -> Sequence[Place]:
-    """Those of these places that have so many GPUs beside what the ones before them take: hosts on one machine have the same cards."""
+    """Return the places with enough GPUs that no earlier place uses: hosts on one machine see the same GPUs."""
     if not gpus:
         return places
     found, taken = list["Place"](), list["Device"]()

@@ -1,4 +1,4 @@
-"""Which Python a step on this machine runs, when no lock says so: the caller's, and never the one of `recipe` only because that is at hand."""
+"""Choose the Python of a step without a lock on this machine.  The interpreter that runs recipe is used only by `--python current`."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ CURRENT: Final = "current"
 NAMES: Final = ("python", "python3")
 _ASK: Final = "import platform, sys; print(sys.executable); print(platform.python_version())"
 _PATIENCE: Final = 2.0
-"""Seconds that a Python may take to say which it is."""
+"""Seconds that a Python may take to print its version."""
 _asked: dict[str, subprocess.Popen[str]] = {}
-"""Those that were asked, and whose answer was not read yet."""
+"""Running version queries: interpreter path -> process."""
 _said: dict[str, tuple[float, tuple[str, str]]] = {}
-"""What interpreters answered, and when: a worker has many runs."""
+"""Answers of interpreters with their time: a worker executes many runs."""
 _HOLDS: Final = 60.0
-"""Seconds for which such an answer is believed: what a shim leads to may be set to another."""
+"""Seconds for which an answer is valid: the target of a shim may change."""
 
 
 def choose_python(asked: str, root: Path, environ: Mapping[str, str]) -> str:
-    """The path of the interpreter: the one `asked` for, else that of `.venv` in the root, of `$VIRTUAL_ENV`, or `python3` of PATH.
+    """Return the path of an interpreter: `asked`, otherwise the one of `.venv` in the root, of `$VIRTUAL_ENV`, or `python3` in PATH.
 
-    `asked` is a path, a virtual environment's folder, the name of a program, or `current`.  Where there is none, it is "python3".  Raises CannotRun.
+    `asked` is a path, the directory of a virtual environment, a program name, or `current`.  Returns "python3" if none is found.  Raises CannotRun.
     """
     if asked == CURRENT:
         return sys.executable
@@ -61,7 +61,7 @@ def choose_python(asked: str, root: Path, environ: Mapping[str, str]) -> str:
 
 
 def command_path(python: str, home: Path, environ: Mapping[str, str]) -> str:
-    """PATH with that interpreter as both `python` and `python3`: as it is if so, else with its folder first, or one below `home`."""
+    """Return a PATH on which `python` and `python3` are this interpreter.  If necessary, its directory or one below `home` comes first."""
     path = environ.get("PATH") or os.defpath
     if "/" not in python or _leads(path, python):
         return path
@@ -73,13 +73,13 @@ def command_path(python: str, home: Path, environ: Mapping[str, str]) -> str:
 
 
 def describe_python(python: str) -> str:
-    """An interpreter of this machine as people read it: its path, and its version."""
+    """Return the path and version of an interpreter for messages."""
     path, number = version(python)
     return f"{path} ({number})" if number else path
 
 
 def ask(python: str) -> None:
-    """Have an interpreter that must be run for that say which it is, while other things are done: a shim of pyenv takes 0.2 s."""
+    """Start a version query in the background if the interpreter must be run for it: a pyenv shim takes 0.2 s."""
     if python not in _asked and not _known_version(python) and _recall_answer(python) is None:
         with contextlib.suppress(OSError):
             _asked[python] = subprocess.Popen(
@@ -92,7 +92,7 @@ def ask(python: str) -> None:
 
 
 def version(python: str) -> tuple[str, str]:
-    """The interpreter behind a path, and its version as far as that is known without running it; one that only leads to another is asked."""
+    """Return the real path of an interpreter and its version, empty if unknown.  Runs the interpreter only if necessary."""
     if number := _known_version(python):
         return python, number
     if (known := _recall_answer(python)) is not None:
@@ -115,13 +115,13 @@ def version(python: str) -> tuple[str, str]:
 
 
 def _recall_answer(python: str) -> tuple[str, str] | None:
-    """What an interpreter answered a moment ago."""
+    """Return a recent answer of an interpreter, or None."""
     at, said = _said.get(python, (-_HOLDS, ("", "")))
     return said if time.monotonic() - at < _HOLDS else None
 
 
 def _known_version(python: str) -> str:
-    """The version of an interpreter as far as it is known without running it."""
+    """Return the version if it is known without running the interpreter; otherwise empty."""
     found = re.search(
         r"^version(?:_info)?\s*=\s*(\d+\.\d+(?:\.\d+)?)", _settings(python), re.MULTILINE
     )
@@ -130,7 +130,7 @@ def _known_version(python: str) -> str:
 
 
 def _settings(python: str) -> str:
-    """What a virtual environment says of itself; empty for an interpreter that is in none."""
+    """Return the pyvenv.cfg of an interpreter's virtual environment; empty if it has none."""
     try:
         return (
             Path(python)
@@ -149,7 +149,7 @@ def _of_folder(folder: str) -> str:
 
 
 def _leads(path: str, python: str) -> bool:
-    """Whether both names mean that interpreter on a command path."""
+    """Return whether `python` and `python3` both resolve to this interpreter on a PATH."""
     return all(
         (found := shutil.which(name, path=path)) and (found == python or _same(found, python))
         for name in NAMES
@@ -157,7 +157,7 @@ def _leads(path: str, python: str) -> bool:
 
 
 def _same(a: str, b: str) -> bool:
-    """Whether two programs of one folder are one; in different folders they may belong to different virtual environments."""
+    """Return whether two programs in one directory are the same.  In different directories, they may belong to different virtual environments."""
     return os.path.dirname(a) == os.path.dirname(b) and os.path.realpath(a) == os.path.realpath(b)
 
 

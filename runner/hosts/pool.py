@@ -1,7 +1,6 @@
-"""The places that a run has: this machine, and hosts on which it has leases.  Knows resources and needs, not steps.
+"""The places of a run: this machine, and hosts with leases.  The pool knows resources and needs, but no steps.
 
-Places that cost nothing are taken before the run, as many as it can use.  A machine that costs money is asked for when a step needs it, and is given
-back when no step does.
+Free places are acquired before the run, as many as it can use.  A paid machine is rented when a step needs it, and released when no step does.
 """
 
 from __future__ import annotations
@@ -57,98 +56,98 @@ from .renting.totals import History, Pricing
 from .renting.zones import Zones, zone_of
 
 BOOTS = 3
-"""Machines that are rented for one need and do not come up as they were sold, before the need is given up."""
+"""Failed machines per need after which the need is given up."""
 OPENS = 60.0
-"""Seconds for which a run waits for a host that costs nothing to be open, while there are others."""
+"""Seconds to wait for a free host to connect while there are others."""
 
 _log = Log("hosts")
 
 
 @dataclass(slots=True)
 class HostPool:
-    """Where the steps of one run may run."""
+    """The places on which the steps of one run can run."""
 
     ws: Workspace
     run: str
     local: Client
-    """Jobs of this machine."""
+    """Jobs on this machine."""
     name: str
-    """Of the driver that hosts come from."""
+    """Name of the driver."""
     hosts: Sequence[str] = ()
-    """Addresses that were named for this run, instead of those of the settings."""
+    """Host addresses given for this run instead of those in the settings."""
     say: Callable[[str], None] = lambda _text: None
     python: str = ""
-    """The Python that was named for steps without a lock: see `interpreters.choose_python`.  Empty for none."""
+    """The Python for steps without a lock: see `interpreters.choose_python`.  Empty for none."""
     everything_there: bool = False
-    """Have steps that need no GPU run on rented machines, too."""
+    """Run CPU-only steps on rented machines too."""
     limit: float | None = None
-    """US dollars that the run may cost."""
+    """Cost limit of the run in US dollars."""
     where: Mapping[str, str] = field(default_factory=dict)
-    """Filters of what is rented, beside those of the driver's settings."""
+    """Offer filters in addition to those of the driver's settings."""
     stack: str = ""
-    """The stack that the run is on, by its name in the settings."""
+    """Name of the run's stack; empty for none."""
     keep_alive: bool = False
-    """Leave the machine that is kept for the stack running after the run."""
+    """Leave the stack's persistent machine running after the run."""
     driver: Driver | None = None
-    """One that has begun to connect already; by default it is made when places are opened."""
+    """A driver that already connects; by default, `open` creates one."""
     given: Collection[str] = ()
-    """Contents that the first steps are given."""
+    """Contents that the first steps need."""
     earlier: Sequence[LeaseRow] = ()
-    """Leases that a worker of another machine had for this run."""
+    """Leases that a worker on another machine had for this run."""
     taking: Mapping[Need, Takes] = field(default_factory=dict)
     """What the steps of each need take, on any market."""
     unmet: dict[Need, str] = field(default_factory=dict)
-    """Needs for which nothing was offered before the run, and what was left out, by count."""
+    """Needs without an offer before the run, each with the excluded offers by count."""
     here: Place = field(init=False)
     head: Heading = field(default_factory=Heading)
     inventory: Inventory = field(default_factory=Inventory)
-    """Places elsewhere that the run has."""
+    """The remote places of the run."""
     spot: Spot = field(default_factory=Spot)
     together: Collection[Need] = ()
-    """Needs of which the machines are the nodes of one step, and so in one zone."""
+    """Needs whose machines are the nodes of one step, and so must be in one zone."""
     zones: Zones = field(default_factory=Zones)
     box: Mapping[str, Any] = field(default_factory=dict)
-    """How containers are run there: the settings `container_engine` (of Slurm: `container`), `engine_args` and `container_args`."""
+    """Container settings: `container_engine` (for Slurm `container`), `engine_args` and `container_args`."""
     moves: list[tuple[str, LeaseRow]] = field(default_factory=list)
-    """Moves of leases that the run has not noted yet: the state before, and the lease."""
+    """State changes of leases that the run has not recorded yet: the previous state, and the lease."""
     leases: KeptLeases | None = None
     _opened: list[Place] = field(default_factory=list)
     _here_of: dict[Path, Place] = field(default_factory=dict)
-    """This machine, once it is open: what `close` has to close although `open` failed."""
+    """Places of this machine for the agents of earlier claims, by agent root."""
     _wish: Wish = field(default_factory=Wish)
     _want: int = 0
-    """Places that the run can use, where they cost nothing."""
+    """Number of free places that the run can use."""
     _told: set[str] = field(default_factory=set)
-    """What was said of hosts that are used in part, or not at all."""
+    """Messages that are shown once."""
     _connector: Connector = field(init=False)
     _connectors: Mapping[str, Connector] = field(default_factory=dict)
-    """Of each driver, where the run has several."""
+    """A connector per driver, if the run has several."""
     _upkeep: LeaseUpkeep = field(init=False)
 
     lost: list[str] = field(default_factory=list)
-    """Why places that were ours are not any more."""
+    """Reasons for the loss of places."""
     _given_back: set[str] = field(default_factory=set)
-    """Keys of leases whose end this run has begun, or is about to."""
+    """Keys of leases that this run is releasing."""
     refused: dict[Need, str] = field(default_factory=dict)
-    """Needs for which no machine can be had, and why."""
+    """Needs for which no machine is available, with the reasons."""
 
     @property
     def away(self) -> bool:
-        """Whether steps run elsewhere than on this machine."""
+        """Whether steps run on other machines."""
         return self.name != "local"
 
     @property
     def places(self) -> list[Place]:
-        """Where steps run that are not kept on this machine."""
+        """The places of steps that are not bound to this machine."""
         return self.inventory.places if self.away else [self.here]
 
     @property
     def priced(self) -> bool:
-        """Whether hosts cost money, so that each is asked for when a step needs it."""
+        """Whether hosts cost money, so that each is rented on demand."""
         return self.leases is not None and self.leases.driver.traits.priced
 
     def machine(self, names: Iterable[str]) -> dict[str, float]:
-        """What all places have together of cpus, gpus, or memory in bytes.  Unknown where machines are rented on demand."""
+        """Return the total of `cpus`, `gpus`, or `memory` in bytes of all places; empty if machines are rented on demand."""
         return (
             {}
             if self.priced
@@ -157,12 +156,12 @@ class HostPool:
 
     @property
     def has_late(self) -> bool:
-        """Whether hosts have not answered yet that `join` may take."""
+        """Whether slow hosts have not answered yet; `join` may add them."""
         return self.away and not self.priced and bool(self._of().driver.late)
 
     @property
     def full(self) -> bool:
-        """Whether there may be no more machines than there are."""
+        """Whether no more machines may be added."""
         if self._of().keeping is not None and len(self.inventory):
             return True
         if self.user_is_full:
@@ -171,7 +170,7 @@ class HostPool:
 
     @property
     def user_is_full(self) -> bool:
-        """Whether the user has, or this run is ordering, as many machines as `[limits] machines` allows."""
+        """Whether the user has, or this run is ordering, the maximum number of machines of `[limits] machines`."""
         room = self._of().budget.room
         if math.isinf(room):
             return False
@@ -180,7 +179,7 @@ class HostPool:
         return room <= max(0, not_noted)
 
     def money_is_over(self) -> bool:
-        """Whether what the run has up must be left now, so that the cost stays below its limit."""
+        """Return whether running machines must be left now to keep the cost limit."""
         leases = self._of()
         if not self.priced:
             return leases.budget.spent(SAVING)
@@ -190,7 +189,7 @@ class HostPool:
         )
 
     def stays(self, spec: StepSpec) -> bool:
-        """Whether a step that says nothing of where it runs stays on this machine."""
+        """Return whether a step without a fixed place runs on this machine."""
         if not self.away or not self.priced or self.everything_there or self.head.leads(spec):
             return not self.away
         if self.joins(spec):
@@ -198,12 +197,12 @@ class HostPool:
         return not spec.resources.gpus and self.here.could(spec.resources.room)
 
     def joins(self, spec: StepSpec) -> bool:
-        """Whether the nodes of a step are machines that are rented in one zone."""
+        """Return whether the nodes of a step are machines rented in one zone."""
         joins = self.leases is not None and self.leases.driver.traits.joins
         return joins and spec.node_count > 1 and not self.head.leads(spec)
 
     def places_of(self, spec: StepSpec, *, local: bool) -> Sequence[Place]:
-        """Where a step may run: a local one on this machine only."""
+        """Return the places where a step may run; with `local`, only this machine."""
         if local or (self.priced and self.stays(spec)):
             return [self.here]
         if not self.priced:
@@ -211,7 +210,7 @@ class HostPool:
         return self.inventory.serving(self.need(spec))
 
     def need(self, spec: StepSpec) -> Need:
-        """What a step needs of a machine, on the market of the driver's settings."""
+        """Return the machine requirements of a step, on the market of the driver's settings."""
         return need_for(
             spec,
             self.spot.market,
@@ -219,11 +218,11 @@ class HostPool:
         )
 
     async def open(self, *, want: int, wish: Callable[[], Wish] = Wish) -> None:
-        """Take over what an earlier worker of this run had, and, where places cost nothing, as many more as `want` steps need.
+        """Take over the leases of an earlier worker of this run; if places are free, acquire up to `want` places.
 
-        There are as many hosts then as `wish` needs nodes, or all that can be had.
+        With free places, there are then as many hosts as `wish` needs nodes, or as many as available.
 
-        Raises Busy when all is taken, DriverError.
+        Raises Busy if all slots are in use, DriverError.
         """
         self._connector = Connector(self.ws, self.name, self.python, self.say, self.given)
         self._connectors = {
@@ -250,7 +249,7 @@ class HostPool:
             self.leases.inherit(row)
         kept = _by_machine(
             await self.leases.adopt()
-        )  # before what others left: what is ours may be past its time, and steps of ours run there
+        )  # before leftovers of other runs: our own leases may be past their end while our steps still run there
         await self._upkeep.tidy()
         if self.priced:
             self.here.capacity.slots = self.here.capacity.processors
@@ -272,10 +271,10 @@ class HostPool:
         self._upkeep.begin()
 
     async def _fill(self, kept: dict[str, list[LeaseRow]]) -> None:
-        """Take places until there are as many as the run can use, and as many hosts as a step has nodes; first where we have one.
+        """Acquire free places, first on hosts with leases, until there are enough places and hosts for the run.
 
-        A host that cannot be opened is left out while another can.  Not one that we have: a step may run there.
-        Hosts that answer late are waited for only where the others do not suffice; else `join` takes them.
+        A host that cannot be opened is skipped if another works, unless it has leases: a step may run there.
+        Slow hosts are waited for only if the others are too few; otherwise `join` adds them.
         """
         driver = self._of().driver
         if driver.traits.allocates:
@@ -300,7 +299,7 @@ class HostPool:
         reached: dict[str, Reached],
         trouble: list[str],
     ) -> None:
-        """Take places of the hosts that are offered, as long as more are of use; those of `kept` are taken over, and out of it."""
+        """Acquire places on offered hosts while they are useful.  Leases in `kept` are taken over and removed from it."""
         offers = sorted(await self._offers(wish), key=lambda offer: offer.id not in kept)
         there = {place.name for place in self.places}
         for offer in offers:
@@ -324,13 +323,13 @@ class HostPool:
                     self.say(f"{trouble[-1]}; continuing without this host")
 
     def _missing(self) -> int:
-        """How many more places the run can use: at least one while a step has more nodes than there are hosts."""
+        """Return how many more places the run can use: at least one while a step has more nodes than there are hosts."""
         places = self._want - sum(place.capacity.slots or 0 for place in self.places)
         hosts = self._wish.need.nodes - len(self.head.places) - len(self.places)
         return max(places, int(hosts > 0))
 
     def _suffices(self) -> bool:
-        """Whether the largest step of the run could begin on the hosts that there are."""
+        """Return whether the largest step of the run could start on the present hosts."""
         need = self._wish.need
         wants = {"cpus": need.cpus, "memory": need.memory, "gpus": need.gpus}
         room = {name: float(amount) for name, amount in wants.items() if amount}
@@ -338,9 +337,9 @@ class HostPool:
         return hosts >= max(1, need.nodes - len(self.head.places))
 
     async def join(self, ready: Callable[[Place], Awaitable[object]]) -> Sequence[Place]:
-        """Wait for hosts that answered too late for `open`, and take places on them, made `ready`, if more are of use.
+        """Wait for slow hosts, and acquire places there if useful; `ready` prepares each.
 
-        Says which hosts cannot be asked.  Raises DriverError.
+        Reports hosts that cannot be reached.  Raises DriverError.
         """
         joined: list[Place] = []
         there = {place.name for place in self.places}
@@ -350,7 +349,7 @@ class HostPool:
         return joined
 
     async def allocate(self) -> Sequence[Place]:
-        """One lease of as many nodes as a step of this run has, from the first offer that can be had."""
+        """Acquire one lease with the nodes of a step, from the first offer available."""
         for offer in await self._offers(self._wish):
             if short := self._of().budget.pays(self._wish.need, offer):
                 raise Invalid(
@@ -367,9 +366,9 @@ class HostPool:
         return ()
 
     async def offered(self, needs: Mapping[Need, Takes]) -> set[Need]:
-        """Those needs, with what their steps take, for which a machine is there or is offered.  Rents nothing.
+        """Return the needs for which a machine is running or offered.  Rents nothing.
 
-        Raises DriverError, Invalid when the limit of the run does not pay for the cheapest, and Busy when a dead run may use the kept machine.
+        Raises DriverError, Invalid if the cost limit does not cover the cheapest offer, and Busy if a dead run may use the persistent machine.
         """
         found = set()
         if self.leases is not None:
@@ -403,9 +402,9 @@ class HostPool:
         return found
 
     async def rent(self, need: Need, ready: Callable[[Place], Awaitable[object]]) -> Place | None:
-        """A machine for this need, up and made `ready`; None when there is none any more.  What cannot be made ready is given back.
+        """Rent a machine for this need, and prepare it with `ready`; None if none is available.  A machine that fails is released.
 
-        Raises CannotRun, DriverError, and what `ready` raises.
+        Raises CannotRun, DriverError, and the errors of `ready`.
         """
         tried: list[str] = []
         asked: set[tuple[str, str]] = set()
@@ -413,7 +412,7 @@ class HostPool:
         await self._of().denied()
         together = need in self.together
         while len(tried) < BOOTS:
-            # Asked anew each time: what was quoted before the last machine failed may be gone, or dearer.
+            # Ask for offers again each time: the earlier ones may be gone, or more expensive.
             offers = [
                 offer
                 for offer in await self._offers(wish_for(need, self.taking, self.where))
@@ -445,7 +444,7 @@ class HostPool:
             began = time.monotonic()
             try:
                 found = await self._take(offer, 1, need, ready=ready)
-            except Full as error:  # another run was faster: this one asks again when there is room
+            except Full as error:  # another run was faster: try again when there is room
                 self.say(f"{self._named(offer)} is not rented yet: {error}")
                 return None
             if found:
@@ -469,11 +468,11 @@ class HostPool:
         return None
 
     def _zones_of(self, need: Need) -> list[str]:
-        """The zone of each machine of this need that is up."""
+        """Return the zones of the running machines of this need."""
         return [place.zone for place in self.inventory.serving(need)]
 
     def _leave_zone(self, need: Need) -> bool:
-        """Give up the zone of a need, which has no machine more, with what is up there; whether there is one to give up."""
+        """Give up the zone of a need, with its idle machines; False if no zone was chosen."""
         if not (zone := self.zones.leave(need, self._zones_of(need))):
             return False
         why = f"too few machines in {zone}"
@@ -484,7 +483,7 @@ class HostPool:
         return True
 
     def _why_spot(self, need: Need, offer: Offer, offers: Sequence[Offer]) -> str:
-        """Which market was chosen where the run may rent on any, as the end of a sentence."""
+        """Return the reason for the chosen market as the end of a sentence; empty if there was no choice."""
         others = [each for each in offers if each.market != offer.market]
         if need.market != "any" or not others or offer is not offers[0]:
             return ""
@@ -498,12 +497,12 @@ class HostPool:
         return f", on demand: spot at ${others[0].price:.2f} is not cheaper {losses}"
 
     def refuse(self, need: Need, why: str) -> None:
-        """Ask for no machine of this need any more."""
+        """Rent no more machines for this need."""
         self.refused[need] = why
         self.lost.append(why)
 
     def hopes(self, spec: StepSpec) -> bool:
-        """Whether there is a place where a step could run, or may be one yet."""
+        """Return whether a step has a place to run, or may get one later."""
         if self.head.leads(spec) and self.head.places[0].lost:
             return False
         if len(self.head.roomy(spec, self.places_of(spec, local=False))) >= self.head.workers(spec):
@@ -511,14 +510,14 @@ class HostPool:
         return self.priced and not self.stays(spec) and self.need(spec) not in self.refused
 
     def named(self, names: Sequence[str]) -> Place | None:
-        """The place with these hosts, by rank; None when this run has not all of them."""
+        """Return the place with these hosts, by rank; None if the run does not have all of them."""
         from .place.group import group_of
 
         found = places_named([*self.head.places, *self.places], names)
         return group_of(found) if found else None
 
     def here_of(self, root: Path) -> Place:
-        """This machine, for jobs that an agent of another root began: nothing new is started there."""
+        """Return this machine for jobs of another agent root, where nothing new starts."""
         if str(root.absolute()) == self.local.root:
             return self.here
         if root not in self._here_of:
@@ -528,13 +527,13 @@ class HostPool:
         return self._here_of[root]
 
     async def give_back(self, place: Place, reason: str) -> bool:
-        """End the leases of a place: nothing starts there any more.  False when one is not proved gone yet.  Raises DriverError."""
+        """Release the leases of a place.  Returns False if a release is not confirmed yet.  Raises DriverError."""
         rows, with_it = self.inventory.drop(place)
         self._given_back |= {row.key for row in rows}
         for each in with_it:
             each.lost = each.lost or reason
         closing = asyncio.gather(*(each.aclose() for each in (place, *with_it)))
-        if not place.lost:  # one that does not answer costs nothing more while it is let go of
+        if not place.lost:  # closing the connections of a lost machine takes no paid time
             await closing
         gone, spot, failure = True, self.spot.market, ""
         if self.spot.gone((place, *with_it)):
@@ -553,7 +552,7 @@ class HostPool:
         return gone
 
     async def replace(self, lost: Place) -> Sequence[Place]:
-        """Other places for one that is gone, if there are any.  One that costs money is asked for again when a step needs it."""
+        """Acquire places in exchange for a lost one, if available.  A paid machine is rented again when a step needs it."""
         self.lost.append(f"{lost.name}: {lost.lost}")
         _log.info("%s lost: %s", lost.name, lost.lost)
         if lost in self.head.places:
@@ -578,14 +577,14 @@ class HostPool:
         return ()
 
     async def close(self, *, leave: bool = False) -> None:
-        """Give everything back.  `leave`: jobs go on without us, so what they would die with is kept for who resumes the run."""
+        """Release everything.  With `leave`, keep paid machines and their jobs for the worker that resumes the run."""
         if self.leases is not None:
             await self._upkeep.aclose()
         places = [*self._opened, *self.head.places, *self.inventory.places]
         silent = asyncio.gather(*(place.aclose() for place in places if place.lost))
         leaving = asyncio.gather(*(place.aclose() for place in places if not place.lost))
         if self.leases is None or self.priced or self.leases.driver.traits.allocates:
-            await leaving  # where all ends with its lease, nothing may be on its way any more
+            await leaving  # if jobs end with the lease, all transfers must be finished first
         if not self._opened:
             await self.local.aclose()
         if self.leases is not None:
@@ -599,13 +598,13 @@ class HostPool:
                         f"the lease {row.key} of {row.driver} could not be released: {why}; try again with `recipe reap`{self._upkeep.console}"
                     )
             await asyncio.gather(leaving, silent)
-            with contextlib.suppress(DriverError, Busy):  # what was accrued stands
+            with contextlib.suppress(DriverError, Busy):  # the accrued cost stays
                 await self.leases.charges()
             await self.leases.driver.aclose()
             self.leases.ledger.close()
 
     def instance_of(self, place: Place) -> str:
-        """What the provider calls the machines of a place; its name, where no provider has one for it."""
+        """Return the provider's ids of a place's machines; its name if there are none."""
         leases = next((held.leases for held in self.inventory.held if held.place is place), ())
         return ",".join(str(row.lease["id"]) for row in leases if row.lease.get("id")) or place.name
 
@@ -614,11 +613,11 @@ class HostPool:
         return self.leases
 
     def _driver(self, offer: Offer) -> str:
-        """The name of the driver of an offer."""
+        """Return the driver name of an offer."""
         return offer.driver if self._connectors else self.name
 
     def _named(self, offer: Offer) -> str:
-        """An offer as people call it."""
+        """Return an offer's display name."""
         return f"{self._driver(offer)} {offer.id}"
 
     def _leases(self) -> KeptLeases:
@@ -626,7 +625,7 @@ class HostPool:
             return self._leases_of(self.name, self.driver)
         each = {name: self._leases_of(name, None) for name in self._connectors}
         settings = {name: self.ws.config.driver(name) for name in each}
-        # Of those whose machines run containers in an engine of their own.
+        # The container settings of a driver whose machines run their own engine.
         for name, leases in each.items():
             if not leases.driver.traits.images:
                 self.box = _box(settings[name])
@@ -642,7 +641,7 @@ class HostPool:
         return found
 
     def _limit(self, leases: KeptLeases, least: float | None, term: timedelta) -> None:
-        """Have the leases of the run keep its limits."""
+        """Apply the limits of the run to its leases."""
         budget, traits = leases.budget, leases.driver.traits
         budget.limits = self.ws.config.limits if traits.priced else {}
         budget.limit = self.limit if traits.priced or traits.billed else None
@@ -674,7 +673,7 @@ class HostPool:
         return leases
 
     def _pricing(self, need: Need) -> Pricing:
-        """How the cost of a run with this need is computed."""
+        """Return the cost model for a run with this need."""
         takes = self.taking.get(replace(need, market="any"), Takes())
         return Pricing(History.of(self._of().ledger.since(0), time.time()), takes.on)
 
@@ -710,9 +709,9 @@ class HostPool:
         ready: Callable[[Place], Awaitable[object]] | None = None,
         reached: Reached | None = None,
     ) -> Sequence[Place]:
-        """As many places on one machine as are free and wanted, beside those `kept`; empty when there is none.
+        """Acquire free slots on one machine until there are `want`, including those `kept`; empty if there are none.
 
-        Raises CannotRun when it lets us in and can do nothing for us.
+        Raises CannotRun if the host is reachable but unusable.
         """
         taken: list[LeaseRow] = []
         try:
@@ -734,7 +733,7 @@ class HostPool:
 
     @contextlib.contextmanager
     def _usable(self, offer: Offer) -> Iterator[None]:
-        """A machine that lets us in and can do nothing for us is an error that says what to do."""
+        """Turn the rejection of a reachable but unusable machine into CannotRun with a fix."""
         try:
             yield
         except Rejected as error:
@@ -748,9 +747,9 @@ class HostPool:
         ready: Callable[[Place], Awaitable[object]] | None = None,
         reached: Reached | None = None,
     ) -> Sequence[Place]:
-        """The place that these leases on one machine give us, or the nodes of a lease, when they are up; empty when they are gone, and given back.
+        """Wait for the machines of leases and return their places; empty if they are lost and released.
 
-        One that was rented just now and cannot be used is given back, too: its offer failed.  Raises CannotRun, and what `ready` raises.
+        A new machine that cannot be used is released too, and its offer counts as failed.  Raises CannotRun, and the errors of `ready`.
         """
         places: list[Place] = []
         leases = self._of().of_driver(offer.driver)
@@ -782,7 +781,7 @@ class HostPool:
             if ready is not None:
                 with _disposable(HostLost, Unreachable):
                     for place in places:
-                        await ready(place)  # before any step can be started there
+                        await ready(place)  # before a step can start there
         except HostLost as error:
             self.say(f"{self._named(offer)}: {error}")
             if not self.priced:
@@ -811,7 +810,7 @@ class HostPool:
 
 @contextlib.contextmanager
 def _disposable(*faults: type[Exception]) -> Iterator[None]:
-    """A machine that was rented just now, and with which one of these `faults` is met, is as good as gone: the next offer is taken."""
+    """Treat `faults` of a new machine as a failed offer, so that the next offer is used."""
     try:
         yield
     except NotAsSold:
@@ -821,17 +820,17 @@ def _disposable(*faults: type[Exception]) -> Iterator[None]:
 
 
 def _box(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """How containers are run, by the settings of a driver."""
+    """Return the container settings of a driver."""
     keys = ("container", "container_engine", "engine_args", "container_args")
     return {key: settings[key] for key in keys if key in settings}
 
 
 def driver_for(ws: Workspace, name: str, hosts: Sequence[str], python: str) -> Driver:
-    """The driver of a run; `hosts` and `python` are those that were named for it.  Raises CannotRun, Invalid."""
+    """Return the driver of a run; `hosts` and `python` override its settings.  Raises CannotRun, Invalid."""
     settings = ws.config.driver(name)
     if (
         python == interpreters.CURRENT
-    ):  # elsewhere it is the one of the settings, and must be like it
+    ):  # remote hosts use the Python of the settings, which must have the same packages
         python = sys.executable if name == "loopback" and "python" not in settings else ""
     return driver_of(
         name,
@@ -843,7 +842,7 @@ def driver_for(ws: Workspace, name: str, hosts: Sequence[str], python: str) -> D
 
 
 def _noted_in(ws: Workspace, run: str, name: str, driver: Driver) -> Path:
-    """The ledger of a run's leases: what costs money is in that of the user.  An allocation stays where it was noted, though prices are set."""
+    """Return the path of the ledger for a run's leases: the user's if they cost money.  An existing allocation stays in its ledger."""
     user, workspace = ledger.of_user(ws.environ), ledger.of_workspace(ws.home)
     usual, other = (
         (user, workspace) if driver.traits.priced or driver.traits.billed else (workspace, user)
@@ -856,7 +855,7 @@ def _noted_in(ws: Workspace, run: str, name: str, driver: Driver) -> Path:
 
 
 def _by_machine(rows: Iterable[LeaseRow]) -> dict[str, list[LeaseRow]]:
-    """Places on one machine together; what costs money is a machine of its own each."""
+    """Group leases by machine.  Each paid lease is a machine of its own."""
     found: dict[str, list[LeaseRow]] = {}
     for row in rows:
         found.setdefault(row.key if row.price else str(row.offer["id"]), []).append(row)

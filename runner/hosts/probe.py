@@ -1,6 +1,6 @@
-"""What a host has and lacks for our steps, and what to do about it: one script for there, read into findings.
+"""Check the capabilities of a host for steps, for `recipe doctor`: one shell script, its output parsed into findings.
 
-Asked over `Host.call` alone, and read as the lines of a stranger: what makes no sense is left out, and what is shown is made printable.
+The script needs only `Host.call`.  Its output is untrusted: invalid lines are ignored, and shown text is made printable.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from drivers.base import (
 from .engines import ENGINES
 from .link.stream import OWN, PYTHONS
 
-_LITTLE: Final = 10 * 10**9  # bytes of disk that a small training wants
-_OLDEST: Final = (3, 11)  # a Python that can make the environments of recipes
-_SHOWN: Final = 120  # characters of what a stranger says
-_CLOCKS_APART: Final = 60  # seconds
+_LITTLE: Final = 10 * 10**9  # bytes of disk for a small training
+_OLDEST: Final = (3, 11)  # oldest Python that can create environments of recipes
+_SHOWN: Final = 120  # maximum characters of shown host output
+_CLOCKS_APART: Final = 60  # seconds of clock difference
 
-# In namespaces of users, mounts, processes and a network: only a mount shows that it may do anything there.
+# Creates user, mount, process and network namespaces; only a mount proves that they work.
 _NAMESPACES: Final = (
     "import ctypes, os; c = ctypes.CDLL(None, use_errno=True); "
     'made = not c.unshare(0x70020000) and not c.mount(b"/", b"/", None, 0x5000, None); '
     'print("ok" if made else os.strerror(ctypes.get_errno()))'
 )
-# Follows the question of `drivers.machine`, which sets $root.
+# Runs after the script of `drivers.machine`, which sets $root.
 _SCRIPT: Final = (
     r"""
 echo "system=$(uname -srm 2>/dev/null)"
@@ -90,17 +90,17 @@ echo "boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
 )
 
 _NEEDED: Final = ("cat", "chmod", "date", "env", "ln", "mkdir", "mv", "rm", "sed")
-"""Programs with which a place there is taken."""
+"""Programs that are necessary to use a host."""
 _WANTED: Final = {
-    "python3": "install it for steps that run Python, or set `python` in the settings",
-    "git": "install it for recipes whose `code` comes from a repository",
-    "bash": "install it for steps with `shell: bash`",
+    "python3": "install python3 for steps that run Python, or set `python` in the settings",
+    "git": "install git for recipes whose `code` comes from a repository",
+    "bash": "install bash for steps with `shell: bash`",
 }
-"""Programs that some recipes want."""
+"""Programs that some recipes need."""
 
 
 class Finding(NamedTuple):
-    """One line: `missing` only where something does not work without it.  `host` is empty for this machine."""
+    """One line of the report.  `missing` means that something does not work without it.  `host` is empty for this machine."""
 
     state: Literal["ok", "note", "missing"]
     what: str
@@ -110,7 +110,7 @@ class Finding(NamedTuple):
 
 
 async def examine(driver: Driver) -> list[Finding]:
-    """What the hosts of `driver` have.  One that cannot be asked is a finding, too, and so is a driver that has none."""
+    """Check all hosts of `driver`.  An unreachable host and a driver without hosts are findings too."""
     found: list[Finding] = []
     if driver.console:
         return await _account(driver)
@@ -136,7 +136,7 @@ async def examine(driver: Driver) -> list[Finding]:
 
 
 async def _account(driver: Driver) -> list[Finding]:
-    """What a provider says of our account and of what it offers.  Nothing is rented."""
+    """Check the provider account and its offers.  Rents nothing."""
     try:
         found = [Finding("ok", what, words) for what, words in await driver.account()]
         found += [Finding("missing", what, why) for what, why in await driver.unusable()]
@@ -169,7 +169,7 @@ async def _account(driver: Driver) -> list[Finding]:
 
 
 async def visit(driver: Driver) -> AsyncGenerator[tuple[str, Host | DriverError], None]:
-    """Every host, or why it cannot be asked.  Nothing is rented for a look."""
+    """Yield each host with its name, or the error that prevents the check.  Rents nothing."""
     if driver.traits.visits:
         async for name, host in driver.visit():
             yield name, host
@@ -187,11 +187,11 @@ def _refusal(error: DriverError) -> Finding:
     )
 
 
-# --- reading
+# --- parsing
 
 
 def findings(said: bytes) -> list[Finding]:
-    """What the answer of a host amounts to, in the order in which it matters."""
+    """Parse a host's answer into findings, the most important first."""
     facts = machine.facts(said)
     tools = {
         name: where for name, _, where in (line.partition(" ") for line in facts.get("tool", ()))
@@ -209,7 +209,7 @@ def _login(facts: machine.Facts) -> Iterator[Finding]:
     yield Finding(
         "ok",
         "shell",
-        f"POSIX, on {_one(facts, 'system') or 'a system that does not say what it is'}, as {_one(facts, 'login') or 'somebody'}",
+        f"POSIX, on {_one(facts, 'system') or 'an unknown system'}, as {_one(facts, 'login') or 'an unknown user'}",
     )
     root = _one(facts, "root")
     if "writable" not in facts:
@@ -236,7 +236,7 @@ def _login(facts: machine.Facts) -> Iterator[Finding]:
     else:
         yield Finding("ok", "root", f"{root}, writable")
     if "proc" not in facts:
-        yield Finding("note", "/proc", "not there", "leftover processes of a step cannot be found")
+        yield Finding("note", "/proc", "missing", "leftover processes of a step cannot be found")
 
 
 def _programs(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]:
@@ -244,11 +244,11 @@ def _programs(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Findin
     if not lacking:
         yield Finding("ok", "coreutils", f"{len(_NEEDED)} of {len(_NEEDED)} programs")
     for name in lacking:
-        yield Finding("missing", name, "not found", "install it")
+        yield Finding("missing", name, "not found", f"install {name} on the host")
     if agent := _one(facts, "agent"):
         yield Finding("ok", "agent", f"runs on {agent}")
     else:
-        fix = f"install one, set `python` in the settings, or unpack a Python to {_one(facts, 'root')}/python (docs/remote-hosts.md)"
+        fix = f"install CPython 3.9 or later, set `python` in the settings, or unpack a Python to {_one(facts, 'root')}/python (docs/remote-hosts.md)"
         yield Finding("missing", "agent", "no CPython 3.9 or later", fix)
     yield from _sandbox(facts)
     for name, advice in _WANTED.items():
@@ -277,7 +277,7 @@ def _python(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]
             "note",
             "python3",
             f"{_printable(tools['python3'])} does not work: {version}",
-            "repair it, or set another `python` in the settings",
+            "repair this Python, or set another `python` in the settings",
         )
     elif (int(numbers[1]), int(numbers[2])) < _OLDEST:
         yield Finding(
@@ -401,7 +401,7 @@ def _one(facts: machine.Facts, name: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """A stranger's words, printable and short."""
+    """Return untrusted text, printable and shortened."""
     return "".join(character if character.isprintable() else "?" for character in text)[
         :_SHOWN
     ].strip()

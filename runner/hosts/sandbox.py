@@ -1,6 +1,6 @@
-"""Run a step's command in a sandbox: wrap the Command, and ask a host whether it makes one.
+"""Run a step's command in a sandbox: wrap the command, and check that a host supports sandboxes.
 
-What runs there is `agent/closed.py`.
+The program on the host is `agent/closed.py`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,11 @@ if TYPE_CHECKING:
     from .engines import Mount
     from .place.place import Place
 
-FIX: Final = (
-    "allow user namespaces there, run the step on another host, or set `sandbox: false` in it"
-)
+FIX: Final = "allow user namespaces on the host, run the step on another host, or set `sandbox: false` in the step"
 _HERE: Final = str(Path(agent.__file__).parents[1])
 _BEGIN: Final = (
     "import os, pwd, sys; home = pwd.getpwuid(os.getuid()).pw_dir;"
-    " sys.path.append(os.path.join(home, sys.argv.pop(1)));"  # a root may begin there
+    " sys.path.append(os.path.join(home, sys.argv.pop(1)));"  # a relative root starts at the home directory
     " from agent import closed; os._exit(closed.main(sys.argv[1:]))"
 )
 _ASK: Final = (
@@ -41,23 +39,23 @@ _ASK: Final = (
 
 
 class Sandboxes:
-    """Which hosts of one run make sandboxes: each is asked once."""
+    """The sandbox support of the hosts of one run.  Each host is tested once."""
 
     def __init__(self) -> None:
         self._alone = asyncio.Lock()
         self._refusals: dict[str, str] = {}
 
     async def check(self, place: Place) -> None:
-        """Ask a host for a sandbox.  Raises CannotRun if it makes none, and DriverError."""
+        """Check that a host supports sandboxes.  Raises CannotRun if it does not, and DriverError."""
         async with self._alone:
             if place.name not in self._refusals:
                 self._refusals[place.name] = await _ask(place)
         if why := self._refusals[place.name]:
-            raise CannotRun(f"{place.name} makes no sandbox: {why}", fix=FIX)
+            raise CannotRun(f"cannot create a sandbox on {place.name}: {why}", fix=FIX)
 
 
 async def _ask(place: Place) -> str:
-    """Return why a host makes no sandbox; empty if it does."""
+    """Return the reason if a host does not support sandboxes; otherwise empty."""
     if not place.elsewhere:
         return await asyncio.to_thread(refusal_here)
     said = bytearray()
@@ -68,7 +66,7 @@ async def _ask(place: Place) -> str:
 
 @cache
 def refusal_here() -> str:
-    """Return why this machine makes no sandbox; empty if it does."""
+    """Return the reason if this machine does not support sandboxes; otherwise empty."""
     with tempfile.TemporaryDirectory() as folder:
         asked = [sys.executable, *_words(_HERE), "closed", f"{folder}/box", "", "0", "echo", "MADE"]
         made = subprocess.run(asked, cwd="/", capture_output=True, text=True, check=False)
@@ -76,18 +74,18 @@ def refusal_here() -> str:
 
 
 def _refusal(said: str) -> str:
-    """Read what the program said that was asked for an `echo MADE`."""
+    """Parse the output of the test command `echo MADE`: empty for success, otherwise the reason."""
     lines = said.splitlines()
     if "MADE" in lines:
         return ""
-    last = lines[-1] if lines else "it said nothing"
+    last = lines[-1] if lines else "the test command printed nothing"
     return next((line[len(MARK) :] for line in lines if line.startswith(MARK)), last)
 
 
 def wrap(
     command: Command, place: Place, python: str, mounts: Sequence[Mount], *, network: bool
 ) -> Command:
-    """Return `command`, to be run in a sandbox.  `python` is the interpreter of the step."""
+    """Return `command`, changed to run in a sandbox.  `python` is the interpreter of the step."""
     shown = [word for mount in mounts for word in (_mode(mount), mount.path, mount.target)]
     kind = "network" if network else "closed"
     words = (kind, f"{command.cwd}.box", python, f"{len(mounts)}", *shown)
@@ -95,7 +93,7 @@ def wrap(
 
 
 def _program(place: Place) -> list[str]:
-    """The program and its folder, where the agent of a host is, too."""
+    """Return the command of the sandbox program, which is in the directory of the host's agent."""
     if not place.elsewhere:
         return [place.python, *_words(_HERE)]
     root = place.folder.root if place.own_disk else place.host.root

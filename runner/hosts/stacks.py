@@ -1,4 +1,4 @@
-"""Stacks: places to run by name.  One run at a time uses a stack; the others wait."""
+"""Stacks: named places to run.  One run at a time uses a stack; other runs wait."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .renting.kept import KeptLeases
 
 LOOK: Final = 0.2
-"""Seconds between two looks whether a stack is free."""
+"""Seconds between two checks whether the stack is free."""
 
 
 def alone(
@@ -35,9 +35,9 @@ def alone(
     say: Callable[[str], None],
     leave: Callable[[], bool] = lambda: False,
 ) -> Lock | None:
-    """The stack, once no other run of this user has it; None when `leave` answers True meanwhile.
+    """Wait until no other run of this user holds the stack, and lock it.  Returns None if `leave` returns True while waiting.
 
-    Raises Busy where it is another's and `queue` is false.
+    Raises Busy if another run holds the stack and `queue` is false.
     """
     locks, name = Locks(of_user(environ).parent / "stacks"), of_value("stack", stack.id)
     if (held := locks.try_hold(name)) is not None:
@@ -58,7 +58,7 @@ def alone(
 
 @contextmanager
 def hold_stack(stack: Stack, environ: Mapping[str, str]) -> Iterator[None]:
-    """The stack, for as long as the block lasts.  Raises Busy while a run has it."""
+    """Lock the stack for the duration of the block.  Raises Busy if a run holds it."""
     lock = alone(replace(stack, queue=False), environ, lambda _words: None)
     try:
         yield
@@ -68,7 +68,7 @@ def hold_stack(stack: Stack, environ: Mapping[str, str]) -> Iterator[None]:
 
 
 class StackState(NamedTuple):
-    """What is known of the machine of a stack.  `stands` is the provider's word; empty where it was not asked."""
+    """The state of a stack's machine.  `stands` is the provider's answer, empty if the provider was not asked."""
 
     machine: LeaseRow | None
     uses: Sequence[LeaseRow] = ()
@@ -77,7 +77,7 @@ class StackState(NamedTuple):
 
 @asynccontextmanager
 async def open_kept_leases(ws: Workspace, stack: Stack) -> AsyncIterator[KeptLeases]:
-    """The leases of a stack whose machine is kept, for no run.  Raises CannotRun for a stack that keeps none."""
+    """Open the leases of a stack with a persistent machine, outside of a run.  Raises CannotRun if the stack has none."""
 
     from .renting.kept import KeptLeases
     from .renting.leases import driver_of
@@ -103,7 +103,7 @@ async def open_kept_leases(ws: Workspace, stack: Stack) -> AsyncIterator[KeptLea
 
 
 async def state_of(leases: KeptLeases) -> StackState:
-    """The machine of a stack, and what its provider says of it.  Raises DriverError."""
+    """Return a stack's machine, its uses, and the provider's answer about it.  Raises DriverError."""
     if (machine := leases.machine()) is None:
         return StackState(None)
     return StackState(
@@ -112,9 +112,9 @@ async def state_of(leases: KeptLeases) -> StackState:
 
 
 async def start(leases: KeptLeases, say: Callable[[str], None]) -> LeaseRow:
-    """Have the machine of a stack run, for no run, until its time is over; it is made where there is none.
+    """Start the stack's machine outside of a run, until its time is over; rent it if necessary.
 
-    Raises Infrastructure when it cannot be had, Busy when a run has it, CannotRun, DriverError.
+    Raises Infrastructure if no machine is available, Busy if a run uses the machine, CannotRun, DriverError.
     """
     from drivers.base import HostLost, Need, Wish
 
@@ -148,7 +148,7 @@ async def start(leases: KeptLeases, say: Callable[[str], None]) -> LeaseRow:
 
 
 async def ensure(ws: Workspace, stack: Stack, leases: KeptLeases) -> list[str]:
-    """Make what the machine of a stack needs beside itself, and the bucket of its store, where they are missing.  Answers what was made."""
+    """Create missing resources of a stack, such as networks, and its store's bucket.  Returns descriptions of the new resources."""
     made = [*await leases.call(leases.driver.ensure)]
     if (store := _bucket(ws, stack)) is not None and await asyncio.to_thread(store.make):
         made.append(f"the store {store.url}")
@@ -156,7 +156,7 @@ async def ensure(ws: Workspace, stack: Stack, leases: KeptLeases) -> list[str]:
 
 
 async def drop(ws: Workspace, stack: Stack, leases: KeptLeases) -> list[str]:
-    """Remove what `ensure` made, but for results.  Answers what was removed and what stays."""
+    """Delete the resources that `ensure` created, except results.  Returns descriptions of deleted and remaining resources."""
     dropped = [*await leases.call(leases.driver.drop)]
     store = _bucket(ws, stack)
     return (
@@ -167,18 +167,18 @@ async def drop(ws: Workspace, stack: Stack, leases: KeptLeases) -> list[str]:
 
 
 def _bucket(ws: Workspace, stack: Stack) -> Bucket | None:
-    """The bucket or folder of the store that runs of a stack push to."""
+    """Return the bucket or directory of the stack's shared store."""
     if not stack.store:
         return None
     from ..storage.buckets import opening as buckets
 
     named = ws.config.store_named(stack.store)
-    assert named is not None  # it has a name
+    assert named is not None  # the settings check the name
     return buckets.open(named, ws.own)
 
 
 def program(ws: Workspace, stack: Stack) -> str:
-    """What the stack rents as a program for Pulumi.  Asks no provider.  Raises CannotRun for a driver that has none, Invalid."""
+    """Return the stack's resources as a Pulumi program, without asking a provider.  Raises CannotRun if the driver cannot export, Invalid."""
     from drivers.base import Rejected
 
     from ..language.units import duration
@@ -221,7 +221,7 @@ def program(ws: Workspace, stack: Stack) -> str:
 
 
 async def stop(leases: KeptLeases, reason: str) -> bool:
-    """Have the machine of a stack stand still.  True once that is proved.  Raises DriverError."""
+    """Stop the stack's machine.  Returns True once the stop is confirmed.  Raises DriverError."""
     machine = leases.machine()
     stopped = True
     for row in leases.uses(machine) if machine is not None else ():
@@ -230,7 +230,7 @@ async def stop(leases: KeptLeases, reason: str) -> bool:
 
 
 async def down(leases: KeptLeases) -> bool:
-    """End the machine of a stack, with its disk.  True once that is proved.  Raises DriverError."""
+    """Terminate the stack's machine and its disk.  Returns True once the end is confirmed.  Raises DriverError."""
     if not await stop(leases, "the stack was taken down"):
         return False
     machine = leases.machine()
@@ -240,7 +240,7 @@ async def down(leases: KeptLeases) -> bool:
 
 
 async def host(leases: KeptLeases) -> Host | None:
-    """The machine of a stack, where it is up; else None.  Raises DriverError."""
+    """Return the stack's machine if it is up; otherwise None.  Raises DriverError."""
     from .renting.leases import lease_of
 
     machine = leases.machine()

@@ -1,4 +1,4 @@
-"""The uv that installs packages: the one of this installation, and one for another kind of machine, fetched by it."""
+"""Find the uv that installs packages: the local one, or a download for another kind of machine."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ PLATFORMS: Final[Mapping[str, str]] = {
     "Linux x86_64": "x86_64-manylinux2014",
     "Linux aarch64": "aarch64-manylinux2014",
 }
-"""What uv calls the machines that `uname -sm` names so."""
+"""Output of `uname -sm` -> the platform name of uv."""
 _ALONE: Final = threading.Lock()
 _PATIENCE: Final = 120.0
-"""Seconds that fetching it may take."""
+"""Seconds that the download may take."""
 
 
 def here() -> str:
-    """The path of ours; empty where it was not installed with us."""
+    """Return the path of the local uv; empty if it is not installed."""
     try:
         import uv
 
-        with _ALONE:  # the first two threads that ask sysconfig at once are answered half
+        with _ALONE:  # concurrent first calls of sysconfig return incomplete data
             return str(uv.find_uv_bin())
     except (ImportError, FileNotFoundError):
         return shutil.which("uv") or ""
 
 
 def of(machine: str, cache: Path) -> str:
-    """The path, on this machine, of a uv that runs on a machine of that `uname -sm`; empty when it cannot be had here.  It is kept below `cache`."""
+    """Return the local path of a uv for a machine with this `uname -sm`, stored below `cache`; empty if there is none."""
     ours = here()
     if not ours or machine == f"{platform.system()} {platform.machine()}":
         return ours

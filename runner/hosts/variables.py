@@ -1,6 +1,6 @@
-"""The environment variables that a step gets without asking: from the login on the machine that it runs on, and three that are always the same.
+"""Environment variables that a step inherits: some from the login on its machine, and three with fixed values.
 
-None of them is part of a key.  What looks like a token is never among them: those are `secrets`.
+None of them is part of a cache key.  Variables that look like tokens are never inherited; those are `secrets`.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ NAMES: Final = frozenset(
 BEGINNINGS: Final = ("SSL_CERT_", "HF_HUB_", "XDG_", "NCCL_")
 ENDS: Final = ("_proxy", "_PROXY")
 SAME: Final[Mapping[str, str]] = {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TZ": "UTC"}
-"""What changes results: how texts are sorted and read, and what time it is."""
+"""Fixed values: locale and time zone change results."""
 SANDBOX_HOME: Final = "/tmp/home"  # noqa: S108  (a path in the sandbox)
-"""An empty folder that `agent/closed.py` makes."""
+"""An empty directory that `agent/closed.py` creates."""
 _OWN_FOLDERS: Final = ("HOME", "TMPDIR", "HF_HOME", "TORCH_HOME")
 _IN_CONTAINERS: Final = ("HF_HUB_", "HF_ENDPOINT", "NCCL_")
 
 
 def inherit_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a step on this machine gets of a login's variables."""
+    """Return the login variables that a step on this machine inherits."""
     return {
         name: value
         for name, value in environ.items()
@@ -45,7 +45,7 @@ def inherit_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def in_container(login: Mapping[str, str]) -> dict[str, str]:
-    """The part of `inherited` that makes sense in a container on the same machine: no GPU is numbered alike there, and no path leads anywhere."""
+    """Return the login variables for a container on the same machine.  GPU numbers and paths are left out, because they differ there."""
     return {
         name: value
         for name, value in login.items()
@@ -54,7 +54,7 @@ def in_container(login: Mapping[str, str]) -> dict[str, str]:
 
 
 def in_sandbox(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a step that sees none of the login's own folders."""
+    """Return the variables of a step in a sandbox, without paths to the login's own directories."""
     kept = {
         name: value
         for name, value in env.items()
@@ -64,7 +64,7 @@ def in_sandbox(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def settled_variables(given: Collection[str]) -> dict[str, str]:
-    """What is always the same, but for the names that a step sets or has passed on: a locale of its own is not overruled by our LC_ALL."""
+    """Return the fixed variables, except names that the step sets itself: our LC_ALL must not overrule its locale."""
     own = any(name == "LANG" or name.startswith("LC_") for name in given)
     return {
         name: value

@@ -314,7 +314,7 @@ def _check_file_text(path: str, tree: Any, names: Mapping[str, Any]) -> None:
     kinds = kinds_of(render(tree, names))
     if wrong := unwritable(path, kinds):
         length = len(tree) if isinstance(tree, str) else 1
-        fix = "give the file one of these suffixes, or its text"
+        fix = "use one of these suffixes, or write the content of the file as text"
         raise TemplateError(wrong, 0, length, fix)
 
 

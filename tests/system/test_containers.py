@@ -866,9 +866,11 @@ def test_the_network_is_the_hosts_unless_the_settings_say_otherwise() -> None:
     assert ("--network", "host") not in _pairs(_words(without))
     assert ("--network", "none") in _pairs(_words(DOCKER, network=False))
     assert ("--network", "none") not in _pairs(_words(without, network=False))
-    with pytest.raises(CannotRun, match="`container_args` names one"):
+    with pytest.raises(CannotRun, match="`container_args` sets one"):
         _words(replace(DOCKER, args=("--net", "bridge")), network=False)
-    with pytest.raises(CannotRun, match="apptainer there cannot take it away"):
+    with pytest.raises(
+        CannotRun, match="apptainer on the host cannot run a sandbox without network"
+    ):
         _words(replace(DOCKER, kind="apptainer"), network=False)
     assert ("--shm-size", "50") in _pairs(_words(replace(DOCKER, memory=100)))
     assert "--shm-size" not in _words(replace(DOCKER, memory=100, args=("--ipc", "host")))

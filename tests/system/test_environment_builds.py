@@ -92,7 +92,10 @@ def test_what_a_killed_run_began_to_install_goes_on_and_the_next_run_takes_it(
     second = space.start("run", env=index.environ)
     assert second.stderr is not None
     said = [second.stderr.readline() for _ in range(3)]
-    assert "resuming run" in said[0] and "waiting for another run that installs them" in said[2]
+    assert (
+        "resuming run" in said[0]
+        and "waiting for another run that installs the packages" in said[2]
+    )
     index.gate.set()
     _, err = second.communicate(timeout=60)
     assert second.returncode == 0, err
@@ -122,7 +125,7 @@ def test_two_runs_that_want_one_environment_build_it_once(space: Space, index: I
     assert second.stderr is not None
     second.stderr.readline()
     waits = second.stderr.readline()
-    assert f"process {first.pid} is installing them; waiting" in waits
+    assert f"process {first.pid} is installing the packages; waiting" in waits
     index.gate.set()
     assert [
         process.communicate(timeout=60) and process.returncode for process in (first, second)
@@ -348,7 +351,7 @@ def test_a_version_that_is_not_there_is_refused_with_the_line_that_installs_it(
     code, _, said = space.command("run")
     assert (
         code == 2
-        and "Python 3.99 is not on this machine" in said
+        and "Python 3.99 is not installed on this machine" in said
         and "uv python install 3.99" in said
     )
 
@@ -396,7 +399,7 @@ def test_a_file_that_is_not_the_locked_one_is_named_and_nothing_is_left(
     assert (
         code == 2
         and "tinyword==1.0" in said
-        and f"wanted 000000000000…, got {pinned[-65:-53]}…" in said
+        and f"expected 000000000000…, got {pinned[-65:-53]}…" in said
     )
     assert [item.name for item in home(space).iterdir()] == ["lock"]
 

@@ -62,7 +62,7 @@ def begun(host: Any) -> str:
 def test_a_host_without_a_python_that_does_is_refused_with_what_to_do(host: Any) -> None:
     with pytest.raises(
         Denied,
-        match=r"no CPython 3\.9 or later on the host: install one on the host, set `python`",
+        match=r"no CPython 3\.9 or later on the host: install Python on the host, set `python`",
     ):
         begun(host)
 

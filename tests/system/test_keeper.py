@@ -237,7 +237,7 @@ def test_what_a_gone_node_may_have_had_a_part_of_counts_only_where_its_files_tel
         scene.there.save(1)
         scene.away.partial = True
         assert scene.finish().passed == (
-            [] if known else [("step-1", "lost a node that may have had a part of the checkpoint")]
+            [] if known else [("step-1", "a lost node may have held a part of the checkpoint")]
         )
         assert steps(scene.here) == [1] * known
 

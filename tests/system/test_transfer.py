@@ -801,7 +801,7 @@ def test_a_host_without_a_python_is_refused_with_what_to_do(tmp_path: Path) -> N
     async def check() -> None:
         with pytest.raises(
             Denied,
-            match=r"no CPython 3\.9 or later on the host: install one on the host, set `python`",
+            match=r"no CPython 3\.9 or later on the host: install Python on the host, set `python`",
         ):
             await HostStore(Wire(cast(Any, Bare()), "there")).open()
         assert not (tmp_path / "there").exists()

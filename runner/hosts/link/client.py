@@ -1,9 +1,9 @@
-"""Run jobs on a host, through its agent: begin them, hear of their ends, read what they print, end them.
+"""Jobs on a host through its agent: start, wait, read the log, stop.
 
-A start is a message written at once, and ends arrive as lines that turn into finished waits: nothing is asked twice, nothing is polled.  When the
-agent was killed, or the way to it broke, the next connection repeats what the last may not have carried: an agent begins no job of one name twice.
+A start is one message, and the end of a job arrives as one line that completes the waiting future.  Nothing is polled.  If the agent is killed or the
+connection breaks, the next connection repeats unconfirmed messages.  This is safe because an agent starts each job name only once.
 
-How the agent is reached is a `Line`: on this machine its socket, elsewhere a `Stream` to the program that it has there for clients.
+A `Line` is the connection to an agent: a socket on this machine, or a `Stream` to another host.
 """
 
 from __future__ import annotations
@@ -46,115 +46,111 @@ if TYPE_CHECKING:
     from .wire import Wire
 
 CHUNK = 1 << 20
-BEATS = (
-    9  # signs of life in the time after which an agent ends the jobs of a client that gives none
-)
-FOREVER = 1e8  # seconds; a longer patience needs no alarm
+BEATS = 9  # heartbeats within the deadman time of a client
+FOREVER = 1e8  # seconds; longer waits get no alarm
 ROOM = (
     1 << 15
-)  # bytes of one read: small enough that memory for it is at hand, and not mapped and given back each time
+)  # bytes of one read: small enough that its memory is reused, not mapped and unmapped each time
 REMEMBERED = 10_000
-SIGN = 5.0  # seconds between signs of life on a stream
+SIGN = 5.0  # seconds between two heartbeats on a stream
 PROTOCOLS = (
     NUMBER - 1,
     NUMBER,
-)  # those that we speak: an agent with jobs still serves a newer recipe
-UNUSED = 3.0  # seconds after which an agent that no client has and that has no jobs is gone
-FAREWELL = 10.0  # seconds in which what was asked for last must have been sent
-SILENCE = 20.0  # seconds without an answer to any after which it is taken for broken
+)  # supported protocols: an agent with jobs still serves a newer recipe
+UNUSED = 3.0  # seconds after which an agent without clients and jobs has exited
+FAREWELL = 10.0  # seconds to send the last messages when closing
+SILENCE = 20.0  # seconds without an answer after which the connection counts as broken
 
 
 class Line(Protocol):
-    """A way to one agent.  Tells what comes to `hear`, and its end to `lost`, with the reason."""
+    """A connection to one agent.  Calls `hear` with received bytes, and `lost` with the reason when the connection ends."""
 
     patience: float
-    """Seconds in which an agent must be reached before waiting callers get Unreachable."""
+    """Seconds without a connection after which waiting callers get Unreachable."""
     pauses: Sequence[float]
-    """Seconds between tries; the last one again and again."""
+    """Seconds between connection attempts.  The last value repeats."""
     hurried: bool
-    """Whether a caller hears that the agent cannot be reached as soon as its own patience has passed, since it asks again by itself."""
+    """Whether a waiting caller gets Unreachable as soon as its own patience ends, because it asks again by itself."""
     deadman: float | None
-    """Seconds without any client after which the agent is to end all jobs."""
+    """Seconds without a client after which the agent stops all jobs; None for never."""
 
     def open(
         self, hear: Callable[[bytes], None], lost: Callable[[DriverError | None], None]
     ) -> bool:
-        """Connect, or begin to; False when it cannot be now.  Raises Denied, Unreachable."""
+        """Start to connect; False if the agent is not ready yet.  Raises Denied, Unreachable."""
         ...
 
     def write(self, data: bytes) -> None:
-        """Send it, now or as soon as there is room."""
+        """Queue data for sending."""
         ...
 
     def close(self) -> None:
-        """Let go of the connection, without a word to `lost`.  Idempotent."""
+        """Close the connection without a call of `lost`.  Idempotent."""
         ...
 
     def host(self) -> Host:
-        """The host that it leads to."""
+        """Return the host of the agent."""
         ...
 
     async def log_path(self, log: str | None, name: str) -> str:
-        """Where the log of a job is: absolute."""
+        """Return the absolute path of a job's log."""
         ...
 
     async def read(self, log: str, offset: int) -> bytes:
-        """What is in a log from `offset` on, some or all of it."""
+        """Read a log from byte `offset`, possibly not to its end."""
         ...
 
     async def aclose(self) -> None:
-        """Let go of all connections, but not of the host."""
+        """Close all connections, but keep the host."""
         ...
 
 
 class Client:
-    """Jobs on one host.  They outlive the connection and us.  Belongs to one event loop at a time."""
+    """Jobs on one host.  They outlive the connection and this process.  A client belongs to one event loop at a time."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._connected = False  # or about to be
+        self._connected = False  # or connecting
         self._greeted = False
         self._failing_since: float | None = None
         self._tries = 0
         self._retry: asyncio.TimerHandle | None = None
         self._beats: asyncio.TimerHandle | None = None
         self._received = bytearray()
-        self._until_greeted = bytearray()  # what an agent that was just leaving may never have read
+        self._until_greeted = bytearray()  # messages that an exiting agent may not have read
         self._going: set[str] = set()
-        self._pending: set[str] = (
-            set()
-        )  # what this connection has asked for, and the agent has not answered
+        self._pending: set[str] = set()  # requests of this connection without an answer
         self._starts: dict[
             str, bytes
-        ] = {}  # of jobs that are not over: an agent that was killed may never have read it
+        ] = {}  # start messages of unfinished jobs: a killed agent may not have read them
         self._stops: dict[str, bytes] = {}
         self._over: dict[str, Exit] = {}
-        self._printed: dict[str, int] = {}  # bytes, of jobs that are over
+        self._printed: dict[str, int] = {}  # log bytes of finished jobs
         self._waiting: dict[str, list[tuple[asyncio.Future[None], float]]] = {}
         self._questions = 0
         self._asked: dict[int, asyncio.Future[dict[str, str]]] = {}
 
     @property
     def root(self) -> str:
-        """The folder of ours on that host."""
+        """The root directory of recipe on the host."""
         return self._line.host().root
 
     @property
     def failing_for(self) -> float:
-        """Seconds for which the agent has been tried to be reached again, and was not; 0 where it answers, or nothing is wanted of it."""
+        """Seconds of failed reconnection attempts; 0 if the agent answers or is not needed."""
         since = self._failing_since
         return self._loop.time() - since if self._loop is not None and since is not None else 0.0
 
     def wake(self) -> None:
-        """Begin to reach the agent: somebody will want it soon.  What is wrong is met by the first job."""
+        """Start to connect to the agent early.  Errors are raised for the first job."""
         self._enter()
         if not self._connected and self._retry is None:
             with suppress(DriverError):
                 self._connect()
 
     async def start(self, command: Command, key: str) -> Job:
-        """Begin `command`.  The same key finds the same job; a start never queues, nor does it wait for a lock."""
+        """Start `command`.  The same key finds the same job.  A start never queues and waits for no lock."""
         self._enter()
         name = file_name(key)
         job = Job(key, {"log": await self._line.log_path(command.log, name)})
@@ -174,12 +170,12 @@ class Client:
             try:
                 self._ask(name)
             except DriverError:
-                del self._starts[name]  # its caller hears of it: it may not begin later
+                del self._starts[name]  # the caller gets the error, so the job must not start later
                 raise
         return job
 
     async def free(self, locks: Sequence[str]) -> Sequence[str]:
-        """Those of these locks that no job of this login on that machine holds.  Raises Denied where none can be held, and Unreachable."""
+        """Return the locks that no job of this login on the machine holds.  Raises Denied if locks do not work, and Unreachable."""
         self._enter()
         number = self._questions = self._questions + 1
         answer: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
@@ -194,7 +190,7 @@ class Client:
         return found["locks"].split()
 
     async def wait(self, job: Job, patience: timedelta) -> Exit | None:
-        """The job's end, at once when it is over; None when `patience` passed and its agent says that it goes on.  Raises Unreachable, HostLost."""
+        """Wait for the end of a job; None if the job still runs after `patience`.  Raises Unreachable, HostLost."""
         self._enter()
         name = file_name(job.key)
         loop = asyncio.get_running_loop()
@@ -227,18 +223,18 @@ class Client:
         return over
 
     async def log(self, job: Job, offset: int) -> bytes:
-        """What the job printed from byte `offset` on, some or all of it; empty when there is nothing more yet."""
+        """Read the output of a job from byte `offset`, possibly not to its end; empty if there is no more output yet."""
         name = file_name(job.key)
         if offset >= self._printed.get(name, offset + 1):
             return b""
         return await self._line.read(await self._line.log_path(job.data.get("log"), name), offset)
 
     def has_no_log(self, job: Job) -> bool:
-        """Whether the agent told no length of the log of this job, which is over: it found none that can be read."""
+        """Return whether a finished job has no readable log: the agent reported no length."""
         return file_name(job.key) not in self._printed
 
     async def stop(self, job: Job, grace: timedelta) -> None:
-        """SIGTERM to the whole group, SIGKILL after `grace`.  Idempotent; `wait` then reports an Exit."""
+        """Send SIGTERM to the process group, and SIGKILL after `grace`.  Idempotent.  `wait` then returns an Exit."""
         self._enter()
         name = file_name(job.key)
         if name not in self._over:
@@ -246,11 +242,11 @@ class Client:
             self._send(self._stops[name])
 
     def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
-        """See `Host.call`."""
+        """Run a program on the host: see `Host.call`."""
         return self._line.host().call(argv, stdin)
 
     async def aclose(self, lost: str = "") -> None:
-        """Let go of our connections, not of the host; jobs continue.  `lost`: why it is given up, raised as HostLost where its jobs are awaited."""
+        """Close the connections; jobs continue.  If `lost` names a reason, waiting callers get HostLost with this reason."""
         await self._line.aclose()
         self._disconnect()
         self._forget()
@@ -270,12 +266,12 @@ class Client:
             of_this_loop.clear()
 
     def _ask(self, name: str) -> None:
-        """Have the agent say what becomes of a job; one that was never begun there begins."""
+        """Send the start message of a job, or a wait message if this client did not start it."""
         self._send(self._starts.get(name) or _frame("wait", name))
         self._pending.add(name)
 
     def _enter(self) -> None:
-        """What another event loop began is not known in this one."""
+        """Reset the state if the event loop changed."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._disconnect()
@@ -292,7 +288,7 @@ class Client:
             self._line.write(frame)
 
     def _connect(self) -> None:
-        """Reach the agent.  One that is just leaving still holds the lock and does not answer: try again."""
+        """Connect to the agent.  An agent that is exiting still holds the lock but does not answer, so try again."""
         self._retry = None
         try:
             self._connected = self._line.open(self._hear, self._lost)
@@ -308,13 +304,13 @@ class Client:
             self._line.write(bytes(self._until_greeted))
 
     def _beat(self, deadman: float) -> None:
-        """Say that we live, now and from now on: a connection stays open although its process is stopped."""
+        """Send a heartbeat now and periodically, because the connection of a stopped process stays open."""
         assert self._loop is not None
         self._line.write(_frame("arm", f"{deadman}", "beats"))
         self._beats = self._loop.call_later(deadman / BEATS, self._beat, deadman)
 
     def _again(self, error: DriverError | None, least: float = 0.0) -> None:
-        """Try again in a while, of at least so many seconds, or tell waiting callers that there is no answer."""
+        """Schedule another attempt after at least `least` seconds, or fail the waiting callers."""
         assert self._loop is not None
         now = self._loop.time()
         if self._failing_since is None:
@@ -335,11 +331,11 @@ class Client:
             self._tries += 1
 
     def _reconnect(self) -> None:
-        with suppress(DriverError):  # raised where they wait
+        with suppress(DriverError):  # raised in the waiting callers
             self._connect()
 
     def _fail(self, error: DriverError, now: float | None) -> None:
-        """Tell those who wait, or, at a time `now`, those whose patience has passed."""
+        """Raise `error` in all waiting callers, or, with the time `now`, in callers whose patience has ended."""
         for waiting in self._waiting.values():
             for woken, give_up_at in waiting:
                 if (now is None or give_up_at <= now) and not woken.done():
@@ -364,7 +360,7 @@ class Client:
         self._received.clear()
 
     def _lost(self, error: DriverError | None) -> None:
-        """The agent was killed or was just leaving, or the way to it broke.  The next connection repeats what this one may not have carried."""
+        """Handle a lost connection.  The next connection repeats messages that the agent may not have received."""
         greeted = self._greeted
         self._disconnect()
         if error is not None and not isinstance(error, Unreachable):
@@ -435,7 +431,7 @@ class Client:
 
 
 class Socket:
-    """The line to the agent of a root on this machine, which is begun when there is none."""
+    """The connection to the agent of a root directory on this machine.  Starts the agent if necessary."""
 
     patience = 10.0
     pauses: Sequence[float] = (0.01,)
@@ -443,17 +439,19 @@ class Socket:
     deadman: float | None = None
 
     def __init__(self, host: Host, context: str = "", *, own: bool = False) -> None:
-        """`context`: our identity; `own`: only an agent of the same will do, else whichever serves that root."""
+        """Store the identity of this process as `context`.  With `own`, only an agent with the same identity is accepted."""
         self._host = host
         self._root = host.root
         self._context, self._own = context, own
-        self._awake: socket.socket | None = None  # to an agent that was not asked for anything yet
+        self._awake: socket.socket | None = (
+            None  # a connection to an agent without a request so far
+        )
         self._socket: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._unsent = bytearray()
 
     def wake(self) -> None:
-        """Begin the agent, if there is none.  What is wrong is met by the first job."""
+        """Start the agent if it does not run.  Errors are raised for the first job."""
         if self._awake is None and self._socket is None:
             with suppress(OSError):
                 self._awake = self._reach()
@@ -484,7 +482,7 @@ class Socket:
             except BlockingIOError:
                 sent = 0
             except OSError:
-                return  # the reader sees the same end
+                return  # the reader notices the closed connection
             if sent == len(data):
                 return
             data = data[sent:]
@@ -512,7 +510,7 @@ class Socket:
         except FileNotFoundError:
             return b""
         except OSError as error:
-            if error.strerror == NOT_REGULAR:  # its step put a pipe, say, in the place of its log
+            if error.strerror == NOT_REGULAR:  # the step replaced its log, for example by a pipe
                 return b""
             raise _foreign(error, self._root) from error
         try:
@@ -558,7 +556,7 @@ class Socket:
 
 
 class Streamed:
-    """The line to the agent of another machine, whose files are asked about over `wire`."""
+    """The connection to the agent of another machine.  Files there are read over `wire`."""
 
     patience = 60.0
     pauses: Sequence[float] = (0.1, 0.3, 1.0, 3.0)
@@ -617,7 +615,7 @@ class Streamed:
     async def _carry(
         self, hear: Callable[[bytes], None], lost: Callable[[DriverError | None], None]
     ) -> None:
-        """Hold a stream until it ends; then say why."""
+        """Exchange messages over a stream until it ends, then call `lost` with the reason."""
         from .stream import Stream
 
         try:
@@ -630,7 +628,7 @@ class Streamed:
                     if payload[:1] == b"d":
                         await stream.send(
                             b"d"
-                        )  # says nothing: a connection that waits for an answer lets the next word through
+                        )  # an empty answer: some connections delay small packets until the other side answers
                         hear(payload[1:])
                     if self._carrying is not asyncio.current_task():
                         return
@@ -659,15 +657,15 @@ class Streamed:
 
 
 def own(home: Path, deadman: float | None = None) -> Client:
-    """Jobs of this machine that have the limits and namespaces of this process: see `here`.  `home` is the workspace's `.recipe`."""
+    """Return a client for jobs on this machine with the limits and namespaces of this process.  `home` is the workspace's `.recipe`."""
     context = identity()
     return _woken(Socket(LocalHost(own_root(home, context)), context, own=True), deadman)
 
 
 def here(root: Path, deadman: float | None = None) -> Client:
-    """Jobs of this machine, whose agent serves `root`.  It begins now, if there is none, and comes up while its first job is being prepared.
+    """Return a client for jobs on this machine, and start the agent of `root` if necessary.
 
-    `deadman`: seconds without any client after which the agent ends its jobs, because another machine may begin them.
+    `deadman` is the time without a client, in seconds, after which the agent stops its jobs, because another machine may start them.
     """
     return _woken(Socket(LocalHost(root), identity()), deadman)
 
@@ -679,12 +677,12 @@ def _woken(line: Socket, deadman: float | None) -> Client:
 
 
 def there(wire: Wire) -> Client:
-    """Jobs of another machine, whose agent serves the root of `wire`."""
+    """Return a client for jobs on another machine, with the agent in the root of `wire`."""
     return Client(Streamed(wire))
 
 
 def _protocol_of(line: bytes | bytearray) -> int | None:
-    """The number of the protocol in which an agent greets; None for what is no greeting."""
+    """Parse the protocol number of an agent's greeting; None if the line is no greeting."""
     try:
         number = json.loads(line)["agent"]
     except (ValueError, TypeError, KeyError):

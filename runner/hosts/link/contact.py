@@ -1,4 +1,4 @@
-"""Whether a host answers: what is asked of it is asked again until it does, or until it is given up for lost."""
+"""Contact with a host: repeat a request until the host answers or is considered lost."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from ...retry import Policy, pause, retry_async
 
 _T = TypeVar("_T")
 OUT_OF_SIGHT: Final = 900.0
-"""Seconds without a word from a host after which what runs there is given up for lost."""
+"""Seconds without an answer after which a host and its jobs are considered lost."""
 SOON: Final = 3
-"""Tries of a driver or a host that cannot be reached while somebody waits at the prompt: a few seconds."""
+"""Attempts to reach a driver or a host while a person waits: a few seconds."""
 LONG: Final = 40
-"""Tries where a lease hangs on the answer: a quarter of an hour."""
+"""Attempts if a lease depends on the answer: a quarter of an hour."""
 
 
 class Contact:
-    """Of a host that always answers: this machine, and what shares its disk."""
+    """Contact with a host that always answers: this machine, or a machine with the same disk."""
 
     silent = False
-    """Whether it does not answer now; what runs there may go on, but there are better places to start something."""
+    """Whether the host does not answer now.  Its jobs may continue, but new jobs should start elsewhere."""
 
     @property
     def silent_for(self) -> float:
-        """Seconds since it did not answer for the first time; 0 where it answers."""
+        """Seconds since the first missing answer; 0 if the host answers."""
         return 0.0
 
     async def insist(self, ask: Callable[[], Awaitable[_T]]) -> _T:
-        """Ask until the host answers."""
+        """Repeat a request until the host answers."""
         return await ask()
 
 
 class RemoteContact(Contact):
-    """Of a host that may be out of sight for a while: unreachable is not failed."""
+    """Contact with a remote host, which may be unreachable for a while without a failure of its jobs."""
 
     def __init__(self, name: str, say: Callable[[str], None]) -> None:
         self.name, self._say = name, say
@@ -48,7 +48,7 @@ class RemoteContact(Contact):
         return time.monotonic() - self._silent_since if self.silent else 0.0
 
     async def insist(self, ask: Callable[[], Awaitable[_T]]) -> _T:
-        """Ask again while the host cannot be seen.  Raises HostLost when that takes too long."""
+        """Repeat a request while the host is unreachable.  Raises HostLost after `OUT_OF_SIGHT` seconds."""
 
         async def once() -> _T:
             try:
@@ -64,7 +64,7 @@ class RemoteContact(Contact):
         return await retry_async(once, patient())
 
     def _unseen(self, error: Unreachable) -> None:
-        """The host could not be reached.  Raises HostLost when that takes too long."""
+        """Record that the host is unreachable.  Raises HostLost after `OUT_OF_SIGHT` seconds."""
         now = time.monotonic()
         if not self.silent:
             self.silent, self._silent_since = True, now
@@ -76,7 +76,7 @@ class RemoteContact(Contact):
 
 
 def patient(tries: float = math.inf) -> Policy:
-    """A policy for calls of a driver: what was throttled waits as long as the provider says, what did not get through waits longer each time."""
+    """Return a retry policy for driver calls: after throttling, wait as long as the provider says; otherwise wait longer each time."""
 
     def policy(error: Exception, tried: int) -> float | None:
         if isinstance(error, Throttled):
@@ -87,7 +87,7 @@ def patient(tries: float = math.inf) -> Policy:
 
 
 async def ask_program(call: Callable[[Argv], AsyncIterator[bytes]], argv: Argv) -> bytes:
-    """What a program prints on the host of `call`, asked again where the connection breaks: it may run twice.  Raises what `Host.call` raises."""
+    """Run a program through `call` and return its output.  After a broken connection it runs again.  Raises the errors of `Host.call`."""
 
     async def once() -> bytes:
         return b"".join([data async for data in call(argv)])

@@ -1,11 +1,11 @@
-"""Which agent of this machine runs the jobs of a run: one that has the limits, groups and namespaces of the process that works on the run.
+"""Choose the local agent of a run: it has the same limits, groups and namespaces as the process that executes the run.
 
-An agent passes on to its jobs whatever it was begun with, and most of that cannot be sent with a job.  So each workspace has below `.recipe/local`
+A job inherits most limits from its agent, because a start message cannot contain them.  So each workspace has these entries below `.recipe/local`:
 
-    IDENTITY/          the root of the agent of all processes that pass on the same
-    claims/RUN.FENCE   a link whose target names the root where the jobs of this claim of a run were begun
+    IDENTITY/          the root of the agent for all processes with the same inherited limits
+    claims/RUN.FENCE   a link whose target names the agent root of the jobs of this claim
 
-A run that is resumed by another process asks the agents of earlier claims for the jobs that live, and starts what is new with its own.
+If another process resumes a run, it asks the agents of earlier claims for their jobs, and starts new jobs with its own agent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STATUS: Final = (
     *("Umask", "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"),
     *("NoNewPrivs", "Seccomp", "Seccomp_filters", "Cpus_allowed", "Mems_allowed"),
 )
-"""Lines of /proc/self/status that a child inherits."""
+"""Lines of /proc/self/status that a child process inherits."""
 _FILES: Final = (
     *("limits", "cgroup", "oom_score_adj", "attr/current", "personality", "coredump_filter"),
 )
@@ -36,15 +36,15 @@ _NAMESPACES: Final = (
     *("time", "time_for_children"),
 )
 _ALLOCATIONS: Final = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
-"""Variables that name an allocation of a cluster: at its end the cluster ends all that was begun in it."""
+"""Variables that name a cluster allocation.  At its end the cluster kills all processes of the allocation."""
 _CLAIMS: Final = "claims"
 _LONGEST: Final = 1 << 18
-"""Bytes of a file of /proc that are looked at."""
+"""Bytes to read of a file in /proc."""
 _PROC: Final = ("/proc/thread-self", "/proc/self")
 
 
 def identity() -> str:
-    """A digest of all that a program begun by this thread would inherit and that cannot be sent with a job."""
+    """Return a digest of all limits and namespaces that a child of this thread inherits and that a start message cannot contain."""
     facts = [os.uname().nodename, *(os.environ.get(name, "") for name in _ALLOCATIONS)]
     proc = next((path for path in _PROC if os.path.exists(f"{path}/status")), "")
     if proc:
@@ -67,9 +67,10 @@ def identity() -> str:
 
 
 def own_root(home: Path, ours: str) -> Path:
-    """The root of the agent of an identity, `ours`; `home` is the workspace's `.recipe`.
+    """Return the agent root for the identity `ours`; `home` is the workspace's `.recipe`.
 
-    Where an agent was killed, a process of another identity may look after its jobs from the same root: that one starts nothing for us.
+    If the agent of a root was killed, a process with another identity may have restarted the agent for its jobs.
+    Then this function chooses another root.
     """
     with contextlib.suppress(OSError):
         (home / "local").mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -82,7 +83,7 @@ def own_root(home: Path, ours: str) -> Path:
 
 
 def note_claim(home: Path, run: str, fence: int, root: str) -> None:
-    """Write down, before its first job begins, with which agent this claim of a run starts jobs on this machine."""
+    """Record, before the first job starts, the agent root of this claim's jobs on this machine."""
     folder = home / "local" / _CLAIMS
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
@@ -90,7 +91,7 @@ def note_claim(home: Path, run: str, fence: int, root: str) -> None:
 
 
 def root_of(home: Path, run: str, fence: str) -> Path:
-    """Where the jobs of a claim were begun.  Earlier versions had one agent for all, and noted nothing."""
+    """Return the agent root of a claim's jobs.  Earlier versions had one agent per workspace and recorded nothing."""
     try:
         return home / "local" / os.path.basename(os.readlink(_claim(home, run, fence)))
     except FileNotFoundError:
@@ -98,22 +99,22 @@ def root_of(home: Path, run: str, fence: str) -> Path:
 
 
 def forget_claims(home: Path, run: str) -> None:
-    """Delete the notes of a run that left no attempt."""
+    """Delete the claim records of a run that has no attempt left."""
     folder = home / "local" / _CLAIMS
     for note in folder.glob(f"{run}.*"):
         note.unlink(missing_ok=True)
 
 
 def is_reachable(root: Path) -> bool:
-    """Whether the agent of `root` answers here, or is gone.
+    """Return whether the agent of `root` answers or has exited.
 
-    False: it lives on another machine, or in a container whose sockets lead nowhere here.
+    False means that the agent lives on another machine, or in a container with sockets that this process cannot reach.
     """
     return not _is_held(root) or answers(str(root))
 
 
 def spent_roots(home: Path, needed: Collection[str]) -> list[Path]:
-    """Roots without an agent or a job, of which no run among `needed` began anything, and the notes of other runs."""
+    """Return agent roots without an agent, a job or a claim of the runs `needed`, and the claim records of other runs."""
     folder = home / "local"
     notes = sorted((folder / _CLAIMS).glob("*.*"))
     kept = [note for note in notes if note.name.rpartition(".")[0] in needed]
@@ -127,7 +128,7 @@ def spent_roots(home: Path, needed: Collection[str]) -> list[Path]:
 
 
 def forget_root(path: Path) -> bool:
-    """Delete a root, or the note of a claim.  False: an agent or a job lives there again."""
+    """Delete an agent root or a claim record; False if an agent or a job uses the root again."""
     if path.is_symlink():
         path.unlink(missing_ok=True)
         return True
@@ -153,7 +154,7 @@ def _is_held(root: Path) -> bool:
 
 @contextlib.contextmanager
 def _hold_briefly(path: Path) -> Iterator[bool]:
-    """Hold a lock for a moment; False where another process has it.  A file that is not there is not held."""
+    """Try to take a lock, and release it at the end of the block; False if another process holds it.  A missing file counts as free."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -174,7 +175,7 @@ def _read(path: str) -> str:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return ""  # older kernels have fewer
+        return ""  # older kernels lack some of these files
     try:
         return os.read(fd, _LONGEST).decode("utf-8", "surrogateescape")
     except OSError:

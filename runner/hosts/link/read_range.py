@@ -1,4 +1,4 @@
-"""Reads a file of ours in pieces, and says what each of them is.  Raises Changed for one that is not as long as it was."""
+"""Read and hash parts of a local file.  Raises Changed if the size of the file changed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from ...storage.content.files import Changed
 
 BLOCK = 1 << 18
-"""Bytes read at once: what fits into a processor's cache is copied, hashed and encrypted there."""
+"""Bytes per read: a block fits the processor's cache while it is copied, hashed and encrypted."""
 
 
 def part(path: str, size: int, start: int, count: int) -> Iterator[bytes]:
-    """Some bytes of a file that has `size`."""
+    """Yield `count` bytes of a file with `size` bytes, from `start`."""
     with open(path, "rb", buffering=0) as file:
         if os.fstat(file.fileno()).st_size != size:
             raise Changed(path)
@@ -27,7 +27,7 @@ def part(path: str, size: int, start: int, count: int) -> Iterator[bytes]:
 
 
 def chunks(path: str, size: int, chunk: int) -> list[str]:
-    """A digest for every chunk of a file."""
+    """Return the digest of each chunk of a file."""
     found = []
     for start in range(0, size, chunk):
         hasher = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""A stream to the agent of one host, over `Host.call`: the agent's program is put there if it is not there yet, in the same call.
+"""A stream to the agent of one host over `Host.call`.  The same call uploads the agent's program if it is missing.
 
 See `agent/attach.py` for the other end.
 """
@@ -25,15 +25,15 @@ from ...agent.frames import Broken, Frames, frame
 Part: TypeAlias = Literal["jobs", "files"]
 
 AHEAD = 8
-"""Pieces that wait to be sent before a sender has to wait."""
+"""Frames in the send queue before a sender must wait."""
 SMALL = 1 << 14
-"""Bytes up to which frames are put together."""
+"""Bytes up to which several frames are sent as one write."""
 PATIENCE = 60.0
-"""Seconds in which the program there must have greeted us."""
+"""Seconds until the program on the host must have answered."""
 FAREWELL = 2.0
-"""Seconds in which it must have ended when it is not needed any more."""
+"""Seconds for the program on the host to exit."""
 NOISE = 1 << 16
-"""Bytes that a login may print before the program begins."""
+"""Bytes that a login may print before the program starts."""
 PYTHONS = (
     "python3",
     *(f"python3.{minor}" for minor in range(14, 8, -1)),
@@ -41,11 +41,11 @@ PYTHONS = (
     "/opt/conda/bin/python3",
     "/venv/main/bin/python3",
 )
-"""Where a Python is looked for, when the one that the settings name is none or is too old."""
+"""Python interpreters to try if the configured one is missing or too old."""
 OWN = "python/bin/python3"
-"""Where below our root one may have been unpacked, which is looked at last."""
+"""Path below the root of a Python that a user may have unpacked there.  It is tried last."""
 TOO_OLD = 93
-"""How our program ends under a Python that is too old, or is not CPython: the next is tried."""
+"""Exit code of the loader under an old Python or another implementation than CPython.  The next interpreter is tried."""
 _FULL = (
     "Permission denied",
     "No space left on device",
@@ -54,7 +54,7 @@ _FULL = (
     "Not a directory",
 )
 
-# What is named as a Python may be the folder of an environment, and begin with the login's home.
+# A Python may be given as the directory of an environment, and may start with `~/`.
 PROGRAM = r"""program() {
   case $1 in "~/"*) set -- "${HOME:-.}/${1#"~/"}" ;; esac
   for each in "$1/bin/python" "$1/bin/python3"; do
@@ -63,7 +63,7 @@ PROGRAM = r"""program() {
   printf '%s\n' "$1"
 }
 """
-# $1 the root, $2 what marks our words, $3 the program below, then what it is given, then Pythons.
+# $1: the root, $2: the mark, $3: the loader below, $4-$6: its arguments, then interpreters to try.
 _FIND = f"""\
 {PROGRAM}
 PATH=$PATH:/usr/local/bin:/usr/bin:/bin
@@ -124,7 +124,7 @@ attach.main(root, part)
 
 
 class Program(NamedTuple):
-    """The agent as one file."""
+    """The agent as one zip file."""
 
     data: bytes
     digest: str
@@ -132,7 +132,7 @@ class Program(NamedTuple):
 
 @functools.cache
 def program() -> Program:
-    """The agent of this version of ours, the same bytes whenever it is asked for."""
+    """Return the agent of this version, always with the same bytes."""
     import zipfile
 
     made = io.BytesIO()
@@ -145,7 +145,7 @@ def program() -> Program:
 
 
 class Stream:
-    """One of the agent's two programs, running on a host.  `root` is what it serves there, absolute."""
+    """One of the agent's two programs, running on a host.  `root` is its absolute root directory there."""
 
     def __init__(
         self, call: AsyncGenerator[bytes, None], sent: asyncio.Queue[bytes], received: bytes
@@ -157,9 +157,9 @@ class Stream:
 
     @classmethod
     async def open(cls, host: Host, root: str, part: Part) -> Stream:
-        """Begin `part` in `root`, which is made if need be; a relative one begins at the login's home.  Raises what `Host.call` raises.
+        """Start `part` in `root`, which is created if missing; a relative root starts at the login's home.  Raises the errors of `Host.call`.
 
-        Denied and Rejected say in words what that host lacks.
+        The messages of Denied and Rejected say what the host lacks.
         """
         mark, ours = secrets.token_hex(8), program()
         pythons = tuple(dict.fromkeys(each for each in (host.python, *PYTHONS) if each))
@@ -187,7 +187,7 @@ class Stream:
                         if word == "need":
                             await sent.put(ours.data)
                         elif word == "python":
-                            fix = f"install one on the host, set `python` in the driver's settings, or unpack one to {root}/python"
+                            fix = f"install Python on the host, set `python` in the driver's settings, or unpack a Python to {root}/python"
                             raise Denied(f"no CPython 3.9 or later on the host: {fix}")
                         elif word.startswith("no "):
                             raise _refusal(word[3:])
@@ -209,15 +209,15 @@ class Stream:
         raise Unreachable("the host sent no valid reply")
 
     async def send(self, *parts: bytes | memoryview) -> None:
-        """One frame; waits while too much is on its way already."""
+        """Send one frame; wait while the queue is full."""
         await self._sent.put(frame(*parts))
 
     async def finish(self) -> None:
-        """Nothing more will be sent: the program there ends when it has read all."""
+        """Close the sending direction.  The program on the host exits when it has read everything."""
         await self._sent.put(b"")
 
     async def receive(self) -> bytes:
-        """The next payload.  Raises Unreachable when the stream is over, or what comes is not what was sent, and what `Host.call` raises."""
+        """Return the next payload.  Raises Unreachable if the stream ended or the data is damaged, and the errors of `Host.call`."""
         while not self._payloads:
             if self._frames.broken:
                 raise Unreachable("the agent's output arrived incomplete")
@@ -232,30 +232,30 @@ class Stream:
         return self._payloads.popleft()
 
     async def aclose(self) -> None:
-        """End the program there, whatever it does.  Jobs stay."""
+        """Stop the program on the host.  Jobs continue."""
         await self._call.aclose()
 
     async def leave(self) -> None:
-        """Let the program there, which was asked nothing more, end by itself."""
+        """Wait briefly until the idle program on the host exits."""
         with contextlib.suppress(TimeoutError, DriverError):
             async with asyncio.timeout(FAREWELL):
                 await self.finish()
                 async for _ in self._call:
-                    break  # it has nothing to say
+                    break  # no more output is expected
         await self._call.aclose()
 
 
 class _Words:
-    """Lines behind our mark, in all that a login prints."""
+    """Parses the loader's words out of everything that a login prints: lines that start with a random mark."""
 
     def __init__(self, mark: str) -> None:
         self.rest: bytes | None = None
-        """What came behind the last word, which is `here`."""
+        """The data after the last word, `here`; None before it."""
         self._mark = f"\n{mark} ".encode()
         self._held = b""
 
     def feed(self, data: bytes) -> Sequence[str]:
-        """The words that are whole now, but for the last."""
+        """Return the complete words so far, without `here`."""
         self._held += data
         found: list[str] = []
         while self.rest is None:
@@ -274,7 +274,7 @@ class _Words:
 
 
 async def _drain_queue(sent: asyncio.Queue[bytes]) -> AsyncIterator[bytes]:
-    """What is to be sent.  Small frames that wait go in one write: some connections hold back a second small packet for 40 ms."""
+    """Yield the data of the send queue.  Small frames are joined: some connections delay a second small packet by 40 ms."""
     while data := await sent.get():
         while len(data) < SMALL and not sent.empty():
             if not (more := sent.get_nowait()):

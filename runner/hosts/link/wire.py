@@ -1,6 +1,6 @@
-"""Asks the agent of one host about files and has its answers whole.
+"""Requests to the agent of one host about files.
 
-A connection may break at any byte, and bytes may come wrong: an answer counts when it came as it was sent.  So every question may be asked twice.
+A connection may break at any byte, and bytes may be damaged.  An answer counts only if it arrives complete, so each request may run twice.
 """
 
 from __future__ import annotations
@@ -29,22 +29,25 @@ from ...storage.content.files import Changed
 from .stream import FAREWELL, SMALL, Stream
 
 TRIES = 8
-"""Times that nothing at all may get through before we give up."""
+"""Attempts without any progress before a transfer fails."""
 NEAR, LANES, MOST = 0.015, 2, 14
-"""Streams that carry bytes at once: where a round trip takes fewer seconds, and at most.  A server takes few bytes of one ahead (OpenSSH 2 MiB), so
-the longer the way, the more are needed; fourteen, and one for jobs, are what two connections of eight have room for."""
+"""Round-trip time in seconds up to which a host is near, the number of streams to a near host, and the maximum.
+
+A server reads ahead few bytes per stream (OpenSSH 2 MiB), so a longer round trip needs more streams.  Fourteen streams and the one for jobs
+fit into two connections with eight streams each.
+"""
 LANE = 4 << 20
-"""Bytes that are worth a stream of their own on a long way."""
+"""Bytes that justify another stream to a far host."""
 FEW = 4
-"""Streams that questions are worth there, whatever comes with them: each costs a round trip."""
+"""Streams for requests to a far host, with or without data: each request costs a round trip."""
 BESIDE = 3
-"""Streams that may be open besides, for questions."""
+"""Additional streams for requests."""
 PIECE = (128 << 10) - HEAD - 1
-"""Bytes in one frame: what a connection that breaks costs.  With what stands before them they fill packets of 32 KiB, which servers take."""
+"""Bytes per frame, the loss if a connection breaks.  With their headers, frames fill packets of 32 KiB, which servers accept."""
 CHUNK = 8 << 20
-"""Bytes: smaller files travel together, larger ones are compared and sent again in pieces of this size."""
+"""Bytes.  Smaller files are sent together; larger files are compared and sent again in chunks of this size."""
 LONGEST_ANSWER = 256 << 20
-"""Bytes; a host that says more than this is not listened to."""
+"""Maximum size of an answer in bytes."""
 _T = TypeVar("_T")
 CLOSED = "the connection was closed from here"
 _FULL = ("No space left", "Disk quota exceeded", "disk full")
@@ -53,15 +56,15 @@ _log = Log("hosts")
 
 
 class CorruptReply(Exception):
-    """What arrived, here or there, is not what was sent.  It is tried again."""
+    """Damaged data arrived, here or on the host.  The request is repeated."""
 
 
 class Gone(Exception):
-    """What was arriving there is not there any more."""
+    """The partial upload no longer exists on the host."""
 
 
 def rest(failures: int) -> float:
-    """Seconds to wait after so many failures without progress: a connection that broke once is made anew at once."""
+    """Return the seconds to wait after `failures` attempts without progress.  The first reconnect is immediate."""
     return pause(failures - 1, 0.2, 6.4) if failures > 1 else 0.0
 
 
@@ -71,7 +74,7 @@ def _again(error: Exception, tried: int) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a transfer is.  Bytes, bytes a second, seconds; `eta` None while it is unknown."""
+    """The progress of a transfer in bytes, bytes per second, and remaining seconds; `eta` is None while unknown."""
 
     what: str
     done: int
@@ -81,7 +84,7 @@ class Progress:
 
 
 class Wire:
-    """Questions to the agent of one host about what is below `root` there; a relative one begins at the login's home."""
+    """Requests to the agent of one host about files below `root`.  A relative root starts at the login's home."""
 
     def __init__(
         self,
@@ -94,19 +97,19 @@ class Wire:
     ) -> None:
         self.host, self.root, self.name, self.say = host, root, name, say
         self.sender = f"{process()}-{next(_count)}"
-        """Who we are among those who send to that host."""
+        """The name of this sender on the host."""
         self.chunk = CHUNK
         self._progress = progress
         self._idle: list[Stream] = []
         self._wanting: deque[asyncio.Future[Stream]] = deque()
         self._opening: set[asyncio.Task[Stream]] = set()
         self._closed = False
-        self._count = 0  # streams that are open, or about to be
-        self._round_trip = float("inf")  # seconds: the quickest answer yet
+        self._count = 0  # open streams, including those being opened
+        self._round_trip = float("inf")  # seconds of the fastest answer so far
         self._squeezer = Squeezer()
 
     async def open(self) -> None:
-        """Make the folders there, and find out where they are.  As many streams as a near host gets come up, and one of them is waited for."""
+        """Create the directories on the host, and determine their absolute path.  Opens the streams of a near host and waits for one of them."""
         while self._count < LANES:
             self._begin()
 
@@ -118,11 +121,11 @@ class Wire:
 
     @property
     def far(self) -> bool:
-        """Whether one stream carries less than the wire could."""
+        """Whether one stream cannot use the full bandwidth, because the round trip is long."""
         return self._round_trip > NEAR
 
     def lanes(self, size: int, questions: int) -> int:
-        """How many streams should carry so many questions with so many bytes.  On a long way they begin to be opened now."""
+        """Return the number of streams for `questions` requests with `size` bytes.  For a far host, start to open them."""
         if not self.far:
             return LANES
         lanes = max(1, min(MOST, questions, max(FEW, size // LANE)))
@@ -133,7 +136,7 @@ class Wire:
     async def side_by_side(
         self, jobs: Sequence[Callable[[], Awaitable[object]]], size: int
     ) -> BaseException | None:
-        """Do all these, of so many bytes, on a few streams.  Answers what broke the connection, if anything did: no job begins after that."""
+        """Run all jobs, `size` bytes together, on several streams.  After a broken connection no job starts, and the error is returned."""
         left, trouble = iter(jobs), list[BaseException]()
 
         async def lane() -> None:
@@ -154,7 +157,7 @@ class Wire:
         return trouble[0] if trouble else None
 
     async def aclose(self) -> None:
-        """End what answers us there.  Nothing is asked any more."""
+        """Stop the programs on the host.  Later requests fail."""
         self._closed = True
         while self._wanting:
             turn = self._wanting.popleft()
@@ -165,15 +168,15 @@ class Wire:
         if self._opening:
             await asyncio.wait(
                 self._opening, timeout=FAREWELL
-            )  # one that was open just now is idle then
+            )  # a stream that opened just now is idle then
         idle, self._idle = self._idle, []
         self._count -= len(idle)
         await asyncio.gather(*(stream.leave() for stream in idle))
 
     async def ask(self, function: str, *arguments: object, read: Callable[[Any], _T]) -> _T:
-        """What a function of `agent.files` answers, as `read` understands it; asked again until it comes whole.  Every function may run twice.
+        """Call a function of `agent.files` and return its answer, parsed by `read`.  The function may run twice.
 
-        Raises Gone, Unreachable, Corrupt when no answer comes whole, and Infrastructure with the host's own words for what it cannot do.
+        Raises Gone, Unreachable, Corrupt if no complete answer arrives, and Infrastructure with the host's error message.
         """
         return await self.patiently(lambda: self.once(function, *arguments, read=read))
 
@@ -184,7 +187,10 @@ class Wire:
         read: Callable[[Any], _T],
         data: bytes | Iterator[bytes] = b"",
     ) -> _T:
-        """The same, asked once; `data` goes with the question.  Raises what keeps `data` from coming, and CorruptReply where the answer is."""
+        """Call a function as `ask` does, but only once, with `data` to send.
+
+        Raises the read error of `data`, and CorruptReply for a damaged answer.
+        """
         answer, _ = await self._asked(function, arguments, data)
         try:
             return read(answer)
@@ -192,11 +198,11 @@ class Wire:
             raise CorruptReply from error
 
     async def read(self, function: str, *arguments: object) -> tuple[Any, bytes]:
-        """What a function answers, and the bytes that come with it."""
+        """Return a function's answer and its data."""
         return await self.patiently(lambda: self._asked(function, arguments, b""))
 
     async def stream(self, function: str, *arguments: object) -> AsyncIterator[bytes]:
-        """The bytes that come with an answer, as they come, asked for once."""
+        """Yield the data of an answer as it arrives, without a second attempt."""
         async with self._held() as stream:
             await self._ask(stream, function, arguments, b"")
             while (payload := await stream.receive())[:1] in (b"d", b"z"):
@@ -233,11 +239,11 @@ class Wire:
         arguments: tuple[object, ...],
         data: bytes | Iterator[bytes],
     ) -> Exception | None:
-        """Send a question, and the bytes that go with it; what kept those from coming is answered, for the question is over only with its answer."""
+        """Send a request with its data.  Returns the read error of the data, if any, because the host answers even then."""
         failed: Exception | None = None
         squeeze = self.far or (
             isinstance(data, bytes) and len(data) <= SMALL
-        )  # srun holds back what is longer than 1 KiB
+        )  # srun delays data longer than 1 KiB
         await stream.send(b"q", json.dumps([self.sender, function, *arguments]).encode())
         try:
             for parts in _pieces((data,) if isinstance(data, bytes) else data):
@@ -262,12 +268,12 @@ class Wire:
 
     @contextlib.asynccontextmanager
     async def _held(self) -> AsyncIterator[Stream]:
-        """A stream for this caller alone.  One on which something went wrong is not used again."""
+        """Reserve a stream for one request.  A stream with an error is closed."""
         stream = self._idle.pop() if self._idle else await self._another()
         try:
             yield stream
         except (Gone, Infrastructure):
-            await self._back(stream)  # it was answered
+            await self._back(stream)  # the host answered, so the stream is in order
             raise
         except BaseException:
             self._count -= 1
@@ -277,7 +283,7 @@ class Wire:
         await self._back(stream)
 
     async def _another(self) -> Stream:
-        """A stream: a new one, or one that somebody is done with before that is there.  Some servers allow only a few."""
+        """Wait for a stream, new or released by another request.  Some servers allow only a few streams."""
         if self._closed:
             raise Unreachable(CLOSED)
         turn: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
@@ -291,7 +297,7 @@ class Wire:
             raise
 
     async def _back(self, stream: Stream) -> None:
-        """Somebody is done with a stream."""
+        """Release a stream after a request."""
         if self._closed:
             self._count -= 1
             await stream.aclose()
@@ -299,7 +305,7 @@ class Wire:
             self._offer(stream)
 
     def _offer(self, stream: Stream) -> None:
-        """To who wants one, else to who will."""
+        """Give a stream to a waiting request, or keep it for the next."""
         while self._wanting:
             turn = self._wanting.popleft()
             if not turn.done():
@@ -336,7 +342,7 @@ class Wire:
             self._offer(opening.result())
             return
         self._count -= 1
-        while self._wanting:  # one of those who want it hears why; the others try themselves
+        while self._wanting:  # one waiting request gets the error; the others try again
             turn = self._wanting.popleft()
             if not turn.done():
                 turn.set_exception(error)
@@ -344,7 +350,7 @@ class Wire:
         self._more()
 
     async def patiently(self, what: Callable[[], Awaitable[_T]]) -> _T:
-        """Ask again when the connection broke or bytes came wrong, `TRIES` times.  Raises Unreachable, or Corrupt when no answer comes whole."""
+        """Repeat a request after a broken connection or damaged data, up to `TRIES` times.  Raises Unreachable, or Corrupt."""
         try:
             return await retry_async(
                 what,
@@ -358,7 +364,7 @@ class Wire:
             ) from error
 
     def complain(self, words: str) -> None:
-        """A disk that is full there has words of its own."""
+        """Raise DiskFull if the host's error message says that its disk is full."""
         if any(sign in words for sign in _FULL):
             text = " ".join(words.split())
             raise DiskFull(
@@ -367,7 +373,7 @@ class Wire:
             )
 
     def full(self, free: int, needed: int) -> Infrastructure:
-        """The error for too little room there, in bytes."""
+        """Return the error for too little free disk space; `free` and `needed` are bytes."""
         return Infrastructure(
             f"{self.name} has {about(free)} free disk space, but {about(needed)} are required",
             fix=f"free disk space below {self.root} on the host",
@@ -375,7 +381,7 @@ class Wire:
 
     @contextlib.contextmanager
     def measured(self, what: str, total: int) -> Iterator[Meter]:
-        """A transfer of so many bytes, with its progress."""
+        """Measure a transfer of `total` bytes and report its progress."""
         meter = Meter(what, total, self._progress)
         begun = time.monotonic()
         yield meter
@@ -392,7 +398,7 @@ def _open_payload(payload: bytes) -> bytes:
 
 
 def _pieces(blocks: Iterable[bytes]) -> Iterator[list[bytes | memoryview]]:
-    """The same bytes, `PIECE` at once, the last ones fewer."""
+    """Regroup blocks into pieces of `PIECE` bytes; the last one is shorter."""
     held: list[bytes | memoryview] = []
     size = 0
     for block in blocks:
@@ -410,7 +416,7 @@ def _pieces(blocks: Iterable[bytes]) -> Iterator[list[bytes | memoryview]]:
 
 
 class Meter:
-    """Counts bytes, and tells about four times a second."""
+    """Counts transferred bytes and reports the progress about four times a second."""
 
     def __init__(self, what: str, total: int, show: Callable[[Progress], None]) -> None:
         self.total, self.done = total, 0
@@ -442,24 +448,24 @@ class Meter:
 
 
 def nothing(answer: object) -> None:
-    """Of an answer that only says that something is done."""
+    """Ignore an answer that only confirms a request."""
 
 
 def words_of(answer: Any) -> list[str]:
-    """An answer that is a list of words.  Raises TypeError, ValueError."""
+    """Parse an answer that is a list of strings.  Raises TypeError, ValueError."""
     if not isinstance(answer, list) or not all(isinstance(word, str) for word in answer):
         raise ValueError
     return answer
 
 
 def chunks_of(answer: Any) -> tuple[int, list[str]]:
-    """How long a file is, and the digests of its grains.  Raises TypeError, ValueError."""
+    """Parse an answer with the size of a file and the digests of its parts.  Raises TypeError, ValueError."""
     size, digests = answer
     return int(size), words_of(digests)
 
 
 def process() -> str:
-    """A name for this process that no other has: the machine's boot, the names its pids belong to, pid, and when that began."""
+    """Return a unique name of this process: boot id, pid namespace, pid, start time."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read()[:8]
@@ -469,6 +475,6 @@ def process() -> str:
 
 
 def process_start(pid: int) -> str:
-    """When a process of this machine began, in ticks since boot.  Raises OSError when there is none."""
+    """Return the start time of a local process in clock ticks since boot.  Raises OSError if it does not exist."""
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
         return file.read().rpartition(")")[2].split()[19]

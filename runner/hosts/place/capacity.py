@@ -1,4 +1,4 @@
-"""What a place has of processors, memory and GPUs, and what steps have taken of it.  Asks its agent which GPUs other runs hold."""
+"""The processors, memory and GPUs of a place, and their use by steps.  The agent knows which GPUs other runs hold."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from drivers.devices import Device
 
 SOONEST_LOOK, LATEST_LOOK = 0.1, 1.0
-"""Seconds between looks whether another run has given a GPU back: at first, and after a while."""
+"""Seconds between checks whether another run has released a GPU: the first and the longest pause."""
 LONGEST_QUESTION = 5.0
-"""Seconds that such a look may take."""
+"""Timeout of such a check in seconds."""
 
 
 class Pick(NamedTuple):
-    """GPUs for one attempt.  Without any: seconds until the next look, and how many were held by others at this one, if there was one."""
+    """GPUs for one attempt.  If there are none: the seconds until the next check, and the number of GPUs that other runs held."""
 
     devices: tuple[Device, ...]
     again: float
@@ -29,7 +29,7 @@ class Pick(NamedTuple):
 
 
 class Capacity:
-    """Of one host.  `slots`: how many steps may run there, None for as many as fit; `free`: which of these GPUs no run holds, by their locks."""
+    """The capacity of one host.  `slots` limits concurrent steps, None for no limit.  `free` returns the GPUs, by lock, that no run holds."""
 
     def __init__(
         self,
@@ -45,37 +45,37 @@ class Capacity:
         self._given: set[Device] = set()
         self._crowded: dict[
             int, float
-        ] = {}  # GPUs that could not be had at once -> the time of the next look
+        ] = {}  # number of GPUs that were unavailable -> time of the next check
         self._pause = SOONEST_LOOK
 
     @functools.cached_property
     def devices(self) -> tuple[Device, ...]:
-        """The GPUs that a program sees here which is given none."""
+        """The GPUs that a program on the host sees by default."""
         return tuple(self._devices())
 
     @property
     def processors(self) -> int:
-        """Whole processors, at least one."""
+        """Number of whole processors, at least one."""
         return max(1, int(self.machine["cpus"]))
 
     def share(self, rank: int, devices: Sequence[Device]) -> tuple[Device, ...]:
-        """The share of one node in the GPUs that were picked here."""
+        """Return one node's part of the picked GPUs."""
         return tuple(devices)
 
     def has(self, name: str) -> float:
-        """How much there is of cpus, gpus, or memory in bytes.  GPUs are not listed before somebody asks for them."""
+        """Return the total of `cpus`, `gpus`, or `memory` in bytes.  GPUs are listed on first use."""
         return float(len(self.devices)) if name == "gpus" else self.machine[name]
 
     def seen(self, share: int | None) -> Mapping[str, int]:
-        """`host` in templates, for a step that asks for so many GPUs, None where it says nothing about them."""
+        """Return the template variable `host` for a step that requests `share` GPUs, None for no request."""
         return _Seen(self, share)
 
     def could(self, wants: Mapping[str, float]) -> bool:
-        """Whether a step that takes so many cpus, gpus and bytes of memory could ever run here."""
+        """Return whether the host is large enough for a step: its cpus, gpus and bytes of memory."""
         return all(amount <= self.has(name) for name, amount in wants.items())
 
     def has_room(self, wants: Mapping[str, float]) -> bool:
-        """Whether it may start here now."""
+        """Return whether a step may start now."""
         if not self.could(wants) or (self.slots is not None and self._running >= self.slots):
             return False
         if self._crowded.get(int(wants.get("gpus", 0)), 0.0) > time.monotonic():
@@ -87,13 +87,13 @@ class Capacity:
 
     @property
     def busy(self) -> bool:
-        """Whether a step runs here."""
+        """Whether a step is running."""
         return self._running > 0
 
     async def pick(self, count: int, but: Sequence[Device] = ()) -> Pick:
-        """GPUs for a step that asks for so many: some that no run holds now, or none, and when to look again.  Raises DriverError.
+        """Pick `count` GPUs that no run holds, or return the time of the next check.  Raises DriverError.
 
-        `but`: those that other nodes of the step are given already, which may be the same cards.
+        `but` are GPUs of the step's other nodes, which may be the same cards.
         """
         now = time.monotonic()
         if (again := self._crowded.get(count, 0.0)) > now:
@@ -102,7 +102,7 @@ class Capacity:
         free: Sequence[str] = ()
         with contextlib.suppress(
             Unreachable, TimeoutError
-        ):  # there will be another look; what runs there says what is wrong
+        ):  # the next check tries again; the job itself reports a lost host
             async with asyncio.timeout(LONGEST_QUESTION):
                 free = await self._free([device.lock for device in ours])
         found = tuple(device for device in ours if device.lock in free)
@@ -130,7 +130,7 @@ class Capacity:
 
 
 def others(devices: Sequence[Device], taken: Sequence[Device]) -> list[Device]:
-    """Those of these that are none of the cards that are taken.  Without a UUID, names of several hosts say nothing of each other."""
+    """Return the devices that are not in `taken`.  Devices without a UUID are never equal across hosts."""
     known = {device.uuid for device in taken if device.uuid}
     return [device for device in devices if device.uuid not in known]
 

@@ -1,9 +1,9 @@
-"""Bring a training's checkpoints home while it trains on a host that does not see our disk, put them on the next host, keep both disks from filling.
+"""Copy checkpoints from a host with a disk of its own while the training runs, upload them to the next host, and keep both disks from filling up.
 
-    a round: look there · what is closed and not here is brought into `.incoming`, examined, looked at again, renamed · old ones go, there and here
+    round: list the host's files, download new complete checkpoints to `.incoming`, examine them, list again, rename, delete old ones on both sides
 
-A checkpoint here is the one there if all its files have the same sizes and times, so nothing has to be written down about what was copied.  A kill at
-any instant leaves at most something in `.incoming`, which the next round deletes.  `CheckpointHost` transfers the bytes.
+A local checkpoint equals the host's checkpoint if all files have the same sizes and times, so the copy needs no records.  After a kill only files
+in `.incoming` remain, which the next round deletes.  `CheckpointHost` transfers the files.
 """
 
 from __future__ import annotations
@@ -37,30 +37,30 @@ if TYPE_CHECKING:
     from ..transfer.host_store import HostStore
 
 EVERY = 300.0
-"""Seconds between rounds where a recipe does not say."""
+"""Default seconds between two rounds."""
 SETTLE = 2.0
-"""Seconds for which the newest checkpoint has to stay as it is before it counts as written."""
+"""Seconds without a change after which the newest checkpoint counts as complete."""
 TRIES = 4
-"""Attempts at the last round, when the host cannot be reached."""
+"""Attempts of the last round if the host is unreachable."""
 LOW = 0.1
-"""Of a disk: the free share under which we say so."""
+"""Free fraction of a disk below which a warning appears."""
 MARGIN = 1.1
-"""Room that the next checkpoint is given, in sizes of the largest one."""
+"""Free space for the next checkpoint, as a multiple of the largest checkpoint."""
 WHOLE = "whole"
-"""What stands for the name of a state that is copied as one."""
+"""Name in `.incoming` of a state that is copied as a whole."""
 Listing: TypeAlias = Mapping[str, tuple[int, int]]
-"""Paths below a folder -> bytes, and nanoseconds since the epoch of the last change.  A file on its own has the path "", a link LINK bytes."""
+"""Paths below a directory -> size in bytes and modification time in nanoseconds.  A single file has the path "", a link has the size LINK."""
 LINK = -1
 
 
 def period(every: float | None, steps: int | None) -> float:
-    """Seconds between two looks for a new checkpoint, of a state that is copied `every` so many seconds or steps."""
+    """Return the seconds between two checks for a new checkpoint, for a state that is copied every `every` seconds or every `steps` steps."""
     return every or (EVERY if steps is None else SETTLE)
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What is below a folder, and the room on its disk, bytes."""
+    """A directory listing and the free and total space of its disk in bytes."""
 
     files: Listing
     free: int
@@ -68,49 +68,47 @@ class Look:
 
 
 class CheckpointHost(Protocol):
-    """What a checkpoint sync needs of a host.  Paths there are below our root."""
+    """Access to the state directories of a host.  Paths are relative to the root on the host."""
 
     partial: bool
-    """Whether a node is gone, or new, that may have had a part of what the others have."""
+    """Whether a lost or new node may hold a part of the checkpoints."""
 
     async def look(self, path: str) -> Look:
-        """Everything below a folder, in one question; nothing when there is no such folder."""
+        """List a directory in one request; empty if the directory does not exist."""
         ...
 
     async def held(self, path: str) -> Look:
-        """What can be resumed from there: of several nodes, what each of them has."""
+        """List the checkpoints that can be resumed: with several nodes, the files that all nodes have."""
         ...
 
     async def bring(self, path: str, target: Path) -> int:
-        """Copy a file or folder here, verified, to a name that does not exist.  Its bytes.
+        """Download and verify a file or directory to a new path.  Returns the number of bytes.
 
-        What is left of a copy that was cut off is at `<target>.coming`, from which the next one goes on.
+        An interrupted download leaves `<target>.coming`, and the next download continues with it.
         """
         ...
 
     async def put(self, source: Path, path: str) -> int:
-        """Copy a file or folder there, verified, in place of what bears that name: whole, or not at all.  Its bytes."""
+        """Upload and verify a file or directory, and replace the old one atomically.  Returns the number of bytes."""
         ...
 
     async def remove(self, paths: Sequence[str]) -> None:
-        """Delete files and folders there; what is gone already is no error."""
+        """Delete files and directories; missing ones are no error."""
         ...
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What a checkpoint sync remembers of one state between rounds."""
+    """What a sync remembers of one state between rounds."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    newest: tuple[str, Listing] | None = None  # the newest one there, when it was last looked at
-    bad: dict[str, Listing] = field(
-        default_factory=dict
-    )  # those that were found broken, as they were then
-    level: int = 0  # of the disk there, when it was last spoken of
+    newest: tuple[str, Listing] | None = None  # the host's newest checkpoint at the last check
+    bad: dict[str, Listing] = field(default_factory=dict)  # broken checkpoints with their listing
+    level: int = 0  # last reported warning level of the host's disk
 
 
 class CheckpointSync:
-    """Keeps the states of one attempt.  Rounds of one state never overlap."""
+    """Copies the states of one attempt.  Rounds of one state never overlap."""
 
     def __init__(
         self,
@@ -131,25 +129,25 @@ class CheckpointSync:
         self._seen = {state.name: _Seen() for state in states}
 
     async def restore(self) -> dict[str, Newest]:
-        """Before an attempt: what the host has and we do not comes home, then the newest checkpoint and all that is none is put there.
+        """Before an attempt: download the host's newer checkpoints, then upload the newest checkpoint and all other files of the state.
 
-        Which checkpoint each state resumes from.  Raises DriverError and RecipeError when it cannot be put there.
+        Returns the checkpoint from which each state resumes.  Raises DriverError and RecipeError if the upload fails.
         """
         return {state.name: await self._restore(state) for state in self._states}
 
     async def run(self) -> None:
-        """Rounds as often as the recipe says, until cancelled.  A round that fails is reported, and tried again at the next."""
+        """Run rounds at the interval of the recipe, until cancelled.  A failed round is reported and repeated at the next interval."""
         async with asyncio.TaskGroup() as group:
             for state in self._states:
                 group.create_task(self._rounds(state))
 
     async def sync(self) -> None:
-        """A round of every state now: before a machine is taken away, say."""
+        """Run a round for every state now, for example before a machine is preempted."""
         for state in self._states:
             await self._round(state)
 
     async def finish(self) -> None:
-        """After the attempt's last process: a last round, which takes everything.  Tries again while the host cannot be reached; raises nothing."""
+        """Run a last round for every state after the training has exited, with several attempts.  Raises nothing."""
         for state in self._states:
             await self._round(state, over=True, tries=TRIES)
 
@@ -176,7 +174,7 @@ class CheckpointSync:
                     with contextlib.suppress(OSError, RecipeError):
                         await asyncio.to_thread(
                             _afresh, state
-                        )  # half of something may be what fills our disk
+                        )  # partial downloads may fill the local disk
         self._tell(doing)
 
     async def _restore(self, state: StateFolder) -> Newest:
@@ -220,9 +218,9 @@ class CheckpointSync:
     async def _bring(
         self, state: StateFolder, doing: Round, *, over: bool, newer: bool = False
     ) -> None:
-        """One round.  `over`: the process has exited.  `newer`: only checkpoints newer than the newest complete local one.
+        """Run one round.  `over` means that the process has exited.  With `newer`, copy only checkpoints newer than the newest complete local one.
 
-        What cannot be brought keeps nothing else from coming; the first such error is raised at the end.
+        A failed copy does not prevent others.  The first error is raised at the end.
         """
         seen = self._seen[state.name]
         incoming = _incoming_dir(state)
@@ -251,7 +249,7 @@ class CheckpointSync:
             if (have := whole.get(name)) == listing or (
                 have and state.pattern is not None and listing.items() <= have.items()
             ):
-                good.append(name)  # or with more: what a node wrote that is lost since
+                good.append(name)  # or with more files, from a node that is lost now
                 continue
             if not over and not checkpoints.is_due(name, copied, state.every_steps):
                 continue
@@ -286,7 +284,7 @@ class CheckpointSync:
             raise failed[0]
 
     async def _closed(self, state: StateFolder, name: str, listing: Listing) -> bool:
-        """Whether the newest one there is as it was a while ago."""
+        """Return whether the host's newest checkpoint has not changed for a while."""
         seen = self._seen[state.name]
         if seen.newest != (name, listing):
             await self._pause(SETTLE)
@@ -307,12 +305,12 @@ class CheckpointSync:
         over: bool,
         before: tuple[str, Listing] = ("", {}),
     ) -> bool:
-        """Bring one thing home; whether it counts.  Why it cannot be brought goes into `failed`.  `before`: the checkpoint before it there."""
+        """Download one checkpoint or file; return whether it counts.  Errors go into `failed`.  `before` is the next older checkpoint on the host."""
         target = incoming / (name or WHOLE)
         try:
             doing.size += await self._host.bring(_join(state.below, name), target)
         except (Rejected, RecipeError, OSError) as error:
-            # The trainer deletes old checkpoints of its own accord, and goes on writing: neither is an error.
+            # The training may delete or change the checkpoint meanwhile, which is no error.
             if (
                 _parts((await self._host.look(state.below)).files, state.pattern).get(name)
                 == listing
@@ -329,7 +327,7 @@ class CheckpointSync:
                 list(listing), list(before[1]), before[0], verdict
             )
             if not why and self._host.partial and verdict.kind in ("file", "files"):
-                why = "lost a node that may have had a part of the checkpoint"
+                why = "a lost node may have held a part of the checkpoint"
             if why:
                 await asyncio.to_thread(delete, target)
                 if name:
@@ -356,7 +354,7 @@ class CheckpointSync:
         look: Look,
         doing: Round,
     ) -> None:
-        """Delete what is older than the checkpoints that stay, and say so when the disk there gets full."""
+        """Delete checkpoints beyond the retention limit, and report a nearly full disk."""
         if state.pattern is None:
             return
         sizes = {name: _total(there[name]) for name in names}
@@ -367,7 +365,7 @@ class CheckpointSync:
         if look.free < need:
             old += [
                 name for name in good[1:] if name not in old
-            ]  # they are here: there they only take the room of the next one
+            ]  # downloaded already: free the space for the next one
         if old and (spared := await asyncio.to_thread(checkpoints.best, state.here / good[0])):
             old = [name for name in old if name != spared]
         if old:
@@ -379,7 +377,7 @@ class CheckpointSync:
 
 
 class OverHostStore:
-    """`CheckpointHost` over what one host keeps of ours.  A folder that is put there arrives as an object, which then becomes the state's own."""
+    """`CheckpointHost` on the store of one host.  An uploaded directory arrives as an object and then moves into the state."""
 
     partial = False
 
@@ -405,12 +403,12 @@ class OverHostStore:
         return await self.look(path)
 
     async def taken(self, path: str) -> Taken:
-        """What a file or folder there is, hashed there.  Raises Vanished where the state is not there at all."""
+        """Return the digest and manifest of a file or directory on the host.  Raises Vanished if the state directory does not exist."""
         folder, _, name = self._at(path).rpartition("/")
         return (await self._host_store.take(folder, ((name, False),))).outputs[name]
 
     async def fetch(self, path: str, taken: Taken, target: Path) -> int:
-        """Copy what `taken` found, or a part of it.  Its bytes."""
+        """Download what `taken` found, or a part of it.  Returns the number of bytes."""
         await self._host_store.fetch(self._at(path), taken, str(target))
         await asyncio.to_thread(_ours, target)
         return taken.size
@@ -430,7 +428,7 @@ class OverHostStore:
 
 
 class CheckpointPruner:
-    """The same for a state folder on our own disk: old checkpoints go while its trainer writes there."""
+    """Deletes old checkpoints of a state on the local disk while the training writes there."""
 
     def __init__(self, folder: Path, pattern: str | None, keep: int | None) -> None:
         self._folder, self._pattern, self._keep = folder, pattern, keep
@@ -438,9 +436,9 @@ class CheckpointPruner:
         self._level = 0
 
     def look(self) -> tuple[list[str], str]:
-        """Call it now and then: the names that were deleted, and words about the disk, once until it is better.
+        """Delete old checkpoints; return their names and a disk warning, which appears once until the disk has space again.
 
-        The newest counts only when it is as it was at the last look; one that is being written never takes the place of a whole one.
+        The newest checkpoint counts only if it has not changed since the last call, so an incomplete one never replaces a complete one.
         """
         if self._pattern is None or not self._folder.is_dir():
             return [], ""
@@ -474,7 +472,7 @@ class CheckpointPruner:
 
 
 def disk_strain(free: int, total: int, need: int) -> tuple[int, str]:
-    """How badly off a disk is, all in bytes: 0, 1 when it is nearly full, 2 when the next checkpoint finds no room; and words for it."""
+    """Return the warning level of a disk and its message: 0 for enough space, 1 if nearly full, 2 if the next checkpoint does not fit."""
     if need and free < need:
         return (
             2,
@@ -498,7 +496,7 @@ def _is_checkpoint(name: str, pattern: str | None) -> bool:
 
 
 def _age(name: str, listing: Listing) -> tuple[int, int, str]:
-    """How new a checkpoint is: by the number in its name, then by the time of its last change."""
+    """Return a sort key: the number in the checkpoint's name, then its last change."""
     return (
         checkpoints.number(name),
         max((changed for _, changed in listing.values()), default=0),
@@ -507,20 +505,20 @@ def _age(name: str, listing: Listing) -> tuple[int, int, str]:
 
 
 def _parts(files: Listing, pattern: str | None) -> dict[str, Listing]:
-    """A listing cut by what travels as one: each name right below the state, or the state as a whole."""
+    """Split a listing into units of transfer: each entry directly below the state, or the whole state."""
     if pattern is None:
         return {"": files} if files else {}
     found: dict[str, dict[str, tuple[int, int]]] = {}
     for path, known in files.items():
         name, _, rest = path.partition("/")
         if not rest and known[0] == LINK:
-            continue  # to a checkpoint, as a rule: that travels, and what its trainer calls it does not
+            continue  # usually an alias of a checkpoint, which itself is copied
         found.setdefault(name, {})[rest] = known
     return dict(found)
 
 
 def _listing(path: Path) -> Listing:
-    """The same of something here; empty when there is nothing."""
+    """Return the listing of a local path; empty if it does not exist."""
     try:
         names = checkpoints.files(path) if path.is_dir() and not path.is_symlink() else [""]
         return {name: _identity_of(os.lstat(path / name)) for name in names}
@@ -560,7 +558,7 @@ def _join(folder: str, name: str) -> str:
 
 
 def _whole(state: StateFolder) -> dict[str, Listing]:
-    """The checkpoints here that count."""
+    """Return the complete local checkpoints."""
     if state.pattern is None:
         return _listings(state.here, None)
     return {
@@ -571,7 +569,10 @@ def _whole(state: StateFolder) -> dict[str, Listing]:
 
 
 def _afresh(state: StateFolder, going: Collection[str] | None = ()) -> None:
-    """Clear what a kill left, but for what a copy can resume from (None: any), and for what was moved aside and not yet replaced."""
+    """Clean `.incoming` after a kill.
+
+    Restores checkpoints that were moved aside, and deletes all but the partial downloads `going` (None: keep all).
+    """
     incoming = _incoming_dir(state)
     incoming.mkdir(parents=True, exist_ok=True)
     for name in os.listdir(incoming):
@@ -586,7 +587,7 @@ def _afresh(state: StateFolder, going: Collection[str] | None = ()) -> None:
 
 
 def _ours(path: Path) -> None:
-    """Let a trainer here write to what arrived."""
+    """Make downloaded files writable for a local training."""
     os.chmod(path, os.stat(path).st_mode | (0o700 if path.is_dir() else 0o600))
     for folder, below, names in os.walk(path):
         for name in (*below, *names):
@@ -596,7 +597,7 @@ def _ours(path: Path) -> None:
 
 
 def _put_there(source: Path, target: Path, listing: Listing) -> None:
-    """Give what arrived its name, and the times that it has there.  It is on the disk then: there, it may be deleted at any time."""
+    """Flush a download to disk, with its original times, and rename it to `target`.  Afterwards the host may delete its copy."""
     _date(source, listing)
     for path in (source, *source.rglob("*")):
         if not path.is_symlink():

@@ -1,4 +1,4 @@
-"""The outputs of an attempt on another disk: hashed there, brought home, and kept there for the steps after it."""
+"""Collect the outputs of an attempt on another disk: hash them on the host, download them, and keep them there for downstream steps."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from ..transfer.host_store import HostStore
 
 REMAINS_EACH, REMAINS_ALL, REMAINS_COUNT = 1 << 20, 16 << 20, 200
-"""Of what a failed attempt wrote: bytes of a file, bytes of all, and files that are brought home at most."""
+"""Limits for the leftover files of a failed attempt that are downloaded: bytes per file, bytes in total, number of files."""
 
 
 class Collector:
-    """Of one attempt.  `paths` are those there, `folder` says which contents lie there."""
+    """Collects the results of one attempt.  `paths` are on the host; `folder` knows the contents stored there."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Collector:
         )
 
     async def outputs(self, exit: Exit) -> TaskResult:
-        """Hash what it made there, fetch what has to come home, and let the host keep all of it."""
+        """Hash the outputs on the host, download all but temporary ones, and keep all of them in the host's store."""
         task, paths, outputs = self._task, self._paths, self._task.outputs
         if (
             not outputs
@@ -52,7 +52,7 @@ class Collector:
             and not task.attempt.objects
             and not task.rejoined
         ):
-            return TaskResult(exit)  # it was given nothing, and left nothing that was asked for
+            return TaskResult(exit)  # no inputs were staged and no outputs are declared
         harvest = await self._host_store.take(
             paths.cwd, [(path, bool(flags & DIRECTORY)) for _, path, flags in outputs]
         )
@@ -63,14 +63,16 @@ class Collector:
                 problem="input",
                 words=f"the step changed its input {_name_of_input(task.attempt, harvest.changed[0])}",
             )
-        in_place = self._host_store.neighbour.reads  # it may have read an input here
+        in_place = (
+            self._host_store.neighbour.reads
+        )  # the step may have read an input from the shared disk
         if in_place and (
             words := await asyncio.to_thread(
                 task.attempt.tampered, self._ws.cache, self._ws.objects
             )
         ):
             return TaskResult(exit, problem="input", words=words)
-        noted = task.attempt.taken()  # by a worker that was killed while the host put them away
+        noted = task.attempt.taken()  # by a worker that was killed while the host moved them
         found: dict[str, str] = {}
         wrong: list[str] = []
         for name, path, flags in outputs:
@@ -121,10 +123,10 @@ class Collector:
         return TaskResult(exit, found)
 
     async def remains(self) -> None:
-        """What a failed attempt wrote, as far as it is small: somebody will want to look at it, and it does not stay there."""
+        """Download small leftover files of a failed attempt for debugging, because the host's copies are deleted."""
         with contextlib.suppress(
             DriverError, RecipeError, OSError
-        ):  # the failure is what is to be shown
+        ):  # the step's own failure is more important
             found, others = await self._host_store.remains(
                 self._paths.cwd, each=REMAINS_EACH, all=REMAINS_ALL, count=REMAINS_COUNT
             )
@@ -136,7 +138,7 @@ class Collector:
 
 
 def _leave(top: str, name: str, data: bytes) -> None:
-    """Write a file below `top`, unless something is in its way: what we were given is there too, as links to it."""
+    """Write a file below `top`, unless a link or another file is in the way."""
     folder = top
     for part in name.split("/")[:-1]:
         folder = f"{folder}/{part}"
@@ -148,7 +150,7 @@ def _leave(top: str, name: str, data: bytes) -> None:
 
 
 def _name_of_input(attempt: AttemptDirectory, name: str) -> str:
-    """What a step calls an input: some are known to their host by content only."""
+    """Return the step's name of an input: the host knows some inputs only by content."""
     names = {content: path for path, (_, content) in attempt.links.items()} | {
         content: path for path, content in attempt.objects.items()
     }

@@ -1,4 +1,4 @@
-"""Our folder on a host: directories that are no attempt's, notes, and which outputs lie there."""
+"""The directory of recipe on a host: scratch directories, marker files, and the outputs stored there."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
     from ..transfer.host_store import HostStore
 
 LULL, LULLS = 0.03, 10
-"""Seconds between looks whether other steps run there, and how many, before what a step left is deleted."""
+"""Seconds between checks whether steps run on the host, and the number of checks, before leftovers are deleted."""
 
 
 class Folder:
-    """On a disk that is ours."""
+    """The directory of recipe on the local disk."""
 
     def __init__(self, ws: Workspace) -> None:
         self._ws = ws
 
     @property
     def root(self) -> str:
-        """The folder of ours on that host."""
+        """The root directory of recipe on the host."""
         return str(self._ws.home)
 
     async def scratch(self, name: str, files: Mapping[str, bytes], script: bytes | None) -> Paths:
-        """A directory with these files and nothing else, for a command that is no step's; its script is beside it."""
+        """Create a directory with these files for a command that belongs to no step; its script is beside it."""
         paths = Paths.at(f"{self.root}/attempts/{name}")
         Path(paths.cwd).mkdir(parents=True)
         for path, data in files.items():
@@ -51,50 +51,50 @@ class Folder:
         return paths
 
     async def program(self, path: str) -> str:
-        """Where a program of this machine is there; brought if it is not there."""
+        """Return the path of a local program on the host, uploaded if necessary."""
         return path
 
     async def clear(self, paths: Paths, others: Sequence[str] = ()) -> None:
-        """Delete all that there is of an attempt or a scratch directory, and other things of ours."""
+        """Delete the files of an attempt or a scratch directory, and the paths `others`."""
         for path in (*paths, *others):
             delete(Path(path))
 
     async def noted(self, path: str) -> bool:
-        """Whether a note was made below the root."""
+        """Return whether a marker file exists below the root."""
         return os.path.exists(f"{self.root}/{path}")
 
     async def note(self, path: str) -> None:
         self._ws.write(Path(self.root, path), b"done\n")
 
     async def free(self) -> tuple[int, int | None]:
-        """Bytes that are free where attempts run, and inodes where that is counted."""
+        """Return the free bytes of the attempts' disk, and its free inodes or None."""
         found = os.statvfs(f"{self.root}/attempts")
         return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
 
     def holds(self, content: str) -> bool:
-        """Whether this output of a step of this run, which is not in our store, is there."""
+        """Return whether the host holds this output of an earlier step that the local store does not have."""
         return False
 
     async def look_for(self, contents: Collection[str]) -> None:
-        """Ask the host which of these it has, that are not in our store."""
+        """Ask the host which of these contents it stores."""
 
     async def bring(self, content: str) -> None:
-        """Have in our store what the host holds."""
+        """Download a content from the host to the local store."""
 
     @property
     def pulls(self) -> bool:
-        """Whether an input from a bucket should come here past this machine: not where our disk is seen."""
+        """Whether inputs from buckets should go directly to the host.  False if the host sees the local disk."""
         return False
 
     async def pull(
         self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]
     ) -> str:
-        """Let the host have an input from its bucket: see `HostStore.pull`.  Answers its content; empty where it does not."""
+        """Let the host download an input from its bucket: see `HostStore.pull`.  Returns its content; empty if the host does not."""
         return ""
 
 
 class RemoteFolder(Folder):
-    """On a disk of the host's own.  `busy`: whether steps run there."""
+    """The directory of recipe on a host with a disk of its own.  `busy` returns whether steps run there."""
 
     def __init__(
         self, ws: Workspace, host_store: HostStore, contact: Contact, busy: Callable[[], bool]
@@ -102,8 +102,8 @@ class RemoteFolder(Folder):
         super().__init__(ws)
         self._host_store, self._contact, self._busy = host_store, contact, busy
         self.contents: set[str] = set()
-        """What is there for certain."""
-        self._spent: list[str] = []  # paths there that are not needed any more
+        """Contents known to be stored on the host."""
+        self._spent: list[str] = []  # paths on the host to delete
         self._clearing = asyncio.Lock()
 
     @property
@@ -126,7 +126,7 @@ class RemoteFolder(Folder):
         return self._host_store.path(content)
 
     async def clear(self, paths: Paths, others: Sequence[str] = ()) -> None:
-        """What steps leave that follow each other closely goes in one go."""
+        """Delete paths later, together with those of steps that finish soon after."""
         self._spent += [*paths, *others]
         async with self._clearing:
             for _ in range(LULLS):
@@ -138,7 +138,7 @@ class RemoteFolder(Folder):
             if spent:
                 with contextlib.suppress(
                     DriverError
-                ):  # a host that cannot be reached keeps it until it is swept
+                ):  # an unreachable host keeps the files until a sweep
                     await self._host_store.clear(spent)
 
     async def noted(self, path: str) -> bool:
@@ -155,18 +155,18 @@ class RemoteFolder(Folder):
         try:
             return await self._host_store.free(), None
         except (DriverError, RecipeError):
-            return sys.maxsize, None  # a host that cannot be asked is not called full
+            return sys.maxsize, None  # an unreachable host does not count as full
 
     def holds(self, content: str) -> bool:
-        """Whether this output of a step of this run is there."""
+        """Return whether the host holds this output."""
         return content in self.contents
 
     async def look_for(self, contents: Collection[str]) -> None:
-        """Ask the host which of these it has."""
+        """Ask the host which of these contents it stores."""
         self.contents |= await self._contact.insist(lambda: self._host_store.have(contents))
 
     async def bring(self, content: str) -> None:
-        """What is not there any more, or is not what it was, is not held from then on."""
+        """Download a content to the local store.  A missing or changed object no longer counts as stored on the host."""
         path = self._host_store.path(content)
         name = path.removeprefix(f"{self.root}/")
         taken = (
@@ -180,7 +180,7 @@ class RemoteFolder(Folder):
             self.contents.discard(content)
 
     async def fetch(self, path: str, taken: Taken, partial: str) -> None:
-        """Have in our store what was found there.  What came before a connection broke is at `partial`, the same at each try."""
+        """Download an output to the local store.  An interrupted download continues with the file at `partial`."""
         content = Content(taken.content)
         if self._ws.objects.has(content):
             return

@@ -1,4 +1,4 @@
-"""What an attempt on another disk prints and measures comes here while it runs: its log, its metrics, what the agent sees of its machine."""
+"""Follow a running attempt on another disk: copy its log, its metrics, and the agent's record of the machine."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from ..transfer.host_store import HostStore
 
 FIRST_GLANCE, GLANCE, LONGEST_GLANCE = 0.05, 0.2, 2.0
-"""Seconds between looks at what a step prints: while it does, and when it has not for a while."""
+"""Seconds between checks for new output: the first pause, the pause after output, and the longest pause."""
 SAMPLED = 5.0
-"""Seconds that a job takes before the agent there looks at the machine, and between its looks."""
+"""Seconds after which the agent records a job's machine, and between its records."""
 FAREWELL = 2.0
-"""Seconds in which these looks end, once they are told to."""
+"""Seconds for these tasks to end after cancellation."""
 ROOM = 8 << 20
-"""Of a metrics file: bytes that are fetched at once."""
+"""Bytes of a metrics file per request."""
 
 
 class Follower:
-    """Of one attempt.  `paths` are those there; here they begin with the attempt's own."""
+    """Follows one attempt.  `paths` are on the host; the local copies use the attempt's own paths."""
 
     def __init__(
         self,
@@ -52,8 +52,8 @@ class Follower:
         self._here = Paths.at(task.attempt.path)
 
     async def end(self, beside: Sequence[Coroutine[object, object, object]]) -> Exit:
-        """The job's end.  Until then what it prints and measures comes here; other work `beside` goes on as long."""
-        # What is printed first at once: a step that is over by then is not asked twice.
+        """Wait for the end of the job.  Meanwhile, copy its output and metrics, and run the tasks `beside`."""
+        # Without an initial pause: the log of a short step is then read only once.
         doing = [
             _again(self._append, FIRST_GLANCE),
             _again(
@@ -73,12 +73,12 @@ class Follower:
         finally:
             for future in futures:
                 future.cancel()
-            # What does not end in a moment waits for a host that does not answer.
+            # A task that does not end now waits for an unreachable host.
             await asyncio.wait({asyncio.gather(*futures, return_exceptions=True)}, timeout=FAREWELL)
         return exit
 
     async def rest(self, exit: Exit) -> None:
-        """What was printed and measured since the last look."""
+        """Copy the output and metrics since the last check."""
         task, here, paths = self.task, self._here, self._there
         await self._append()
         if (log := self._job.data.get("log")) and self._host.has_no_log(self._job):
@@ -93,21 +93,21 @@ class Follower:
         for name in await self._host_store.matching(paths.cwd, task.metrics[0]):
             target = Path(task.attempt.path, name)
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.unlink(missing_ok=True)  # an earlier worker may have brought it
+            target.unlink(missing_ok=True)  # an earlier worker may have copied the file
             while data := await self._host_store.read(
                 f"{paths.cwd}/{name}", _size(str(target)), limit=ROOM
             ):
                 _append(str(target), data)
 
     async def _rest_of(self, name: str, path: str, target: str) -> None:
-        """What a file there has more than ours; it is said if the step replaced it, as nothing can be read then."""
+        """Copy the rest of a file; warn if the step replaced the file with something else."""
         while (piece := await self._host_store.piece(path, _size(target), limit=ROOM)).data:
             _append(target, piece.data)
         if piece.is_replaced:
             self.task.say(replaced_words(name))
 
     async def _append(self) -> bool:
-        """All that was printed by now; whether there was anything."""
+        """Copy new log output; return whether there was any."""
         grown = False
         while data := await self._host.log(self._job, _size(self._here.log)):
             _append(self._here.log, data)
@@ -115,7 +115,7 @@ class Follower:
         return grown
 
     async def _file(self, path: str, target: str) -> bool:
-        """What a file there has grown by; whether it has."""
+        """Copy the new bytes of a file; return whether there were any."""
         data = await self._host_store.read(path, _size(target), limit=ROOM)
         _append(target, data)
         return bool(data)
@@ -127,10 +127,10 @@ async def _again(
     least: float = GLANCE,
     most: float = LONGEST_GLANCE,
 ) -> None:
-    """Look, first after `pause` seconds, then again and again, less often while there is nothing new, as long as we are not cancelled."""
+    """Call `look` repeatedly until cancelled, first after `pause` seconds, then less often while there is nothing new."""
     while True:
         await asyncio.sleep(pause)
-        with contextlib.suppress(Unreachable):  # who waits for the end says so
+        with contextlib.suppress(Unreachable):  # the wait for the job's end reports this
             pause = least if await look() else min(most, pause * 1.3)
 
 

@@ -1,6 +1,6 @@
-"""Several hosts as one place: an attempt there is one on each of them, which begin together and end together.
+"""Several hosts as one place for multi-node steps: an attempt runs on all hosts, which start together and end together.
 
-Node 0 is the attempt: its outputs, its metrics and its log are taken.  The others have a directory and a log of their own, `NAME.1` and so on.
+Node 0 provides the outputs, the metrics and the log of the attempt.  The other nodes have directories and logs with the suffixes `.1`, `.2`, ...
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from .checkpoint_sync import CheckpointSync
 
 BEGIN: Final = 60.0
-"""Seconds in which all nodes have begun, once each has what it needs."""
+"""Seconds until all nodes must have started, once their inputs are there."""
 UNTOUCHED: Final = Meeting(0, ())
 
 
 class GroupCapacity(Capacity):
-    """Of several hosts together, one for each node of a step: as much of each; of a head nothing but its place."""
+    """The capacity of several hosts together, one per node.  A head contributes only its slot."""
 
     def __init__(self, members: Sequence[Capacity], heads: int) -> None:
         first = members[heads]
@@ -50,7 +50,7 @@ class GroupCapacity(Capacity):
         return tuple(devices[worker * each : (worker + 1) * each]) if worker >= 0 else ()
 
     async def pick(self, count: int, but: Sequence[Device] = ()) -> Pick:
-        """GPUs of every host, those of node 0 first."""
+        """Pick GPUs of every host, those of node 0 first."""
         found = list[Pick]()
         for each in self._members[self._heads :]:
             found.append(
@@ -72,7 +72,7 @@ class GroupCapacity(Capacity):
 
 
 class GroupFolder(Folder):
-    """On each of several hosts."""
+    """The directories of recipe on several hosts."""
 
     def __init__(self, ws: Workspace, members: Sequence[Folder]) -> None:
         super().__init__(ws)
@@ -100,7 +100,7 @@ class GroupFolder(Folder):
 
 
 class Group(Place):
-    """A host for each node of a step, in the order of their ranks."""
+    """The hosts of a multi-node step, in the order of their ranks."""
 
     def __init__(self, members: Sequence[RemotePlace]) -> None:
         first = members[0]
@@ -157,7 +157,7 @@ class Group(Place):
         await self._stop(job.key, grace, range(len(self._members)))
 
     async def wait(self, job: Job, patience: timedelta) -> Exit | None:
-        """The end of all of them.  One that ended badly ends the others, before it is returned."""
+        """Wait for the end of all nodes.  If a node fails, the others are stopped first."""
         ends = await together(
             each.host.wait(Job(f"{job.key}.{rank}"), patience)
             for rank, each in enumerate(self._members)
@@ -183,7 +183,7 @@ class Group(Place):
             raise
 
     async def _missing(self, member: RemotePlace) -> tuple[Place, str]:
-        """Why a host is not there any more; empty where it is."""
+        """Return the member with the reason why it does not answer; an empty reason if it does."""
         try:
             async with asyncio.timeout(LONGEST_QUESTION):
                 async for _ in member.host.call(("true",)):
@@ -223,7 +223,7 @@ class Group(Place):
             await states.finish()
 
     def _states(self, task: HostTask) -> CheckpointSync | None:
-        """What copies the checkpoints, which all nodes write together."""
+        """Return the checkpoint sync: all nodes write one state together."""
         if not task.states:
             return None
         from .checkpoint_sync import CheckpointSync, OverHostStore
@@ -233,7 +233,7 @@ class Group(Place):
         return CheckpointSync(nodes, task.states, task.round, world=task.processes)
 
     async def _begin(self, task: HostTask, found: Mapping[str, Newest]) -> Meeting:
-        """Give every node what it needs, have them meet, start all.  Whatever goes wrong, none is left running."""
+        """Prepare all nodes, find a common port, and start the commands.  After an error, all are stopped."""
         pairs = list(zip(self._members, task.parts, strict=True))
         commands = await together(each.prepare(part, found) for each, part in pairs)
         nodes = [
@@ -258,7 +258,7 @@ class Group(Place):
         return met
 
     async def _attend(self, task: HostTask, met: Meeting) -> TaskResult:
-        """The end of all.  The first bad one ends the others, and is the end."""
+        """Wait for the end of all nodes.  The first failed node ends the others and provides the result."""
         bringing: list[Coroutine[object, object, TaskResult]] = []
         for each, part in zip(self._members, task.parts, strict=True):
             assert part.job is not None
@@ -283,7 +283,7 @@ class Group(Place):
         return replace(brought[wrong], node=wrong, exit=_sum([each.exit for each in brought]))
 
     async def _end_together(self, task: HostTask) -> None:
-        """Stop what runs as soon as one node has ended badly, or is gone: the others would wait for it."""
+        """Stop all nodes as soon as one fails or is lost, because the others would wait for it."""
 
         async def bad(rank: int) -> int:
             each, job = self._members[rank], Job(task.parts[rank].name)
@@ -309,14 +309,14 @@ class Group(Place):
         async def one(rank: int) -> None:
             with contextlib.suppress(
                 DriverError
-            ):  # the wait for its end finds that the host is gone, or cannot be reached
+            ):  # the wait for the node's end reports a lost or unreachable host
                 await self._members[rank].host.stop(Job(f"{name}.{rank}"), grace)
 
         await asyncio.gather(*map(one, ranks))
 
 
 def group_of(places: Sequence[Place]) -> Place:
-    """These hosts as one place, the first of them node 0."""
+    """Return several hosts as one place; the first is node 0."""
     return (
         places[0]
         if len(places) == 1
@@ -325,7 +325,7 @@ def group_of(places: Sequence[Place]) -> Place:
 
 
 def rank_name(name: str, rank: int) -> str:
-    """What the others than node 0 have here, beside what bears that name."""
+    """Return the name of a local file of one node: node 0 has the plain name."""
     return f"{name}.{rank}" if rank else name
 
 
@@ -334,9 +334,9 @@ def _good(exit: Exit) -> bool:
 
 
 def _first(bad: Mapping[int, Exit], met: Meeting) -> int:
-    """Which node failed first: not one that was stopped because another had, if there is any other.
+    """Return the node that failed first, if possible not one that was stopped because of another failure.
 
-    One that was lost, as a host that restarts loses it, is seen to be over only later: what others ended with meanwhile came of that.
+    A lost node counts first: a restarting host is noticed late, after the failures that it caused on other nodes.
     """
     own = {
         rank: exit for rank, exit in bad.items() if exit.reason != "stopped" and not _good(exit)
@@ -347,7 +347,7 @@ def _first(bad: Mapping[int, Exit], met: Meeting) -> int:
 
 
 def _sum(exits: Sequence[Exit]) -> Exit:
-    """All ended well: how long that took, and what they used together."""
+    """Combine the exits of successful nodes: the whole duration and the total resource use."""
     return exits[0]._replace(
         started=min(each.started for each in exits),
         ended=max(each.ended for each in exits),
@@ -358,7 +358,7 @@ def _sum(exits: Sequence[Exit]) -> Exit:
 
 
 def _with_port(command: Command, port: int) -> Command:
-    """The command of one node, now that it is known where they meet."""
+    """Insert the rendezvous port into the command of one node."""
 
     def put(text: str) -> str:
         return text.replace(launch.PORT, str(port))

@@ -1,7 +1,7 @@
-"""Commands around the steps of a run: setup once per host, health while it runs, cleanup at its end.
+"""The hooks of a run: setup once per host, health checks while the run continues, cleanup at the end.
 
-A chore runs in an empty directory of its own with the environment of a step; `inputs` and `host` are in scope.  That a setup was done is a note named
-by the digest of its commands below our root on that host (here `.recipe/setup/DIGEST`), so that every host does it once, and again when it changes.
+A hook runs in an empty directory with the environment of a step; `inputs` and `host` are in scope.  A marker file below the root on the host (here
+`.recipe/setup/DIGEST`), named by the digest of the commands, shows that a setup was done.  So every host runs a setup once, and again if it changes.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from .host_task import FOREVER
 from .place import GRACE, Place
 
 INSTALL = "environment"
-"""The kind of chore that makes one."""
+"""The kind of hook that creates an environment."""
 LOOK = timedelta(seconds=5)
-"""Time between looks at what a chore prints that is listened to."""
+"""Time between two reads of a hook's output."""
 TAIL = 2 << 10
 NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 
 
 class Hooks:
-    """The hooks of one run on one host.  `fence` is its worker's: what an earlier one began has other names."""
+    """The hooks of one run on one host.  `fence` identifies the worker: hooks of an earlier worker have other names."""
 
     def __init__(
         self, place: Place, run: str, fence: int, settings: RunSettings, inputs: Mapping[str, Tree]
@@ -42,7 +42,7 @@ class Hooks:
         self._count = 0
 
     async def setup(self) -> None:
-        """Do what has to be done once.  Raises CannotRun with the end of what it printed."""
+        """Run the setup commands unless they have run on this host.  Raises CannotRun with the end of the output."""
         commands = self._settings.setup
         if not commands:
             return
@@ -65,7 +65,7 @@ class Hooks:
             await self.place.folder.note(note)
 
     async def cleanup(self) -> list[str]:
-        """Do what is always done at the end; what failed is reported, not raised."""
+        """Run the cleanup commands; return messages about failures."""
         problems = []
         for command in self._settings.cleanup:
             try:
@@ -78,19 +78,19 @@ class Hooks:
         return problems
 
     async def healthy(self, command: str | Sequence[Tree], seconds: float) -> bool:
-        """One look at the host; one that takes longer than `seconds` is a bad one."""
+        """Run one health check; it fails after `seconds`."""
         exit, _ = await self.do("health", command, seconds)
         return exit.code == 0
 
     async def stop(self, kind: str = "") -> None:
-        """End the hooks that run, if any do: all, or those of one kind."""
+        """Stop all running hooks, or those of one kind."""
         self._stopped.add(kind)
         for name, job in list(self._doing.items()):
             if name.startswith(kind):
                 await self.place.host.stop(job, GRACE)
 
     def stopped(self, kind: str) -> bool:
-        """Whether hooks of this kind were stopped: no more start."""
+        """Return whether hooks of this kind were stopped and no more may start."""
         return not self._stopped.isdisjoint(("", kind))
 
     async def do(
@@ -102,7 +102,7 @@ class Hooks:
         files: Mapping[str, bytes] = NO_FILES,
         hear: Callable[[bytes], None] | None = None,
     ) -> tuple[Exit, str]:
-        """Run one command to its end: its exit, and the end of its output, indented.  `hear` is called with each line soon after it is printed."""
+        """Run a command to its end; return its exit and the indented end of its output.  `hear` receives each line soon after it is printed."""
         self._count += 1
         name = f"{kind}-{self._run}-{self._fence}-{self._count}"
         made = launch.render(StepSpec("", kind, {}, run=command), self._scope, python="python")
@@ -131,7 +131,7 @@ class Hooks:
             await self.place.folder.clear(paths)
 
     async def _listen(self, job: Job, hear: Callable[[bytes], None]) -> Exit:
-        """Its end.  A host that is out of sight for a while is asked again: such a chore may take minutes."""
+        """Return the job's end.  An unreachable host is asked again, because a hook may take minutes."""
         host, exit, heard, part = self.place.host, None, 0, b""
         while exit is None:
             exit = await self.place.contact.insist(lambda: host.wait(job, LOOK))

@@ -1,4 +1,4 @@
-"""An attempt that is to be run on a place, and how it ended: the values that pass between the loop and a place."""
+"""Data types between the run loop and a place: an attempt to run, and its result."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ FOREVER = timedelta(days=3650)
 
 
 class Paths(NamedTuple):
-    """Where the parts of one attempt are, on the host that it runs on."""
+    """The paths of one attempt on its host."""
 
     cwd: str
     script: str
     log: str
     metrics: str
-    host: str  # what the agent there sees of the machine meanwhile
+    host: str  # the agent's record of the machine
 
     @classmethod
     def at(cls, path: str) -> Paths:
@@ -36,100 +36,100 @@ class Paths(NamedTuple):
 
 
 def replaced_words(name: str) -> str:
-    """What is said of a file beside an attempt, called `name`, that its step replaced."""
+    """Return the message about a file beside an attempt, `name`, that the step replaced."""
     return f"the step replaced {name} by a special file; nothing is kept"
 
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """How an attempt ended, and the contents of its outputs; or, in `words`, why they cannot be taken."""
+    """The result of an attempt: its exit and the contents of its outputs, or in `words` why the outputs are invalid."""
 
     exit: Exit
     outputs: Mapping[str, str] = field(default_factory=dict)
     problem: Literal["", "input", "output", "disk", "full"] = ""
     words: str = ""
     node: int = 0
-    """The node whose end this is: of several, the one that failed first."""
+    """The node that this exit belongs to: of several, the first that failed."""
 
 
 class StateFolder(NamedTuple):
-    """One state of an attempt."""
+    """One state directory of an attempt."""
 
     name: str
     path: str
-    """In the attempt."""
+    """Path in the attempt directory."""
     here: Path
     below: str
-    """Its folder below the root of a host with a disk of its own."""
+    """Path below the root of a host with a disk of its own."""
     pattern: str | None
-    """Of the names of its checkpoints; None: the whole folder is one."""
+    """Name pattern of the checkpoints; None if the whole directory is one checkpoint."""
     every: float | None
-    """Seconds between two looks for a new one."""
+    """Seconds between two checks for a new checkpoint."""
     keep: int | None
-    """How many are kept."""
+    """Number of checkpoints to keep."""
     every_steps: int | None = None
-    """Steps between two that are brought, by the numbers in their names."""
+    """Training steps between two copied checkpoints, by the numbers in their names."""
 
 
 @dataclass(slots=True)
 class Round:
-    """What one look at a state came to, to be reported when it is over."""
+    """The result of one round of a checkpoint sync."""
 
     brought: list[str] = field(default_factory=list)
-    size: int = 0  # bytes that travelled
+    size: int = 0  # transferred bytes
     passed: list[tuple[str, str]] = field(
         default_factory=list
-    )  # (checkpoint, why it does not count), each shown once
-    warning: str = ""  # of a disk, shown once until it is better
-    problem: str = ""  # what kept it from being done; it is tried again
+    )  # (checkpoint, reason why it does not count), each shown once
+    warning: str = ""  # about a disk, shown once until it has space again
+    problem: str = ""  # why the round failed; the next one tries again
 
 
 Phase: TypeAlias = Literal["TRANSFERRING_DATA", "EXECUTING", "FETCHING_RESULTS"]
-"""What is being done of an attempt on a host with a disk of its own, as people call it."""
+"""Phase of an attempt on a host with a disk of its own, as shown to users."""
 
 
 def _unheard(_phase: Phase) -> None:
-    """No caller wants to know."""
+    pass
 
 
 async def _nothing() -> None:
-    """All comes from us."""
+    """Do nothing: all inputs come from this machine."""
 
 
 @dataclass(slots=True)
 class HostTask:
-    """One attempt that is to be run."""
+    """One attempt to run."""
 
     name: str
     outputs: Sequence[OutputSpec]
     attempt: AttemptDirectory
     compose: Callable[[Mapping[str, Newest]], tuple[Command, bytes | None]]
-    """Makes the attempt directory here, when it is known from which checkpoints it goes on; answers its command and its script."""
+    """Creates the local attempt directory once the checkpoints to resume from are known; returns the command and its script."""
     scrap: Scrap
     say: Callable[[str], None]
-    """Words for people about this step."""
+    """Shows a message about this step."""
     confirm: Callable[[], Awaitable[None]]
-    """Called right before the job begins.  Raises Stale where another worker has the run by now: this one stood still."""
+    """Called right before the job starts.  Raises Stale if another worker has claimed the run while this worker was suspended."""
     metrics: MetricsSpec | None = None
-    """A pattern of files in the attempt that hold metrics (empty: the file that the environment names), and one for lines of the log."""
+    """A name pattern of metrics files in the attempt (empty for $RECIPE_METRICS), and a pattern for lines of the log."""
     states: Sequence[StateFolder] = ()
     restored: Mapping[str, Newest] = field(default_factory=dict)
-    """The checkpoints here from which the states go on."""
+    """The local checkpoints from which the states resume."""
     processes: int | None = None
-    """Of a training, which its checkpoints have to fit; None: any."""
+    """Number of training processes that the checkpoints must fit; None for any."""
     round: Callable[[Round], None] = lambda _round: None
-    """Hears what each look at the checkpoints there came to."""
+    """Receives the result of each round of the checkpoint sync."""
     synced: Sequence[Synced] = ()
-    """Outputs that are also brought while it runs."""
+    """Outputs that are also copied while the step runs."""
     phase: Callable[[Phase], None] = _unheard
-    """Hears what begins on a host with a disk of its own."""
+    """Receives the phases on a host with a disk of its own."""
     bring: Callable[[], Awaitable[None]] = _nothing
-    """Awaited before `compose` on a host with a disk of its own: what it has from elsewhere than from us."""
+    """Awaited before `compose` on a host with a disk of its own: provides inputs that do not come from this machine."""
     job: Job | None = None
-    """Set at once where it was begun by a worker that is gone."""
+    """The job; already set if an earlier worker started it."""
     rejoined: bool = False
-    """It was."""
+    """Whether an earlier worker started the job."""
     python: str = ""
-    """The interpreter of the step there, where its packages matter to other nodes; empty in an image, which has its own."""
+    """The step's interpreter on the host, if other nodes need the same packages; empty in an image."""
     parts: Sequence[HostTask] = ()
-    """Of an attempt on several nodes: what each of them does, in the order of their ranks."""
+    """The tasks of the nodes of a multi-node attempt, by rank."""

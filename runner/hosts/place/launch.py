@@ -1,4 +1,4 @@
-"""Turn a node's spec into what is run: files to write, argv, environment."""
+"""Render a step: the files to write, the argv, the environment."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ...planning.step import StepSpec, unwritable
 
 SHIM = "_recipe_world.py"
 PORT = "{MASTER_PORT}"
-"""Stands in a command of several nodes for the port at which they meet: it is chosen when all of them have what they need."""
+"""Placeholder for the rendezvous port in a multi-node command.  The port is chosen when all nodes have their inputs."""
 
-# Runs inside every process that `accelerate launch` starts: a launcher that came up with fewer processes than were asked for does so silently.
+# Runs in every process that `accelerate launch` starts, because the launcher may silently start too few processes.
 _SHIM_TEXT = """\
 import os, runpy, sys
 want, got = int(os.environ["RECIPE_WORLD_SIZE"]), int(os.environ.get("WORLD_SIZE", "1"))
 if want != got:
-    sys.exit(f"recipe: {want} processes were asked for and {got} came up; the launcher ignored `processes` (is its config overriding it?)")
+    sys.exit(f"recipe: accelerate started {got} processes instead of {want}; its config may override `processes`")
 kind, name, *rest = sys.argv[1:]
 sys.argv = [name, *rest]
 if kind == "module":
@@ -34,20 +34,20 @@ else:
 
 
 class Launch(NamedTuple):
-    """One attempt, rendered."""
+    """The rendered command of one attempt."""
 
     argv: tuple[str, ...]
-    files: Mapping[str, bytes]  # written into the attempt directory first
+    files: Mapping[str, bytes]  # to write into the attempt directory first
     env: Mapping[str, str]
-    script: str | None = None  # a shell script; argv is then what runs it, its path to be appended
+    script: str | None = None  # a shell script; its path is appended to argv
 
 
 def render(spec: StepSpec, scope: Mapping[str, Any], *, python: str) -> Launch:
-    """Render everything of a step.  `scope` has the late names too.  Raises CannotRun naming the leaf that cannot be rendered."""
+    """Render a step.  `scope` includes the names known only at run time.  Raises CannotRun that names the failing template."""
     launch = _rendered(spec, scope, python)
     if not spec.options.nice:
         return launch
-    # A program, so that it is the same on hosts and in containers, and before any process of the step.
+    # `nice` as a program works on hosts and in containers, and applies to all processes of the step.
     return launch._replace(argv=("nice", "-n", f"{spec.options.nice}", *launch.argv))
 
 
@@ -83,7 +83,7 @@ def _rendered(spec: StepSpec, scope: Mapping[str, Any], python: str) -> Launch:
 
 
 def plain(spec: StepSpec) -> bool:
-    """Whether a step is rendered the same in every scope: none of its leaves is a template."""
+    """Return whether a step contains no templates and renders the same in every scope."""
     run = spec.run
     if spec.files or spec.accelerate is not None or not isinstance(run, str) or "{{" in run:
         return False
@@ -91,7 +91,7 @@ def plain(spec: StepSpec) -> bool:
 
 
 def processes(block: Mapping[str, Any], scope: Mapping[str, Any]) -> int:
-    """How many processes an `accelerate` block starts on one node: as many as it says, else one for each GPU.  Raises CannotRun."""
+    """Return the number of processes per node of an `accelerate` block: the set value, otherwise one per GPU.  Raises CannotRun."""
     from ...language.template import render
 
     try:
@@ -126,7 +126,7 @@ def _accelerate(
         "no",
     ]
     if world > 1:
-        # Also without GPUs: `--cpu --num_processes 2` would silently run one process.
+        # Necessary without GPUs too: `--cpu --num_processes 2` would silently run one process.
         words += ["--multi_gpu"]
     if nodes > 1:
         words += [
@@ -173,7 +173,8 @@ def _file(path: str, tree: Any, scope: Mapping[str, Any]) -> bytes:
         return value.encode("utf-8", "surrogateescape")
     if wrong := unwritable(path, kinds_of(value)):
         raise CannotRun(
-            f"files.{path}: {wrong}", fix="give the file one of these suffixes, or its text"
+            f"files.{path}: {wrong}",
+            fix="use one of these suffixes, or write the content of the file as text",
         )
     suffix = os.path.splitext(path)[1]
     if suffix == ".json":
@@ -186,7 +187,7 @@ def _file(path: str, tree: Any, scope: Mapping[str, Any]) -> bytes:
 
 
 def _toml(table: Mapping[str, Any], name: tuple[str, ...]) -> list[str]:
-    """A table as TOML lines: plain values first, then its tables.  Null has no TOML form and is left out."""
+    """Return a table as TOML lines: plain values first, then its tables.  Null values are left out."""
     lines = [f"[{'.'.join(json.dumps(part) for part in name)}]"] if name else []
     lines += [
         f"{json.dumps(key)} = {_toml_value(value)}"
@@ -208,7 +209,7 @@ def _toml_value(value: Any) -> str:
 
 
 def _text(value: Any, scope: Mapping[str, Any], what: str) -> str | None:
-    """A variable of the environment; None for null, which leaves it unset."""
+    """Return the text of an environment variable; None for null, which leaves the variable unset."""
     if isinstance(value, str) and "{{" not in value:
         return value
     from ...language.template import evaluate, text_of

@@ -1,6 +1,6 @@
-"""Brings outputs home while their step still runs, to be looked at: those that say `sync`.
+"""Copy outputs with `sync` while their step still runs, for inspection.
 
-A copy may be of a moment in the middle of a write.  Nothing but eyes reads it: the output itself is taken when the step is over.
+A copy may contain a half-written file.  No step reads it: the output itself is collected when the step finishes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Synced(NamedTuple):
-    """One output: its path in the attempt, whether it is a folder, and the seconds between two looks."""
+    """One output: its path in the attempt, whether it is a directory, and the seconds between two copies."""
 
     path: str
     folder: bool
@@ -38,9 +38,9 @@ async def follow(
     outputs: Sequence[Synced],
     say: Callable[[str], None],
 ) -> None:
-    """Bring `outputs` of the attempt at `there` into the directory `here`, until cancelled.  `partial` is a path of ours on the same disk as `here`.
+    """Copy `outputs` from the attempt at `there` to the directory `here`, until cancelled.  `partial` is a path on the same disk as `here`.
 
-    Each is shown once, when it came for the first time.  A host that does not answer, and a file that changed on its way, are asked for next time.
+    The first copy of each output is reported.  After a connection error or a change during the copy, the next interval tries again.
     """
     had: dict[str, str] = {}
     due = {output: time.monotonic() + output.every for output in outputs}
@@ -56,8 +56,8 @@ async def follow(
                         say(f"partial copy of {output.path}: {os.path.relpath(here)}/{output.path}")
                     had[output.path] = content or had.get(output.path, "")
                 except (DriverError, Corrupt):
-                    pass  # who waits for the step's end says that a host is out of sight
-                except RecipeError as error:  # no room here: the step itself is not to be disturbed
+                    pass  # the wait for the step's end reports an unreachable host
+                except RecipeError as error:  # the local disk is full: do not disturb the step
                     say(f"cannot copy {output.path} before the step finishes: {error}")
                     return
                 due[output] = time.monotonic() + output.every
@@ -68,7 +68,7 @@ async def follow(
 async def _bring(
     host_store: HostStore, there: str, here: str, partial: str, output: Synced, had: str
 ) -> str:
-    """Its content now; empty when there is nothing yet.  What has not changed since the last time is not sent again."""
+    """Copy an output if its content has changed.  Returns the content; empty if there is no output yet."""
     taken = (await host_store.take(there, [(output.path, output.folder)])).outputs[output.path]
     if not taken.content or taken.content == had:
         return taken.content
@@ -80,7 +80,7 @@ async def _bring(
 
 
 def _seed(last: Path, coming: str, entries: Sequence[Entry]) -> None:
-    """Begin with the files of the last time that are still in it: the host_store keeps those that are right, and goes on where a file has grown."""
+    """Link unchanged files of the previous copy into the new one.  The transfer keeps correct files and extends grown ones."""
     _clear(coming.removesuffix(".coming"))
     if not last.is_dir():
         return

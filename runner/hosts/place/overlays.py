@@ -1,4 +1,4 @@
-"""Steps of this machine that may change their inputs: whether that can be had, and what their commands begin with."""
+"""Overlay mounts for local steps that may change their inputs: check the support, and wrap the command."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from ... import agent
 from ...storage.content.disk import Disk, unlink
 
 WORD: Final = "overlay"
-"""The value of `inputs` in recipe.toml that asks for it."""
+"""The value of `inputs` in recipe.toml that enables overlays."""
 BREAKS: Final = (
     "in such a step `sudo` and `chown` fail where you are not root, hard links out of an input fail, "
     "and a single large file cannot be renamed or deleted"
 )
 CHANGES: Final = ".over"
-"""How the folder beside an attempt ends that holds what its command changed of its inputs."""
+"""Suffix of the directory beside an attempt with the command's changes to its inputs."""
 _BEGIN: Final = (sys.executable, "-IS", str(Path(agent.__file__).with_name("overlay.py")))
 _PATIENCE: Final = 10.0
-"""Seconds that a trial may take."""
+"""Timeout of a test mount in seconds."""
 
 
 class Overlays:
-    """Tries once for each file system whether inputs on it can be overlaid; trials are made below `root`, the workspace's."""
+    """Tests once per file system whether inputs can be overlaid.  Test mounts are below `root`, the workspace's root."""
 
     def __init__(self, root: str) -> None:
         self._root = root
         self._refusals: dict[int, str] = {}
 
     def refusal(self, path: str) -> str:
-        """Why a folder or file cannot be an input that its step may change; empty when it can.  Raises OSError."""
+        """Return why an input cannot be overlaid; empty if it can.  Raises OSError."""
         device = os.stat(path).st_dev
         if device not in self._refusals:
             folder = path if os.path.isdir(path) else os.path.dirname(path)
@@ -46,9 +46,9 @@ class Overlays:
 
 
 def refusal(root: str, source: str) -> str:
-    """Overlay a folder for a moment, below `root`: why that cannot be done, empty when it can.  Raises OSError."""
+    """Mount a test overlay below `root`; return why it fails, empty if it works.  Raises OSError."""
     if sys.platform != "linux":
-        return "it needs Linux"
+        return "overlays require Linux"
     trial = Disk(root).temporary()
     target = f"{trial}/target"
     os.makedirs(target)
@@ -72,9 +72,9 @@ def refusal(root: str, source: str) -> str:
 
 
 def overlaid(command: Command, attempt: str, inputs: Mapping[str, str]) -> Command:
-    """A command that may change the inputs of the attempt at that path; they are mounted before it begins.
+    """Return a command that mounts overlays over the inputs of the attempt at that path first.
 
-    `inputs` says of each name there which folder or file it shows.
+    `inputs` maps each name in the attempt to the file or directory that it shows.
     """
     if not inputs:
         return command

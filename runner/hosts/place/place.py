@@ -1,7 +1,7 @@
-"""Where attempts run: hosts, what they have room for, and how an attempt runs there.
+"""Places: hosts on which attempts run, and their capacity.
 
-`Place.carry` is the one way to run an attempt: make it ready, start it, wait, take what it made.  A place that shares our disk runs it where it is;
-one with a disk of its own is a `RemotePlace`.
+`Place.carry` is the only way to run an attempt: prepare it, start it, wait, collect its outputs.  A place that shares the local disk runs the
+attempt in its local directory.  A `RemotePlace` has a disk of its own.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 GRACE = timedelta(seconds=10)
 NOTICE = timedelta(seconds=20)
 PRUNING = 60.0
-"""Seconds between looks at the checkpoints that a step writes on this disk."""
+"""Seconds between two deletions of old checkpoints on the local disk."""
 
 
 class Shell(NamedTuple):
-    """What commands on a host begin with: the Python without a lock, the command path, the variables of the login, and which Python that is."""
+    """The environment of commands on a host: the Python for steps without a lock, PATH, login variables, and the Python version."""
 
     python: str
     path: str
@@ -50,12 +50,12 @@ class Shell(NamedTuple):
 
 
 class Place:
-    """A host that sees our disk: attempts run where they are made."""
+    """A host that shares the local disk."""
 
     own_disk = False
-    """Whether an attempt directory here is only a model of the one that its command sees."""
+    """Whether the command sees a copy of the attempt directory on another disk."""
     is_rented = False
-    """Whether it is given back after the run, and what runs there ends with it."""
+    """Whether the place is released after the run, which ends all its jobs."""
 
     def __init__(
         self,
@@ -73,41 +73,41 @@ class Place:
         self.contact = Contact()
         self.folder = Folder(ws)
         self.installer = sys.executable
-        """The Python that makes environments from locks."""
+        """The Python that creates environments from locks."""
         self.login = variables.inherit_variables(shell.login)
-        """What every step gets of the variables of the login there."""
+        """Login variables that every step inherits."""
         self.elsewhere = "" if name == "local" else name
-        """The name of a machine that is not this one."""
+        """Name of the machine; empty for this machine."""
         self._described: dict[str, str] = {}
         self.address = ""
-        """What other nodes dial; empty where a host has no name for them."""
+        """Address for other nodes; empty if the host has none."""
         self.zone = ""
-        """Where it is, if it can be a node of a step only together with others there."""
+        """Zone of the machine if the nodes of a step must be in one zone."""
         self.port = 0
-        """The one port at which they do, where it is the head of a stack: node 0, and the only node that others dial.  0: any that is free."""
+        """Rendezvous port of a stack's head, which is node 0 and the only node that others dial; 0 for any free port."""
         self.image = ""
-        """The image that the machine itself is a container of, because a step asked for it; empty: none that a step asked for."""
+        """Image of a machine that is itself a container, as requested by a step; otherwise empty."""
         self.lost = ""
-        """Why nothing can run here any more; empty as long as it can."""
+        """Reason why the place is lost; empty while it is not."""
         self.leaving = ""
-        """Why nothing is started here any more, though what runs may save; empty as long as there is no such reason."""
+        """Reason why no more steps start here, while running steps may still save; otherwise empty."""
         self.leave_at = math.inf
-        """Seconds since the epoch, when that is known before: from then on what runs here is to save and to end."""
+        """Unix time at which running steps must save and stop, if known in advance."""
         self.notice = NOTICE
-        """The time that it has for that, before it is killed: what it saved is to come home, too."""
+        """Time between that stop and the kill, enough to download the saved files."""
 
     @property
     def members(self) -> Sequence[Place]:
-        """The hosts that a step here has, one for each node."""
+        """The hosts of the place, one per node."""
         return (self,)
 
     @property
     def gone(self) -> Mapping[Place, str]:
-        """Those of them that are known to be lost, and why; of one host its own steps tell."""
+        """The members known to be lost, with the reasons.  For a single host, its own steps report the loss."""
         return {}
 
     def ending(self, why: str) -> None:
-        """It has ended what ran on it: where its time is limited, that is over, and nothing begins there any more."""
+        """Record that the host has stopped its jobs.  If its time is limited, no more steps start there."""
         for each in self.members:
             if each.leave_at < math.inf:
                 each.leaving = each.leaving or why
@@ -116,15 +116,15 @@ class Place:
         return Paths.at(attempt.path)
 
     async def stop(self, job: Job, grace: timedelta) -> None:
-        """SIGTERM to all that an attempt began, SIGKILL after `grace`.  Raises DriverError."""
+        """Send SIGTERM to all processes of an attempt, and SIGKILL after `grace`.  Raises DriverError."""
         await self.host.stop(job, grace)
 
     async def wait(self, job: Job, patience: timedelta) -> Exit | None:
-        """The end of an attempt; None when `patience` passed and it is still going.  Raises DriverError."""
+        """Wait for the end of an attempt; None if it still runs after `patience`.  Raises DriverError."""
         return await self.host.wait(job, patience)
 
     def env(self, own: Collection[str] = ()) -> dict[str, str]:
-        """What the environment of every command there begins with.  `own` are names that it sets itself."""
+        """Return the base environment of every command.  `own` are names that the command sets itself."""
         return {
             "PATH": self.path,
             "PYTHONUNBUFFERED": "1",
@@ -133,30 +133,30 @@ class Place:
         }
 
     def described(self, python: str) -> str:
-        """A Python there as people read it: its path, and its version where that is known."""
+        """Return the path of a Python and its version, if known, for messages."""
         if python not in self._described:
             self._described[python] = interpreters.describe_python(python)
         return self._described[python]
 
     def could(self, wants: Mapping[str, float]) -> bool:
-        """Whether a step that takes so many cpus, gpus and bytes of memory could ever run here."""
+        """Return whether the host is large enough for a step: its cpus, gpus and bytes of memory."""
         return not self.lost and self.capacity.could(wants)
 
     def has_room(self, wants: Mapping[str, float]) -> bool:
-        """Whether it may start here now."""
+        """Return whether a step may start now."""
         return not (self.lost or self.leaving) and self.capacity.has_room(wants)
 
     # -- attempts
 
     def give_states(self, attempt: AttemptDirectory, states: Sequence[StateFolder]) -> None:
-        """Let an attempt that is being made find its states."""
+        """Link the states into a new attempt directory."""
         for state in states:
             os.symlink(state.here.resolve(), attempt.target_of(state.path))
 
     def mounts(
         self, attempt: AttemptDirectory, command: Command, states: Sequence[StateFolder]
     ) -> Sequence[Mount]:
-        """What a container there has to see: the attempt, and all that it leads to."""
+        """Return the mounts of a container for an attempt: its directory and the targets of its links."""
         from ..containers import mounts
         from ..engines import Mount
 
@@ -165,11 +165,11 @@ class Place:
         return [*mounts(command, f"{self.folder.root}/objects", writable), *shown]
 
     def may_have_made(self, attempt: AttemptDirectory, outputs: Sequence[OutputSpec]) -> bool:
-        """Whether the outputs of an attempt that ended well may all be there still."""
+        """Return whether the outputs of a successful attempt may all still exist."""
         return attempt.whole(outputs)
 
     async def carry(self, task: HostTask) -> TaskResult:
-        """Run an attempt to its end and take what it made.  Raises DriverError (HostLost when the host is gone), RecipeError and OSError."""
+        """Run an attempt to its end and collect its outputs.  Raises DriverError (HostLost if the host is lost), RecipeError and OSError."""
         if task.job is None:
             command, script = task.compose(task.restored)
             if script is not None:
@@ -196,7 +196,7 @@ class Place:
         return self._take(task, exit)
 
     def _take(self, task: HostTask, exit: Exit) -> TaskResult:
-        """The contents of an attempt's outputs, stored; or what is wrong with them, or with its inputs."""
+        """Store the outputs of an attempt, or return what is wrong with its outputs or inputs."""
         attempt = task.attempt
         if words := attempt.tampered(self.ws.cache, self.ws.objects):
             return TaskResult(exit, problem="input", words=words)
@@ -220,7 +220,7 @@ class Place:
             return TaskResult(exit, problem="full", words=words)
 
     async def _prune(self, task: HostTask) -> None:
-        """Delete old checkpoints while their trainer writes here, until cancelled."""
+        """Delete old checkpoints while the training runs, until cancelled."""
         from .checkpoint_sync import CheckpointPruner
 
         pruners = [CheckpointPruner(state.here, state.pattern, state.keep) for state in task.states]
@@ -232,8 +232,8 @@ class Place:
                     task.say(words)
 
     async def aclose(self) -> None:
-        """Let go of our connections to it.  Jobs stay; where it is lost, those who wait for them get to know it."""
+        """Close the connections; jobs continue.  If the place is lost, waiting callers get the reason."""
         await self.host.aclose(self.lost)
 
     async def clear_after(self, task: HostTask, states: Sequence[StateFolder]) -> None:
-        """The results of an attempt are stored: what it used on another disk than ours goes, `states` too."""
+        """Delete the files of a stored attempt on another disk, and its `states`."""

@@ -1,6 +1,6 @@
-"""A place with a disk of its own: an attempt directory is made here, made again there, links and all, and run.
+"""A place with a disk of its own: an attempt directory is created here, copied to the host with its links, and executed there.
 
-What the command prints comes here while it runs; what it made is hashed there, brought home, and kept there for the steps after it.
+The command's output is copied while it runs.  Its results are hashed on the host, downloaded, and kept there for downstream steps.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RemotePlace(Place):
         self.folder: RemoteFolder = RemoteFolder(
             ws, host_store, self.contact, lambda: self.capacity.busy
         )
-        self._linked: set[str] = set()  # inputs that are said to be links here
+        self._linked: set[str] = set()  # inputs already reported as links
 
     def paths(self, attempt: AttemptDirectory) -> Paths:
         return Paths.at(
@@ -80,7 +80,7 @@ class RemotePlace(Place):
         )
 
     def give_states(self, attempt: AttemptDirectory, states: Sequence[StateFolder]) -> None:
-        """They are links there: see `_parcel`."""
+        """Do nothing: `_parcel` links the states on the host."""
 
     def mounts(
         self, attempt: AttemptDirectory, command: Command, states: Sequence[StateFolder]
@@ -115,7 +115,7 @@ class RemotePlace(Place):
         return await self.attend(task, task.job, checkpoints)
 
     async def prepare(self, task: HostTask, found: Mapping[str, Newest]) -> Command:
-        """Put an attempt there, with all that it is given: what is to be started."""
+        """Upload an attempt and its inputs; return the command to start."""
         task.phase("TRANSFERRING_DATA")
         await task.bring()
         command, script = task.compose(found)
@@ -124,7 +124,7 @@ class RemotePlace(Place):
         return command
 
     async def begin(self, task: HostTask, command: Command) -> Job:
-        """Start what was prepared."""
+        """Start the command of a prepared attempt."""
         job = await self.contact.insist(lambda: self._begin(command, task))
         task.phase("EXECUTING")
         crashpoint("job-started")
@@ -133,7 +133,7 @@ class RemotePlace(Place):
     async def attend(
         self, task: HostTask, job: Job, checkpoints: CheckpointSync | None
     ) -> TaskResult:
-        """Wait for the end of what was started, and take what it made."""
+        """Wait for the end of a started attempt, and collect its outputs."""
         paths = self.paths(task.attempt)
         follower = Follower(self.host, self.host_store, self.contact, task, job, paths)
         collector = Collector(self.ws, self.host_store, self.folder, task, paths)
@@ -171,9 +171,9 @@ class RemotePlace(Place):
     async def _collect(
         self, task: HostTask, exit: Exit, collector: Collector, rest: Coroutine[Any, Any, None]
     ) -> TaskResult:
-        """What a command that ended well made; `rest` brings the end of its log."""
+        """Collect the outputs of a successful command; `rest` copies the end of its log."""
         if task.metrics is not None and task.metrics[0]:
-            await rest  # before outputs are moved there: they may be what metrics are read from
+            await rest  # before outputs are moved: they may contain the metrics
             return await self.contact.insist(lambda: collector.outputs(exit))
         brought: TaskResult
         brought, _ = await asyncio.gather(
@@ -182,7 +182,7 @@ class RemotePlace(Place):
         return brought
 
     def _copied(self, task: HostTask, paths: Paths) -> Iterator[Coroutine[object, object, object]]:
-        """What brings outputs here while they are made."""
+        """Yield the tasks that copy outputs while the step runs."""
         if task.synced:
             from . import output_sync
 
@@ -197,7 +197,7 @@ class RemotePlace(Place):
             )
 
     async def clear_after(self, task: HostTask, states: Sequence[StateFolder]) -> None:
-        """Until what it used is gone from there, a note here says where it was."""
+        """Delete the attempt on the host, and then the local records of its host and its moved outputs."""
         if not self.lost:
             await self.folder.clear(
                 self.paths(task.attempt), [f"{self.folder.root}/{state.below}" for state in states]
@@ -234,7 +234,7 @@ class RemotePlace(Place):
         if script is not None:
             parcel.beside[".sh"] = script
         if task.metrics is not None and task.metrics.in_environment:
-            parcel.beside[".metrics"] = b""  # a container can only be shown a file that is there
+            parcel.beside[".metrics"] = b""  # a missing file cannot be mounted into a container
         name = attempt.called or os.path.basename(attempt.path)
         wanted = {
             content for content in parcel.links.values() if content not in self.folder.contents
@@ -253,8 +253,10 @@ class RemotePlace(Place):
 
         async def stage() -> None:
             try:
-                linked = await self.host_store.stage(name, parcel, wanted)  # travels while they do
-            except Gone:  # they take longer than it waits for them
+                linked = await self.host_store.stage(
+                    name, parcel, wanted
+                )  # sent in parallel with the contents
+            except Gone:  # the uploads took longer than the host waits
                 await sent.wait()
                 linked = await self.host_store.stage(name, parcel)
             self._explain(task, linked)
@@ -263,7 +265,7 @@ class RemotePlace(Place):
         self.folder.contents |= wanted
 
     def _explain(self, task: HostTask, linked: Sequence[str]) -> None:
-        """Say which inputs are links on this host, once a run."""
+        """Report, once per run, the inputs that are symbolic links on this host."""
         for name in set(linked) - self._linked:
             self._linked.add(name)
             why = "the file system there refuses hard links"
@@ -272,7 +274,7 @@ class RemotePlace(Place):
             task.say(f"input {name}: {LINKED.format(self.name, why)}")
 
     async def _direct(self, attempt: AttemptDirectory) -> dict[str, str]:
-        """What it is given that the host sees on our disk: name -> path.  An input that it can have a copy of is sent."""
+        """Return the inputs that the host reads from the shared disk: name -> path.  Small files are uploaded instead."""
         if not self.host_store.neighbour.reads:
             return {}
         large = [
@@ -292,7 +294,7 @@ class RemotePlace(Place):
     def _sources(
         self, attempt: AttemptDirectory, wanted: set[str]
     ) -> tuple[dict[str, str], dict[str, list[Entry]]]:
-        """Where these contents lie here, and the manifests of those that are trees."""
+        """Return the local paths of these contents, and the manifests of the trees among them."""
         sources: dict[str, str] = {}
         manifests: dict[str, list[Entry]] = {}
         for name, (at, content) in attempt.links.items():
@@ -309,7 +311,7 @@ class RemotePlace(Place):
 
 
 def _parcel(attempt: AttemptDirectory, states: Mapping[str, str]) -> Parcel:
-    """An attempt directory as it is here, in a form that can travel."""
+    """Return an attempt directory in a form that can be uploaded."""
     from ..transfer.host_store import Parcel
 
     parcel = Parcel(states=dict(states))
@@ -324,7 +326,9 @@ def _parcel(attempt: AttemptDirectory, states: Mapping[str, str]) -> Parcel:
                 name = f"{folder}/{item.name}" if folder else item.name
                 if name in parcel.links or name in parcel.states:
                     continue
-                if item.is_symlink():  # in code that came from a repository: what it leads to may be none of the repository's business
+                if (
+                    item.is_symlink()
+                ):  # a link of a repository, which may lead outside: keep it as a link
                     parcel.paths[name] = os.readlink(item.path)
                 elif item.is_dir():
                     waiting.append(name)

@@ -1,6 +1,6 @@
-"""Nodes that are to work together, before their command begins: a port on the first, whether they reach each other, what of theirs must be alike.
+"""Check the nodes of a multi-node step before it starts: find a port on node 0, test the connections, and compare package versions.
 
-On every node a program listens and says what it has; then each dials all the others.
+A program listens on every node and reports its port, its clock and its versions.  Then each node dials all others.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ...errors import CannotRun
 
 _T = TypeVar("_T")
 SKEW: Final = 1.0
-"""Seconds by which clocks may differ and still count as alike: to tell a host the time takes a part of that."""
+"""Clock difference in seconds below which clocks count as equal: the measurement itself takes part of it."""
 AWAY: Final = 1.0
-"""Seconds in which it is seen that a host went away that could not be dialled."""
+"""Seconds to detect that a host disappeared after a failed dial."""
 ALIKE: Final = {"torch": "torch", "cuda": "CUDA for torch"}
-"""Versions that must be the same on all nodes, and what people call them."""
+"""Packages with equal versions on all nodes, with their display names."""
 
-# Listens until its input ends.  First one line: the port, the time, and the versions of torch and of the CUDA that it was built for.
-# Nothing is imported: torch takes seconds to begin.
+# Listens until its input ends.  Prints one line first: the port, the time, and the versions of torch and its CUDA.
+# torch is not imported, because that takes seconds.
 LISTEN: Final = r"""
 import importlib.util, json, os, random, re, socket, sys, threading, time
 from importlib.metadata import PackageNotFoundError, version
@@ -66,7 +66,7 @@ sys.stdin.buffer.read()
 os._exit(0)
 """
 
-# Dials [address, port] pairs, all at once, one second for each: what went wrong with each of them, or "".
+# Dials all [address, port] pairs in parallel, with a timeout of one second, and prints an error or "" for each.
 DIAL: Final = r"""
 import json, socket, sys
 from concurrent.futures import ThreadPoolExecutor
@@ -83,10 +83,10 @@ with ThreadPoolExecutor(len(pairs)) as pool:
 
 
 class Asked(Protocol):
-    """What runs programs on a host."""
+    """A host that can run programs."""
 
     def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
-        """See `drivers.base.Host`."""
+        """Run a program: see `drivers.base.Host`."""
         ...
 
 
@@ -98,16 +98,16 @@ class Node(NamedTuple):
     address: str
     python: str
     compared: bool
-    """Whether its Python is the one that the command runs with, so that its packages matter."""
+    """Whether the command uses this Python, so that its packages must be equal on all nodes."""
 
 
 class Meeting(NamedTuple):
-    """What was found out."""
+    """The result of the checks."""
 
     port: int
-    """Free on the first node a moment ago."""
+    """A port on node 0 that was free a moment ago."""
     ahead: Sequence[float]
-    """Seconds by which the clock of each node is ahead of ours; 0 where it is about the same."""
+    """Seconds by which the clock of each node is ahead of the local clock; 0 if about equal."""
 
 
 class _Said(NamedTuple):
@@ -117,7 +117,7 @@ class _Said(NamedTuple):
 
 
 async def together(doing: Iterable[Coroutine[object, object, _T]]) -> list[_T]:
-    """What all of them answer; the first error ends the others."""
+    """Run coroutines in parallel and return their results.  The first error cancels the others."""
     tasks = [asyncio.ensure_future(each) for each in doing]
     try:
         return await asyncio.gather(*tasks)
@@ -129,9 +129,9 @@ async def together(doing: Iterable[Coroutine[object, object, _T]]) -> list[_T]:
 
 
 async def meet(nodes: Sequence[Node], port: int = 0) -> Meeting:
-    """Have the nodes look for each other.  `port`: the one of the first node that is dialled, and no other is; 0: all dial all.
+    """Check that the nodes can work together.  With `port`, all nodes dial this port of node 0; with 0, all nodes dial all others.
 
-    Raises CannotRun where they cannot work together, DriverError.
+    Raises CannotRun if they cannot, DriverError.
     """
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -148,7 +148,7 @@ async def meet(nodes: Sequence[Node], port: int = 0) -> Meeting:
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not telling.done():
             telling.cancel()
-            listening.result()  # raises: one that had said its port went away before another had
+            listening.result()  # raises the error: a node exited before another had reported its port
         answers = await telling
         _compare(nodes, answers)
         dialled = range(1 if port else len(nodes))
@@ -160,7 +160,7 @@ async def meet(nodes: Sequence[Node], port: int = 0) -> Meeting:
         except CannotRun:
             await asyncio.wait({listening}, timeout=AWAY)
             if listening.done():
-                listening.result()  # raises why the one that was dialled does not listen any more
+                listening.result()  # raises the reason why the dialed node no longer listens
             raise
         over.set()
         await listening
@@ -171,7 +171,7 @@ async def meet(nodes: Sequence[Node], port: int = 0) -> Meeting:
 
 
 async def free(node: Node, port: int) -> None:
-    """See to it that a program could listen at a port of a host now.  Raises CannotRun, DriverError."""
+    """Check that a program can listen on a port of a host.  Raises CannotRun, DriverError."""
     over = asyncio.Event()
     over.set()
     said: asyncio.Future[_Said] = asyncio.get_running_loop().create_future()
@@ -194,7 +194,9 @@ async def _listen(
         ):
             line += data
             if line.endswith(b"\n") and not answer.done():
-                port, now, have = json.loads(line.splitlines()[-1])  # a Python may greet
+                port, now, have = json.loads(
+                    line.splitlines()[-1]
+                )  # a Python may print a greeting first
                 ahead = now - time.time()
                 answer.set_result(
                     _Said(port, ahead if abs(ahead) > SKEW else 0.0, have if node.compared else {})

@@ -1,8 +1,8 @@
-"""Attempt directories that are done with, to be used again.
+"""Reuse finished attempt directories.
 
-File systems make and forget inodes far slower than they rename them: ext4 looks through everything that was deleted in the last minutes before it
-gives out an inode, so a run that makes and deletes seven of them a step gets slower with every step.  A spare keeps its folders and its files; the
-next attempt renames the whole, then each file to the name that it needs, and writes over it.
+File systems create and delete inodes far slower than they rename them.  ext4 searches recently deleted inodes before it allocates one, so a run that
+creates and deletes seven files per step gets slower with every step.  A spare directory keeps its subdirectories and files.  The next attempt renames
+the directory, then each file to the new name, and overwrites the files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...storage.content.disk import delete, overwrite
 
 
 class Spare(NamedTuple):
-    """A directory, its folders (relative, each after the one it is in) and its files: plain, writable, ours alone."""
+    """A spare directory, its subdirectories (relative, parents first) and its plain, writable files."""
 
     path: str
     folders: tuple[str, ...]
@@ -24,7 +24,7 @@ class Spare(NamedTuple):
 
 
 class Scrap:
-    """The spares of one run, at most one for each step that runs at once; also the scripts and empty logs beside attempts."""
+    """The spare directories of one run, at most one per concurrent step, and the spare scripts and empty logs beside attempts."""
 
     def __init__(self, folder: str, tag: str, room: int) -> None:
         self._folder, self._tag, self._room = folder, tag, room
@@ -35,7 +35,7 @@ class Scrap:
         self._count = 0
 
     def give(self, spare: Spare) -> bool:
-        """Take a directory; False when there are enough, or it does not hold exactly what is said of it."""
+        """Add a directory; False if there are enough, or if it contains other entries."""
         if len(self._spares) >= self._room:
             return False
         ours = {*spare.folders, *spare.files}
@@ -48,7 +48,7 @@ class Scrap:
         return True
 
     def take(self, path: str) -> Spare | None:
-        """Rename a spare to `path`; what it held is still in it.  None when there is none."""
+        """Rename a spare directory to `path`, with its contents; None if there is none."""
         while self._spares:
             spare = self._spares.pop()
             with contextlib.suppress(FileNotFoundError):
@@ -57,26 +57,26 @@ class Scrap:
         return None
 
     def give_file(self, path: str) -> None:
-        """A file of a spare directory that its next attempt has no use for."""
+        """Add a file that the next attempt of a spare directory does not need."""
         if len(self._files) >= self._room:
             os.unlink(path)
         else:
             self._files.append(self.named(path))
 
     def take_file(self, path: str) -> bool:
-        """Put a file to be written over at `path`; False when there is none."""
+        """Rename a spare file to `path`; False if there is none."""
         return _rename_spare(self._files, path)
 
     def give_script(self, path: str) -> None:
-        """A script that is not run any more.  It keeps its name until it gets another one."""
+        """Add a script file that is no longer executed.  It keeps its name until it is reused."""
         self._scripts.append(path)
 
     def give_log(self, path: str) -> None:
-        """An empty log."""
+        """Add an empty log."""
         self._logs.append(path)
 
     def log(self, path: str) -> None:
-        """Put an empty file at `path`, if there is a spare one."""
+        """Rename a spare empty log to `path`, if there is one."""
         _rename_spare(self._logs, path)
 
     def write_script(self, path: str, data: bytes) -> None:
@@ -87,7 +87,7 @@ class Scrap:
                 file.write(data)
 
     def clear(self) -> None:
-        """Delete everything."""
+        """Delete all spare directories and files."""
         for spare in self._spares:
             delete(Path(spare.path))
         for path in (*self._files, *self._scripts, *self._logs):
@@ -96,7 +96,7 @@ class Scrap:
         self._spares, self._files, self._scripts, self._logs = [], [], [], []
 
     def named(self, path: str) -> str:
-        """Rename to a name that no attempt has: a look for attempts passes over names with a dot."""
+        """Rename an attempt directory to a spare name.  The search for attempts skips names with a dot."""
         self._count += 1
         name = f"{self._folder}/spare.{self._tag}.{self._count}"
         os.rename(path, name)
@@ -104,7 +104,7 @@ class Scrap:
 
 
 def _rename_spare(spares: list[str], path: str) -> bool:
-    """Rename the first spare that is still there; an attempt of a worker that was killed may have lost what was given."""
+    """Rename the first existing spare to `path`; False if there is none.  A killed worker's attempt may have taken a file away."""
     while spares:
         with contextlib.suppress(FileNotFoundError):
             os.rename(spares.pop(), path)

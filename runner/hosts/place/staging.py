@@ -1,9 +1,9 @@
-"""Make an attempt directory and take its results.
+"""Create attempt directories and collect their outputs.
 
-An attempt sees what its step declared, under the same relative names on every driver, as folders and files: code and small
-files are copies, the rest are hard links to stored objects, in folders of the attempt's own.  Only what can be no object is a
-link to the caller's own, or a folder of such links.  A directory that is only a model of one on a host has links in place of
-folders and large files: the host's agent makes them real there.
+An attempt sees its declared inputs as files and directories under the same relative names on every driver.  Code and small
+files are copies, other inputs are hard links to stored objects.  An input that cannot be stored as an object is a symbolic
+link to the original, or a directory of such links.  For a host with a disk of its own, the local directory has symbolic links
+instead of directories and large files, and the host's agent replaces them there.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from .overlays import CHANGES, Overlays
 from .spare_dirs import Scrap, Spare
 
 Mark: TypeAlias = tuple[int, int, int]
-"""Inode, size, time of the last change."""
+"""Inode, size and modification time of a file."""
 _LOOKED_AT = 10_000
-"""Files of an attempt among which an output that was not made is looked for."""
+"""Files of an attempt to search for a missing output."""
 SMALL = 64 << 10
-"""Files up to this size are copied into an attempt, larger ones linked: bytes."""
+"""Size in bytes up to which files are copied into an attempt; larger files are linked."""
 LINKS = (
     "it is staged as symbolic links because {}. "
     "Use `tar -h` and `find -L`, or move the workspace to XFS, Btrfs, ZFS or APFS"
@@ -46,32 +46,30 @@ MOUNTED = "it is mounted read-only because {}"
 MANY_FILES = 50_000
 MANY = (
     "it has {} files, and staging them takes about {:.0f} s for each step. "
-    "Name fewer of them by a glob in `deps`, or pack them with `recipe pack`"
+    "Select fewer files by a glob in `deps`, or pack them with `recipe pack`"
 )
 SECONDS_PER_FILE = 2e-5
 HEAVY = 8 << 20
-"""Bytes of an output from which on it is taken beside the loop."""
+"""Size in bytes of an output from which a thread collects it instead of the event loop."""
 
 
 class OutputProblem(Exception):
-    """What a command left is not what its step declares."""
+    """The outputs do not match the step's declaration."""
 
 
 class Workdir:
-    """The directory of an attempt while it is filled: each folder is made once, and what an earlier attempt left is written over.
+    """An attempt directory while it is filled: directories are created once, and files of a spare directory are overwritten.
 
-    At `path`, where nothing is before `begin`.
+    `path` must not exist before `begin`.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._made: dict[str, None] = {}  # folders, each after the one it is in
+        self._made: dict[str, None] = {}  # created directories, parents first
         self._scrap: Scrap | None = None
-        self._spare: list[str] = []  # files of an earlier attempt, to be written over
-        self._aside = 0  # spare files that had a name which was wanted
-        self._idle: dict[
-            str, None
-        ] = {}  # folders of an earlier attempt that were not asked for yet
+        self._spare: list[str] = []  # spare files, to be overwritten
+        self._aside = 0  # number of spare files renamed because their name was needed
+        self._idle: dict[str, None] = {}  # spare directories that are not used yet
 
     @property
     def begun(self) -> bool:
@@ -79,11 +77,11 @@ class Workdir:
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Those in it that were made here, each after the one it is in."""
+        """The created subdirectories, parents first."""
         return tuple(folder[len(self._path) + 1 :] for folder in self._made if folder != self._path)
 
     def begin(self, scrap: Scrap | None = None) -> None:
-        """Make it, or take one that an earlier attempt left."""
+        """Create the directory, or reuse a spare one."""
         self._scrap = scrap
         spare = scrap.take(self._path) if scrap is not None else None
         if spare is not None:
@@ -98,7 +96,7 @@ class Workdir:
         self._made[self._path] = None
 
     def target_of(self, name: str, whole: Sequence[Container[str]]) -> str:
-        """The absolute path of `name`, whose parent exists afterwards.  Raises CannotRun for one outside, or in what is linked to: `whole`."""
+        """Return the absolute path of `name` and create its parent.  Raises CannotRun if it is outside, or below an input in `whole`."""
         if ".." in name or name[0] == "/":
             if escapes(name):
                 raise CannotRun(f'"{name}" leaves the attempt directory')
@@ -107,7 +105,7 @@ class Workdir:
         parent = target[: target.rindex("/")]
         if parent not in self._made:
             self._make(parent, whole)
-        if target in self._spare:  # the name is wanted, the file is still spare
+        if target in self._spare:  # the name is needed, but a spare file has it
             self._set_aside(target)
         elif target in self._idle:
             for name in [name for name in self._spare if name.startswith(f"{target}/")]:
@@ -143,7 +141,7 @@ class Workdir:
         self._made[folder] = None
 
     def put(self, target: str, data: bytes, mode: int) -> Mark:
-        """A small file of our own making."""
+        """Write a small file; return its mark."""
         if self._scrap is not None and not mode & stat.S_IXUSR:
             if self._spare:
                 os.rename(self._spare.pop(), target)
@@ -160,7 +158,7 @@ class Workdir:
             os.close(handle)
 
     def ready(self) -> None:
-        """Everything is staged: nothing of an earlier attempt may be left."""
+        """Remove the unused files and directories of a spare directory after staging."""
         for name in self._spare:
             self._scrap.give_file(name) if self._scrap is not None else os.unlink(name)
         for folder in reversed(self._idle):
@@ -170,52 +168,52 @@ class Workdir:
 
 @dataclass(slots=True)
 class AttemptDirectory:
-    """One attempt directory and what was put there."""
+    """One attempt directory and its staged inputs."""
 
     path: str
-    called: str = ""  # its name on the host that it runs on, where that is another
-    staged: dict[str, Mark] = field(
-        default_factory=dict
-    )  # name -> what the file system says of our copy
+    called: str = ""  # its name on another host, if different
+    staged: dict[str, Mark] = field(default_factory=dict)  # name -> mark of our copy
     links: dict[str, tuple[str, str]] = field(
         default_factory=dict
-    )  # name -> the caller's file or tree that is read in place, and its content
+    )  # name -> the user's file or tree that is read in place, and its content
     mounted: dict[str, str] = field(
         default_factory=dict
-    )  # name -> the path of one of them that a container is shown under that name
+    )  # name -> the user's path that a mount shows there
     objects: dict[str, str] = field(
         default_factory=dict
-    )  # name -> the stored object that its files are other names of
+    )  # name -> the stored object that it is hard-linked to
     notices: dict[str, str] = field(
         default_factory=dict
-    )  # name -> how an input is given, and why, where that is not as files of ours
+    )  # name -> message about an input that is not staged as our files
     sources: dict[str, str] = field(
         default_factory=dict
-    )  # caller's file that was copied -> the content that stands in the key
+    )  # user's file that was copied -> its content in the key
     doubtful: list[str] = field(
         default_factory=list
-    )  # caller's files that were not what the key says when they were staged
-    boxed: bool = False  # it runs in a container, which can be shown a path under another name
-    overlays: Overlays | None = None  # its command may change what it is given
+    )  # user's files that differed from the key when they were staged
+    boxed: bool = False  # runs in a container, which can mount a path under another name
+    overlays: Overlays | None = None  # set if the command may change its inputs
     _origins: dict[str, str] = field(
         default_factory=dict
-    )  # name -> the path of the caller's that was given as a whole
+    )  # name -> the user's path that was staged as a whole
     _waiting: dict[str, list[tuple[str, str | None, str, str]]] = field(
         default_factory=dict
-    )  # large files that are declared together: the cache's name, content, path and name there of each
+    )  # group -> large files declared together: name in the digest cache, content, source path, name in the attempt
     _recorded: Mapping[str, Mapping[str, str]] | None = None
-    _tiny: list[str] = field(default_factory=list)  # outputs that the store has a copy of
+    _tiny: list[str] = field(
+        default_factory=list
+    )  # outputs that are stored inline, so their files remain
     _taken: dict[str, Content] = field(
         default_factory=dict
-    )  # outputs whose files are links to stored objects
+    )  # outputs whose files are now links to stored objects
     folder: Workdir = field(init=False)
-    """It, while it is filled."""
+    """The directory while it is filled."""
 
     def __post_init__(self) -> None:
         self.folder = Workdir(self.path)
 
     def target_of(self, name: str) -> str:
-        """The absolute path of `name`, whose parent exists afterwards.  Raises CannotRun for one outside, or in what is linked to."""
+        """Return the absolute path of `name` and create its parent.  Raises CannotRun if it is outside, or below a linked input."""
         return self.folder.target_of(name, (self.links, self.objects))
 
     def add_path(
@@ -230,14 +228,14 @@ class AttemptDirectory:
         copy: bool = False,
         group: str = "",
     ) -> None:
-        """A file or folder of the caller's, which the cache knows as `at`; `content` is what stands for it in the key, None for anything.
+        """Stage a file or directory of the user.  `at` is its name in the digest cache, `content` its content in the key, None for any.
 
-        `copy`: it is code, a copy of any size that may be written to, though a step that does so fails.
-        Without `inputs` a folder or a large file is a link, for a host to make of it what it is.  Large files of one `group`
-        are there after `give_files`.
+        With `copy`, it is code and is copied at any size; the copy is writable, but a step that changes it fails.
+        Without `inputs`, directories and large files become symbolic links, which a host replaces.  Large files of one `group`
+        are staged by `give_files`.
         """
         if name in self.staged or self._is_in_given(source, name):
-            return  # two patterns of the recipe name one file, or one names the folder that it is in
+            return  # two patterns name the same file, or one names its directory
         target = self.target_of(name)
         found = os.stat(source)
         is_file = stat.S_ISREG(found.st_mode)
@@ -263,14 +261,14 @@ class AttemptDirectory:
     def _put_small(
         self, name: str, target: str, data: bytes, executable: bool, *, writable: bool = False
     ) -> None:
-        """Put a small file there, read-only unless it may be written to."""
+        """Write a small file, read-only unless `writable`."""
         mode = MODE["x" if executable else "f"]
         if writable or self.overlays is not None:
             mode |= stat.S_IWUSR
         self.staged[name] = self.folder.put(target, data, mode)
 
     def give_files(self, cache: DigestCache, inputs: StoredInputs) -> None:
-        """Put the large files of the caller's there that `add_path` was told of."""
+        """Stage the large files that `add_path` has queued."""
         for waiting in self._waiting.values():
             together = sum(os.stat(source).st_size + EACH_FILE for _, _, source, _ in waiting)
             for each in waiting:
@@ -284,7 +282,7 @@ class AttemptDirectory:
         given: tuple[str, str | None, str, str],
         together: int = 0,
     ) -> None:
-        """Put a folder or a large file of the caller's there as an object, or else as what leads to it."""
+        """Stage a directory or a large file of the user as an object, otherwise as a mount or a link."""
         at, content, source, name = given
         path = os.path.realpath(source)
         known = Content(content or cache.content_of(at) or "")
@@ -311,7 +309,7 @@ class AttemptDirectory:
         self.objects[name] = content
 
     def _link(self, inputs: StoredInputs, source: Source, name: str) -> None:
-        """Have a link to the caller's own file under a name, or a folder of such links."""
+        """Link to the user's file, or create a directory of such links."""
         target = f"{self.path}/{name}"
         if not os.path.isdir(source.path):
             os.symlink(source.path, target)
@@ -322,7 +320,7 @@ class AttemptDirectory:
             self.notices[name] += f". I{words[1:]}"
 
     def _mount(self, path: str, name: str) -> None:
-        """Have the caller's own file or folder shown under a name when the command begins."""
+        """Prepare the mount of a user's file or directory, which happens when the command starts."""
         self.mounted[name] = path
         if os.path.isdir(path):
             os.mkdir(f"{self.path}/{name}")
@@ -331,7 +329,7 @@ class AttemptDirectory:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Folders and files that it was given as a whole, and the path of what each shows, its own or the caller's."""
+        """Inputs staged as a whole: name -> the path that a mount shows, in the attempt or of the user."""
         return {name: f"{self.path}/{name}" for name in self.objects} | self.mounted
 
     def _note_link(self, cache: DigestCache, at: str, content: str | None, name: str) -> None:
@@ -341,7 +339,7 @@ class AttemptDirectory:
         self.links[name] = (at, now or "")
 
     def _is_in_given(self, source: str, name: str) -> bool:
-        """Whether a file of the caller's is there already, or in a folder that was given as a whole."""
+        """Return whether a user's file is already staged, alone or in a directory."""
         return any(
             self._origins[head] + name[len(head) :] == source
             for head in (heads(name) if self._origins else ())
@@ -351,7 +349,7 @@ class AttemptDirectory:
     def add_object(
         self, objects: Objects, content: str, name: str, *, by_link: bool = False
     ) -> None:
-        """An output of an earlier step.  `by_link`: for a host to make of it what it is."""
+        """Stage an output of an earlier step.  With `by_link`, use a symbolic link, which a host replaces."""
         target, known = self.target_of(name), Content(content)
         small = objects.small(known)
         if small is not None:
@@ -365,7 +363,7 @@ class AttemptDirectory:
             self._add_files(objects, known, name)
 
     def add_part(self, objects: Objects, content: str, below: str, name: str) -> None:
-        """A file or folder in a folder that an earlier step made."""
+        """Stage a file or subdirectory of an earlier step's output directory."""
         target, source = self.target_of(name), f"{objects.path(Content(content))}/{below}"
         objects.demand(Content(content))
         found = os.stat(source)
@@ -379,7 +377,7 @@ class AttemptDirectory:
     # -- after a worker was killed
 
     def note_given(self) -> None:
-        """Write down, beside the attempt, what it was given of objects and of the caller's own: a worker that comes after this one looks there."""
+        """Write the staged objects and links to a file beside the attempt, for a later worker."""
         if self.objects or self.links:
             given = {
                 "objects": self.objects,
@@ -389,7 +387,7 @@ class AttemptDirectory:
                 json.dump(given, file)
 
     def forget_given(self) -> None:
-        """Delete that, and what the command changed of its inputs."""
+        """Delete this file, and the overlay of the command's changes."""
         if self.overlays is not None:
             delete(Path(self.path + CHANGES))
         if self.objects or self.links:
@@ -398,7 +396,7 @@ class AttemptDirectory:
 
     @property
     def _given(self) -> Mapping[str, Mapping[str, str]]:
-        """What an earlier worker wrote down."""
+        """The staged inputs that an earlier worker wrote down."""
         if self._recorded is None:
             try:
                 with open(f"{self.path}.given", encoding="utf-8") as file:
@@ -411,12 +409,12 @@ class AttemptDirectory:
     def recall_path(
         self, cache: DigestCache, at: str, content: str, source: str, name: str
     ) -> bool:
-        """What `add_path` of an earlier worker put there: whether it is what stands in the key, and its source, too."""
+        """Restore the record of `add_path` by an earlier worker; return whether the input and its source still match the key."""
         if name in self.staged or self._is_in_given(source, name):
             return True
         if (known := self._given["objects"].get(name)) is not None:
             self._origins[name] = source
-            return known == content  # whatever happened to the source since
+            return known == content  # later changes of the source do not matter
         if (known := self._given["links"].get(name)) is not None:
             self._origins[name] = source
             self.links[name] = (at, known)
@@ -425,7 +423,7 @@ class AttemptDirectory:
         return self._recall_copy(content, name) and _content_now(cache, at) == content
 
     def recall_object(self, content: str, name: str) -> bool:
-        """The same of what `add_object` put there."""
+        """Restore the record of `add_object` in the same way."""
         known = self._given["objects"].get(name)
         return known == content if known is not None else self._recall_copy(content, name)
 
@@ -435,7 +433,7 @@ class AttemptDirectory:
         return os.path.isfile(target) and scan(target) == content
 
     def was_given(self, name: str, mode: int) -> bool:
-        """Whether a file or folder of the attempt, of that mode, is one that it was given, and none that the command made."""
+        """Return whether a file or directory of this mode was staged, not created by the command."""
         if name in self.staged or stat.S_ISLNK(mode):
             return True
         return (stat.S_ISDIR(mode) or not mode & WRITABLE) and any(
@@ -443,7 +441,7 @@ class AttemptDirectory:
         )
 
     def add_bytes(self, data: bytes, name: str) -> None:
-        """A file of the recipe's, also in place of an input: that one is never written to."""
+        """Write a file of the recipe, also in place of an input, which stays unchanged."""
         target = self.target_of(name)
         if name in self.objects or name in self.links or name in self.staged:
             os.unlink(target)
@@ -458,9 +456,9 @@ class AttemptDirectory:
                 os.makedirs(target, exist_ok=True)
 
     def tampered(self, cache: DigestCache, objects: Objects) -> str:
-        """Which input is not what the step was given, in words; empty when all are.
+        """Return a message that names a changed input; empty if none changed.
 
-        It alone can have changed a copy or an object, and it or its caller what it read in place.
+        Only the step can change a copy or an object.  An input read in place may be changed by other processes.
         """
         changed = [
             name
@@ -470,7 +468,7 @@ class AttemptDirectory:
         changed += [
             name
             for name, content in self.objects.items()
-            # one may be at its host alone, and a `gc` may have deleted it since
+            # an object may exist on its host only, or may be deleted by `gc`
             if objects.has(Content(content)) and not objects.intact(Content(content))
         ]
         if changed:
@@ -481,7 +479,7 @@ class AttemptDirectory:
         return f"the step or another process changed its input {changed[0]}" if changed else ""
 
     def stale(self, cache: DigestCache) -> list[str]:
-        """Sources that are no longer, or were not, what the key says: what the step read is not certain."""
+        """Return the sources that do not match the key, so the step may have read something else."""
         try:
             return self.doubtful + [
                 at for at, now in cache.contents(self.sources).items() if now != self.sources[at]
@@ -490,7 +488,7 @@ class AttemptDirectory:
             return [*self.doubtful, error.path]
 
     def heavy(self, outputs: Sequence[OutputSpec]) -> bool:
-        """Whether taking the outputs would hold up the caller that waits for it."""
+        """Return whether collecting the outputs would block the event loop."""
         for _, path, _flags in outputs:
             try:
                 found = os.stat(f"{self.path}/{path}")
@@ -503,9 +501,9 @@ class AttemptDirectory:
     def collect(
         self, outputs: Sequence[OutputSpec], objects: Objects, below_state: Iterable[str] = ()
     ) -> dict[str, str]:
-        """Take every output into the store: output name -> content.  Raises OutputProblem naming all that is wrong.
+        """Store every output: output name -> content.  Raises OutputProblem with all problems.
 
-        All of it stays here until `retire`, so that a worker that comes after a kill can do the same again.
+        The files stay in the attempt until `retire`, so a worker after a kill can repeat this.
         """
         wrong: list[str] = []
         found: dict[str, str] = {}
@@ -550,7 +548,7 @@ class AttemptDirectory:
         return found
 
     def _elsewhere(self, path: str) -> str:
-        """Where the command made a file of this name instead."""
+        """Return a hint if the command created a file of this name at another path."""
         name, looked = posixpath.basename(path), 0
         for at, folders, files in os.walk(self.path):
             found = os.path.relpath(f"{at}/{name}", self.path)
@@ -564,7 +562,7 @@ class AttemptDirectory:
         return ""
 
     def whole(self, outputs: Sequence[OutputSpec]) -> bool:
-        """Whether every output that has to be there is."""
+        """Return whether every required output exists."""
         return all(
             os.path.lexists(f"{self.path}/{path}")
             for _, path, flags in outputs
@@ -572,7 +570,7 @@ class AttemptDirectory:
         )
 
     def _leads_out(self, path: str, kept: Iterable[str]) -> bool:
-        """Whether a folder above an output is a link to somewhere else; a state, where outputs may lie, is one of ours."""
+        """Return whether a directory above an output is a link that leaves the attempt.  States, which are links, are allowed."""
         links = [
             head
             for head in heads(path)[1:]
@@ -584,7 +582,7 @@ class AttemptDirectory:
         )
 
     def taken(self) -> dict[str, str]:
-        """Outputs that a host was moving among its objects when a worker died: name -> content."""
+        """Return the outputs that a host was moving into its store when a worker died: name -> content."""
         try:
             with open(f"{self.path}.taken", encoding="utf-8") as file:
                 return dict(line.rstrip("\n").split("\t") for line in file if line.endswith("\n"))
@@ -592,15 +590,15 @@ class AttemptDirectory:
             return {}
 
     def note(self, name: str, content: str) -> None:
-        """Write down, beside the attempt, what an output is that its host is about to move: see `taken`."""
+        """Record the content of an output that its host is about to move: see `taken`."""
         with open(f"{self.path}.taken", "a", encoding="utf-8") as file:
             file.write(f"{name}\t{content}\n")
 
     def retire(self, scrap: Scrap) -> Callable[[], None] | None:
-        """The directory is done with: a spare for the next attempt if it holds what we put there and nothing else, or else to be deleted.
+        """Turn a finished directory into a spare if it contains only known files, otherwise delete it.
 
-        First it loses its name, so that no worker that comes after a kill takes what is left of it for all that the command made.  Answers what
-        remains to be done when that may take a while.
+        The directory is renamed first, so that no worker after a kill takes its remains for complete outputs.
+        Returns the deletion as a function if it may be slow.
         """
         try:
             gone = scrap.named(self.path)
@@ -613,7 +611,7 @@ class AttemptDirectory:
         if self.folder.begun and not self.objects:
             for path in self._taken:
                 delete(Path(gone, path))
-            with contextlib.suppress(OSError):  # something of it is gone, or cannot be read
+            with contextlib.suppress(OSError):  # a part of the directory is missing or unreadable
                 if scrap.give(Spare(gone, self.folder.folders, (*self.staged, *self._tiny))):
                     return None
         delete(Path(gone))
@@ -623,7 +621,7 @@ class AttemptDirectory:
 def undeclared_file(
     log_tail: str, workspace: Path, attempt: str, declared: Iterable[str]
 ) -> str | None:
-    """A workspace file whose name a failed command printed, also as a path in its attempt directory, and that its step did not declare."""
+    """Find a workspace file that a failed command named in its log and that its step does not declare."""
     import re
 
     have = set(declared)
@@ -631,7 +629,7 @@ def undeclared_file(
         r"[\w./+@-]*[\w+-]\.\w+|[\w+-]*(?:/[\w.+-]+)+", log_tail.replace(f"{attempt}/", "")
     ):
         name: str = posixpath.normpath(word.removeprefix(f"{workspace}/"))
-        # A program may call what it was given by its last name: inputs/dataset/rows.csv is rows.csv to it.
+        # A program may use the last name of its input: inputs/dataset/rows.csv appears as rows.csv.
         inside = any(
             name.startswith(f"{folder}/") or posixpath.basename(folder) == name for folder in have
         )
@@ -658,7 +656,7 @@ def _look(path: str) -> Mark | None:
 
 
 def _content_now(cache: DigestCache, at: str) -> str:
-    """What a caller's path holds; empty when there is nothing, or nothing that holds still."""
+    """Return the content of a user's path; empty if it is missing or changing."""
     try:
         return cache.content_of(at) or ""
     except Changed:

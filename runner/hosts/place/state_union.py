@@ -1,4 +1,4 @@
-"""The state of an attempt on several nodes is what all of them wrote: one folder here, the whole of it on each before it goes on."""
+"""The state of a multi-node attempt: the union of all nodes' files here, and the complete union on each node before a resume."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _T = TypeVar("_T")
 
 
 class OverNodes:
-    """`checkpoint_sync.CheckpointHost` over the nodes of one attempt, by rank.
+    """`checkpoint_sync.CheckpointHost` on the nodes of one attempt, by rank.
 
-    A host that is lost has nothing; when all are, HostLost is raised.  One that took the place of another has nothing yet.
+    A lost host counts as empty; if all are lost, HostLost is raised.  A replacement host is still empty.
     """
 
     def __init__(self, nodes: Sequence[OverHostStore], say: Callable[[str], None]) -> None:
@@ -32,7 +32,7 @@ class OverNodes:
         self.partial = False
 
     async def look(self, path: str) -> Look:
-        """What any node has; of a file that several have, that of the first."""
+        """List the files of all nodes; for equal names, the first node counts."""
         looks = await self._each(lambda node: node.look(path))
         merged: dict[str, tuple[int, int]] = {}
         for look in reversed(list(looks.values())):
@@ -40,7 +40,7 @@ class OverNodes:
         return _room(merged, list(looks.values()))
 
     async def held(self, path: str) -> Look:
-        """What every node has in the same bytes, with the time that the first knows; of a folder in the state all or nothing."""
+        """List the files that are equal on all nodes, with the first node's times.  A directory counts only if it is completely equal."""
         looks = list((await self._each(lambda node: node.look(path))).values())
         first, others = looks[0], looks[1:]
         same = {
@@ -94,7 +94,7 @@ class OverNodes:
     async def _add(
         self, rank: int, path: str, taken: Taken, new: Sequence[files.Entry], target: Path
     ) -> int:
-        """Bring what only this node has, and put it beside the rest."""
+        """Download the files that only this node has, and merge them into the target."""
         part = Path(f"{target}.node-{rank}")
         delete(part)
         some = replace(
@@ -124,7 +124,7 @@ class OverNodes:
             )
 
     async def _each(self, ask: Callable[[OverHostStore], Awaitable[_T]]) -> dict[int, _T]:
-        """What each node answers, by rank, but those that are lost."""
+        """Return each node's answer by rank, without lost nodes."""
         lost: list[HostLost] = []
 
         async def one(rank: int) -> tuple[int, _T] | None:

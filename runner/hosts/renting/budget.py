@@ -1,4 +1,4 @@
-"""What the machines of a run may still cost, by the ledger: the limit of the run, and those of a user over all runs."""
+"""Remaining money for a run's machines, from the ledger: the cost limit of the run, and the user's limits over all runs."""
 
 from __future__ import annotations
 
@@ -15,53 +15,51 @@ from ...storage.records.ledger import LeaseRow, Ledger
 from .money import ENDING, affordable, committed_cost, kept_back
 
 TERM: Final = timedelta(days=1)
-"""For which a lease is asked where the setting `term` does not say, and asked again every `leases.RENEW`: how long it stays when a worker and its
-workspace are gone for good."""
+"""Default lease term, prolonged every `leases.RENEW` seconds.  It bounds the life of a machine after the worker and its workspace are lost."""
 LEAST: Final = 300.0
-"""Seconds that the money that is left must pay for, else a machine is not worth its coming up: where no step says how often it saves."""
+"""Minimum seconds that the remaining money must cover if no step has a checkpoint interval: shorter is not worth the start."""
 INTERVALS: Final = 2
-"""Checkpoints that must be paid for after a machine came up, where steps say how often they save."""
+"""Checkpoints that the money must cover after the start, if steps have a checkpoint interval."""
 DAY: Final = 86_400.0
-"""Seconds that `cost_per_day` is about."""
+"""Seconds of the period of `cost_per_day`."""
 
 
 class Budget:
-    """Of one run."""
+    """The budget of one run."""
 
     def __init__(self, ledger: Ledger, run: str, comes_up: float = 0.0) -> None:
         self._ledger, self._run, self._comes_up = ledger, run, comes_up
         self.limit: float | None = None
-        """US dollars that the whole run may cost."""
+        """Cost limit of the run in US dollars."""
         self.limits: Mapping[str, float] = {}
-        """`[limits]` of the settings: over all runs of this user."""
+        """The settings `[limits]`, over all runs of this user."""
         self.least: float | None = None
-        """Seconds that must be paid for, whatever steps say."""
+        """Minimum seconds that the money must cover; overrides the checkpoint interval."""
         self.every: Mapping[Need, float] = {}
-        """Seconds between two checkpoints of the steps of a need on any market, where they say so."""
+        """Checkpoint interval in seconds of the steps of a need (with any market), if they have one."""
         self.term = TERM
-        """For which a lease is asked."""
+        """Term of a lease."""
         self.leaving: Callable[[], Collection[str]] = tuple
-        """Keys of leases that are UP, and whose machine is about to be given back."""
+        """Returns the keys of UP leases that are about to be released."""
         self._ending_since: dict[str, float] = {}
 
     def left(self, beside: str = "") -> float:
-        """US dollars of the limits of the run and of a day that no lease has cost or may cost yet, that of `beside` not counted.
+        """Return the US dollars of the limits that no lease has used or may still use, without the lease `beside`.  Infinite without a limit.
 
-        A lease that is being given back holds back its price for the time that the proof of its end may take: see `_likely_end`.  Infinite without a
-        limit.
+        A lease in release counts with the likely time until its end is confirmed: see `_likely_end`.
         """
         return min(self._of_run(beside, self._likely_end), self._of_day(beside, self._likely_end))
 
     def certain(self, beside: str = "") -> float:
-        """The same where each lease lives up to its own end, also one that is being given back: so much cannot be lacking, whatever comes."""
+        """Return the US dollars that remain if each lease lives to its own end, even in release.  This is the guaranteed amount."""
         return min(self._of_run(beside, _own_end), self._of_day(beside, _own_end))
 
     def at_best(self) -> float:
-        """The same where each lease that is being given back is proved to be gone this moment: more cannot be there, whatever comes."""
+        """Return the US dollars that remain if all releases are confirmed now.  This is the maximum."""
         return min(self._of_run("", self._proved_now), self._of_day("", self._proved_now))
 
     def ending(self) -> list[LeaseRow]:
-        """The leases that are being given back, or about to be, and count against a limit: their proof gives money free."""
+        """Return the leases in release, or about to be, that count against a limit.  Their confirmation frees money."""
         if "cost_per_day" in self.limits:
             rows = self._ledger.living()
         elif self.limit is not None:
@@ -74,9 +72,9 @@ class Budget:
         return row.state == "RELEASING" or (row.state != "GONE" and row.key in self.leaving())
 
     def _likely_end(self, row: LeaseRow, now: float) -> float:
-        """When a lease is likely to cost nothing any more.
+        """Return the Unix time at which a lease probably stops costing money.
 
-        The proof that a machine is gone takes two minutes, or as long as it was waited for already: one that lives on holds back more and more.
+        The confirmation of a release takes two minutes, or as long as it has taken already, so a slow release reserves more and more.
         """
         if not self._is_ending(row):
             return _own_end(row, now)
@@ -104,7 +102,7 @@ class Budget:
         since: float,
         end: Callable[[LeaseRow, float], float],
     ) -> float:
-        """US dollars that leases have cost, or may cost by their `end`."""
+        """Return the US dollars that leases have cost, or may cost by their `end`."""
         rows = [row for row in rows if row.key != beside]
         gone = self._ledger.costs([row.key for row in rows if row.state == "GONE"])
         now, bound = time.time(), 0.0
@@ -115,29 +113,29 @@ class Budget:
 
     @property
     def room(self) -> float:
-        """How many more machines this user may have, by `[limits] machines`."""
+        """Number of machines that this user may still add, by `[limits] machines`."""
         if (most := self.limits.get("machines")) is None:
             return math.inf
         return most - sum(row.counts for row in self._ledger.living())
 
     @property
     def full(self) -> bool:
-        """Whether this user has as many machines as `[limits] machines` allows."""
+        """Whether this user has the maximum number of machines of `[limits] machines`."""
         return self.room <= 0
 
     def until(self, price: float, left: float, shares: int = 1) -> datetime:
-        """When a machine is to end that is rented now, or asked to stay."""
+        """Return the end of a lease that starts or is renewed now."""
         now = _clock()
         seconds = affordable(left, price, shares) if price and left < math.inf else math.inf
         return now + timedelta(seconds=min(seconds, self.term.total_seconds()))
 
     def curtails(self, price: float, shares: int = 1) -> bool:
-        """Whether a machine that is rented now would have less time than after the proof that others are gone."""
+        """Return whether a new machine would get less time than after the pending releases are confirmed."""
         gained = self.until(price, self.left(), shares) - self.until(price, self.certain(), shares)
         return gained.total_seconds() > 1.0
 
     def spent(self, ahead: float) -> bool:
-        """Whether the limit of the run is reached when what is up stays for so many seconds more."""
+        """Return whether the running machines reach the run's cost limit within `ahead` seconds."""
         rate = (
             sum(row.price for row in self._ledger.of_run(self._run) if row.state == "UP")
             if self.limit is not None
@@ -146,12 +144,12 @@ class Budget:
         return rate > 0 and self._of_run("", _own_end) <= committed_cost(rate, 0.0, ahead)
 
     def outlasts(self, row: LeaseRow, need: Need, offer: Offer) -> bool:
-        """Whether the money pays for another machine like that of a lease after its time: then it is not the limit that ends it."""
+        """Return whether the money covers another machine like this lease's after its end, so that the limit does not end it."""
         kept = committed_cost(row.price, 0.0, kept_back(row.until - row.asked))
         return not self.pays(need, offer, left=self.left() - kept)
 
     def pays(self, need: Need, offer: Offer, shares: int = 1, left: float | None = None) -> str:
-        """Why what is left of the run's limit does not pay for a machine; empty when it does."""
+        """Return why the remaining money does not cover a machine; empty if it does."""
         if offer.price > (most := self.limits.get("price", math.inf)):
             return f"the cheapest matching machine costs ${offer.price:.2f} an hour, but `[limits] price` is ${most:.2f}"
         left = self.left() if left is None else left
@@ -173,11 +171,9 @@ class Budget:
 
 
 def _own_end(row: LeaseRow, now: float) -> float:
-    """When a lease costs nothing any more at the latest, as far as that is known: one that is there past its time costs on."""
+    """Return the Unix time at which a lease stops costing money at the latest.  A machine past its end still costs money."""
     if row.kept or row.offer.get("queued"):
-        return (
-            now  # a kept machine's future is no run's; an allocation ends when nothing runs there
-        )
+        return now  # the future of a persistent machine counts for no run; an allocation ends with its last job
     return max(row.until, now)
 
 

@@ -1,4 +1,4 @@
-"""The places that a run holds, by their leases: which serve a need, which are about to end, which are not needed.  Decides, and does nothing."""
+"""The places of a run by lease: which serve a need, which are ending, which are unused.  Decisions without side effects on providers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from ..place.place import Place
 
 IDLE: Final = 120.0
-"""Seconds that a machine that costs money is kept with nothing to do."""
+"""Seconds that an idle paid machine is kept."""
 
 
 @dataclass(slots=True)
 class Held:
-    """A place, and the leases that it stands on."""
+    """A place and its leases."""
 
     place: Place
     offer: Offer
@@ -30,20 +30,20 @@ class Held:
     idle_since: float
 
     def serves(self, need: Need) -> bool:
-        """Whether it does for a need, on whichever market it was rented."""
+        """Return whether the place fits a need, on any market."""
         return self.place.image == need.image and covers(self.offer, replace(need, market="any"))
 
 
 class Inventory:
-    """What one run holds.  `ends`: leases have an end at which what runs has to be home, because they cost money."""
+    """The places of one run.  With `ends`, leases cost money and have an end by which outputs must be downloaded."""
 
     def __init__(self, idle: float = IDLE, *, ends: bool = False) -> None:
         self.held: list[Held] = []
         self.coming: list[Need] = []
-        """Needs for which a machine was asked that is not up yet."""
+        """Needs with a requested machine that is not up yet."""
         self._idle, self._ends = idle, ends
         self._succeeded: set[str] = set()
-        """Keys of leases about to end, in whose place another was asked for."""
+        """Keys of ending leases for which a replacement was requested."""
 
     def __len__(self) -> int:
         return len(self.held) + len(self.coming)
@@ -56,7 +56,7 @@ class Inventory:
         self.held.append(Held(place, offer, list(leases), time.monotonic()))
 
     def drop(self, place: Place) -> tuple[list[LeaseRow], list[Place]]:
-        """Hold a place no more, nor the others on its leases: these leases, and those others."""
+        """Remove a place and all places on its leases; return these leases and the other places."""
         rows = {row.key: row for held in self.held if held.place is place for row in held.leases}
         with_it = [
             held.place
@@ -69,7 +69,7 @@ class Inventory:
         return list(rows.values()), with_it
 
     def serving(self, need: Need) -> list[Place]:
-        """Places that do for a need, and on which something may begin."""
+        """Return the places that fit a need and accept new steps."""
         return [
             held.place
             for held in self.held
@@ -77,7 +77,7 @@ class Inventory:
         ]
 
     def machines(self, need: Need) -> int:
-        """How many machines that do for this need are up, or were asked for."""
+        """Return the number of machines for a need, running or requested."""
         anywhere = replace(need, market="any")
         coming = sum(replace(each, market="any") == anywhere for each in self.coming)
         return coming + len(self.serving(need))
@@ -85,9 +85,9 @@ class Inventory:
     def spare(
         self, needs: Mapping[Need, int], awaited: Collection[Place] = ()
     ) -> list[tuple[Place, str]]:
-        """Rented machines that are to be given back, and why: no step has such a need any more, or there was nothing to do for a while.
+        """Return the rented machines to release, with reasons: no remaining step needs them, or they were idle too long.
 
-        `needs` are those of unfinished steps, with how many of these are QUEUED.  On those `awaited` an earlier worker's attempt may still run.
+        `needs` maps the needs of unfinished steps to the number of QUEUED steps.  On places `awaited`, an earlier worker's attempt may still run.
         """
         now, found = time.monotonic(), []
         for held in self.held:
@@ -104,7 +104,7 @@ class Inventory:
         return found
 
     def overdue(self) -> list[tuple[Offer, LeaseRow]]:
-        """The leases on which what runs has to stop now, to be brought home before they end."""
+        """Return the leases whose steps must stop now, so that their outputs are downloaded in time."""
         now = time.time()
         return [
             (held.offer, row)
@@ -114,7 +114,7 @@ class Inventory:
         ]
 
     def leaving(self) -> list[Place]:
-        """Places that are about to be taken away, or whose time is over."""
+        """Mark and return the places that are about to be preempted or whose lease ends."""
         now = time.time()
         for held in self.held:
             spent = self._ends and any(now >= leave_at(row.asked, row.until) for row in held.leases)
@@ -123,7 +123,7 @@ class Inventory:
         return [held.place for held in self.held if held.place.leaving]
 
     def leaving_keys(self) -> set[str]:
-        """Keys of the leases whose machine is about to be given back."""
+        """Return the keys of leases whose machine is about to be released."""
         return {
             row.key
             for held in self.held
@@ -132,7 +132,7 @@ class Inventory:
         }
 
     def ending(self) -> list[Place]:
-        """One place of each lease that has begun to end since the last look."""
+        """Return one place per lease that started to end since the last call."""
         found = {
             row.key: held.place
             for held in self.held
@@ -144,14 +144,14 @@ class Inventory:
         return list(found.values())
 
     def succeeded(self, place: Place) -> bool:
-        """Whether another place was asked for in the place of this one, or it is not held any more."""
+        """Return whether a replacement for a place was requested, or the place is no longer in the inventory."""
         return not any(
             held.place is place and self._succeeded.isdisjoint(row.key for row in held.leases)
             for held in self.held
         )
 
     def unused_leases(self) -> list[Place]:
-        """One place of each lease that is about to end and on which nothing runs any more."""
+        """Return one place per ending lease without a running step."""
         found: dict[str, Place] = {}
         busy = {
             row.key
@@ -165,6 +165,6 @@ class Inventory:
 
 
 def places_named(places: Collection[Place], names: Sequence[str]) -> list[Place]:
-    """The places with these names, by rank; empty where one of them is not there."""
+    """Return the places with these names, by rank; empty if one is missing."""
     known = {place.name: place for place in places if not place.lost}
     return [known[name] for name in names] if known.keys() >= set(names) else []

@@ -1,8 +1,8 @@
-"""Leases with machines that are kept: made once for a stack, started for a run and stopped after it.
+"""Leases with persistent machines: a stack's machine is created once, started for a run and stopped after it.
 
-Two rows stand for a kept machine.  Its own is there from before it is ordered until it is gone, at the price of its disk.  Each use of it, from its
-start until it is stopped, is a lease of a run at the rest of the price: intent, effect, record and proof are those of any lease, with start and stop
-for rent and release.  A machine that has never been up is worth nothing: with its first use it is ended instead of stopped.
+A persistent machine has two ledger rows.  Its own row lives from before the order until the machine is deleted, at the price of its disk.  Each use,
+from start to stop, is a lease of a run at the rest of the price.  Intent, effect, record and proof are the same as for any lease, with start and stop
+instead of rent and release.  A machine that was never up is terminated at the end of its first use.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from .leases import Leases, is_ended, lease_of, offer_of
 from .money import committed_cost
 
 FOREVER: Final = 32_503_680_000.0
-"""The end of a machine that is kept, in seconds since the epoch: nothing ends it automatically."""
+"""End of a persistent machine as Unix time: it has no automatic end."""
 
 
 class KeptLeases(Leases):
-    """The leases of a run, or of a stack without one, where `keeping` on the machine that is kept for the stack."""
+    """The leases of a run, or of a stack without a run.  With `keeping`, they use the stack's persistent machine."""
 
     keeping: Stack | None = None
     keep_alive = False
@@ -42,7 +42,7 @@ class KeptLeases(Leases):
         return self
 
     def of(self, stack: Stack) -> None:
-        """Rent for a stack from now on.  Raises CannotRun when its machine is to be kept and cannot be stopped."""
+        """Rent for a stack.  Raises CannotRun if its machine should be kept but the provider cannot stop machines."""
         self.stack = stack.id
         if not stack.keep:
             return
@@ -52,14 +52,14 @@ class KeptLeases(Leases):
             self.budget.term = timedelta(seconds=duration(stack.auto_stop))
 
     def machine(self) -> LeaseRow | None:
-        """The machine that is kept for the stack, made or on its way."""
+        """Return the stack's persistent machine, if it exists or is being created."""
         return next(
             (row for row in self.ledger.living(self.name) if row.kept and row.stack == self.stack),
             None,
         )
 
     def uses(self, machine: LeaseRow) -> list[LeaseRow]:
-        """The uses of a kept machine that are not over: one, where nothing went wrong."""
+        """Return the open uses of a persistent machine, normally at most one."""
         return [
             row
             for row in self.ledger.living(self.name)
@@ -67,7 +67,10 @@ class KeptLeases(Leases):
         ]
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
-        """What would satisfy `wish`: the kept machine alone, once there is one.  Raises DriverError, and CannotRun when that one does not do."""
+        """Return the offers for `wish`, or only the persistent machine if it exists.
+
+        Raises DriverError, and CannotRun if the persistent machine is too small.
+        """
         machine = self.machine() if self.keeping is not None else None
         if machine is None or self.keeping is None:
             return await super().offers(wish._replace(keep=self.keeping is not None))
@@ -81,7 +84,7 @@ class KeptLeases(Leases):
         return [offer]
 
     async def ask(self, need: Need, offer: Offer, shares: int = 1) -> LeaseRow | None:
-        """Rent what was offered, or have the kept machine run.  Raises as Leases.ask, and Busy when a dead run's step may be on it."""
+        """Rent an offer, or start the persistent machine.  Raises the errors of Leases.ask, and Busy if a dead run's step may use the machine."""
         if self.keeping is None:
             return await super().ask(need, offer, shares)
         until = await self.until(need, offer, shares)
@@ -112,7 +115,7 @@ class KeptLeases(Leases):
         return self._move(use, "COMING", lease=made.lease)
 
     def free(self) -> None:
-        """Raises Busy when a step of another run may be on the kept machine: that is not stopped automatically."""
+        """Raise Busy if a step of another run may use the persistent machine, which is not stopped automatically."""
         machine = self.machine() if self.keeping is not None else None
         for row in self.uses(machine) if machine is not None else ():
             if row.run not in ("", self.run):
@@ -123,7 +126,7 @@ class KeptLeases(Leases):
                 )
 
     async def _running(self) -> LeaseRow | None:
-        """The use of a machine that runs for no run, if there is one; what is left of others is ended.  Raises Busy, DriverError."""
+        """Return the use of a machine that runs without a run, or None, and release leftover uses.  Raises Busy, DriverError."""
         if (machine := self.machine()) is None:
             return None
         self.free()
@@ -145,7 +148,7 @@ class KeptLeases(Leases):
         return await self._start(use, machine, until)
 
     async def _start(self, use: LeaseRow, machine: LeaseRow, until: datetime) -> LeaseRow | None:
-        """Carry out the intent to have the machine run; None when it cannot."""
+        """Start the machine of a recorded use; None if that fails."""
         try:
             await self.call(partial(self.driver.start, lease_of(machine), until), LONG)
         except NoCapacity as error:
@@ -168,19 +171,19 @@ class KeptLeases(Leases):
             machine = await super()._looked_for(self.ledger.take(machine, self.holder))
         if machine.state == "GONE":
             return self._move(row, "GONE", reason=machine.reason)
-        if machine.state == "COMING":  # it runs from its order on
+        if machine.state == "COMING":  # a machine runs from its order on
             return self._move(row, "COMING", lease=machine.lease)
         return await self._start(
             row, machine, datetime.fromtimestamp(row.until, UTC)
         ) or self.ledger.row(row.key)
 
     def measured(self, row: LeaseRow) -> None:
-        """Note that the machine of a use is up as it was sold: from now on it is kept."""
+        """Record that a new machine matches its offer.  From now on it is persistent."""
         if row.machine and (machine := self.ledger.row(row.machine)).state == "COMING":
             self._move(self.ledger.take(machine, self.holder), "UP")
 
     async def _given_back(self, row: LeaseRow, reason: str) -> bool:
-        """Whether nothing of a lease is billed any more: the end of a use stops its machine."""
+        """Return whether nothing of a lease is billed any more.  The end of a use stops its machine."""
         if not row.machine or row.kept:
             return await super()._given_back(row, reason)
         machine = self.ledger.row(row.machine)
@@ -191,15 +194,15 @@ class KeptLeases(Leases):
         )
 
     async def _stopped(self, machine: LeaseRow) -> bool:
-        """Whether the provider stops a machine."""
+        """Return whether the provider stopped a machine."""
         return await is_ended(self, partial(self.driver.stop, lease_of(machine)))
 
     def stays_alive(self, row: LeaseRow) -> bool:
-        """Whether the machine of a lease goes on running when a run has no use for it any more."""
+        """Return whether the machine of a lease keeps running after the run."""
         return self.keep_alive and bool(row.machine) and row.state == "UP"
 
     def cost(self, machine: LeaseRow) -> float:
-        """US dollars that a kept machine has cost, with all of its uses."""
+        """Return the US dollars that a persistent machine and all its uses have cost."""
         now = time.time()
         uses = [
             row
@@ -215,21 +218,21 @@ class KeptLeases(Leases):
         )
 
     def leave(self, row: LeaseRow) -> None:
-        """Let go of a use that need not end before its time."""
+        """Give up this process's hold on a use, which continues until its end."""
         self.ledger.take(row, "")
 
     def hand_over(self, row: LeaseRow) -> None:
-        """Leave the machine of a use running, for the next run."""
+        """Leave the machine of a use running for the next run."""
         self.ledger.succeed(row, os.urandom(8).hex(), "", "", self.workspace)
         self.heard("UP", row._replace(state="GONE", reason="the machine keeps running"))
 
     async def stands(self, machine: LeaseRow) -> Literal["runs", "stopped", "gone"]:
-        """What the provider says of a kept machine.  Raises DriverError."""
+        """Ask the provider for the status of a persistent machine.  Raises DriverError."""
         self._demand_pauses()
         return await self.call(partial(self.driver.stands, lease_of(machine)), SOON)
 
     def _demand_pauses(self) -> None:
-        """Raises CannotRun where machines cannot be stopped and started."""
+        """Raise CannotRun if the driver cannot stop and restart machines."""
         if not self.driver.traits.pauses:
             raise CannotRun(
                 f"{self.name} cannot stop and restart machines",

@@ -1,4 +1,4 @@
-"""What is done for leases beside a run: they are renewed, watched, and asked for again until they are given back."""
+"""Background tasks for the leases of a run: renew them, watch for preemption, and repeat unconfirmed releases."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from .kept import KeptLeases
 from .leases import RENEW
 
 AGAIN: Final = 20.0
-"""Seconds until a machine that was not given back is given back once more."""
+"""Seconds until an unconfirmed release is repeated."""
 ALARM: Final = 600.0
-"""Seconds after which the run warns of one that is there still."""
+"""Seconds after which the run warns about an unconfirmed release."""
 LOOK: Final = 300.0
-"""Seconds between two looks at what other runs left, while a run goes on."""
+"""Seconds between two checks for leftover machines of other runs."""
 NOTICED: Final = 5.0
-"""Seconds until a machine is asked again whether it is taken away, when it did not answer."""
+"""Seconds until the next preemption check after a failed one."""
 
 
 class LeaseUpkeep:
-    """The tasks beside one run that see to its leases.  `name` is the driver's, `environ` what the program of a hook gets."""
+    """The background tasks for the leases of one run.  `name` is the driver, `environ` the environment of the user."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class LeaseUpkeep:
         self._tasks: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
-        """Keep the leases from now on, and what costs money in sight."""
+        """Start to renew the leases and to record their cost."""
         self._beside(self._renew())
         if self._leases.driver.traits.priced:
             self._beside(self._tend())
@@ -55,7 +55,7 @@ class LeaseUpkeep:
             self._beside(self._accrue())
 
     def watch(self, place: Place, host: Host, driver: Driver) -> None:
-        """Notice when a place of a driver is about to be taken away."""
+        """Start to watch a place for a preemption notice."""
         self._beside(self._watch(place, host, driver))
 
     async def aclose(self) -> None:
@@ -64,7 +64,7 @@ class LeaseUpkeep:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def tidy(self) -> None:
-        """End what dead runs left; say what they left that costs money."""
+        """Release leftover leases of dead runs, and report those that cost money."""
         from . import reaper
 
         for words in await reaper.tidy(self._leases, self._environ):
@@ -72,7 +72,7 @@ class LeaseUpkeep:
 
     @property
     def console(self) -> str:
-        """Where a person can end a lease, as the end of a sentence."""
+        """The provider's console URL as the end of a sentence."""
         console = self._leases.driver.console
         return f": terminate it at {console}" if console else ""
 
@@ -80,7 +80,7 @@ class LeaseUpkeep:
         self._tasks.append(asyncio.get_running_loop().create_task(work))
 
     async def _watch(self, place: Place, host: Host, driver: Driver) -> None:
-        """Wait until a place is about to be taken away, or gone."""
+        """Wait until a place is preempted or lost."""
         while not place.lost and place in self._inventory.places:
             try:
                 async for _ in host.call(driver.traits.notice):
@@ -92,7 +92,7 @@ class LeaseUpkeep:
                 return
 
     async def _renew(self) -> None:
-        """Keep the leases, until cancelled: each hour, and when the money of another has become free."""
+        """Renew the leases until cancelled: every hour, and when another lease has freed money."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RENEW):
@@ -102,18 +102,18 @@ class LeaseUpkeep:
                 for n, row in enumerate(held.leases):
                     with contextlib.suppress(
                         DriverError, Busy
-                    ):  # there is time for many tries before it ends
+                    ):  # several attempts are possible before the lease ends
                         held.leases[n] = await self._leases.renew(row)
 
     async def _accrue(self) -> None:
-        """Note what the leases cost, until cancelled."""
+        """Record the cost of the leases until cancelled."""
         while True:
             await asyncio.sleep(AGAIN)
             with contextlib.suppress(Busy):
                 self._leases.accrue()
 
     async def _tend(self) -> None:
-        """Ask again for what is not given back yet, and look what other runs left, until cancelled."""
+        """Repeat unconfirmed releases, and check for leftover machines of other runs, until cancelled."""
         said: set[str] = set()
         began: dict[str, float] = {}
         looked = time.monotonic()

@@ -1,7 +1,7 @@
 """Leases on machines: the only caller of a driver's `acquire`, `release` and `leases`.
 
-Every rent is an intent, its effect, a record, and a proof: the row in the ledger comes first, so that a machine is known before it is there; an order
-whose reply is lost or cannot be read is looked for in two listings before anything else is rented; a lease is GONE only once nothing is billed.
+Every rental has an intent, an effect, a record, and a proof.  The ledger row comes first, so that a machine is known before it exists.  If the
+reply to an order is lost or unreadable, two listings are searched before anything else is rented.  A lease is GONE only when nothing is billed.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ from .resting import RESTS, account_digest, is_denied
 
 _T = TypeVar("_T")
 RENEW: Final = 3600.0
-"""Seconds after which a lease is asked for another term."""
+"""Seconds between two renewals of a lease."""
 SLOW: Final = 600.0
-"""Seconds after which a machine that comes up is spoken of."""
+"""Seconds after which a starting machine is reported as slow."""
 OVERDUE: Final = "its lease has expired"
-"""Why a machine is given back that is past its time."""
+"""Reason for the release of a machine past its end."""
 QUARTER: Final = "15 minutes"
 RAISE: Final = "raise the limit, or use a preset that requires less"
 REAP: Final = "terminate the machine with `recipe reap {}`, then run again; or raise the limit"
@@ -73,18 +73,18 @@ OURS: Final = (
     "term",
     "secrets",
 )
-"""Settings of a driver's table that are not the driver's, unless it takes them."""
+"""Settings in a driver's table that belong to recipe, unless the driver accepts them."""
 
 _log = Log("leases")
 
 Heard: TypeAlias = Callable[[str, LeaseRow], None]
-"""Called with each move of a lease: the state before, and the lease as it is now."""
+"""Called after each state change of a lease with the previous state and the new row."""
 
 
 def driver_of(
     name: str, settings: Mapping[str, Any], hosts: Sequence[str], home: str, python: str = ""
 ) -> Driver:
-    """The driver with these settings, `hosts` and `python` instead of those in them.  Raises CannotRun, Invalid for a setting that is wrong."""
+    """Create a driver with these settings, overridden by `hosts` and `python`.  Raises CannotRun, and Invalid for a wrong setting."""
     given = dict(settings)
     if hosts:
         given["hosts"] = list(hosts)
@@ -103,7 +103,7 @@ def driver_of(
         raise CannotRun(f"invalid settings of the driver {name}: {error}", fix=fix) from error
     except (NoCapacity, Rejected) as error:
         fix = f"correct `[drivers.{name}]` in the file that `recipe config` shows"
-        if isinstance(error, NoCapacity):  # a place that the provider does not have
+        if isinstance(error, NoCapacity):  # a location that the provider does not have
             raise Infrastructure(str(error), fix=fix) from error
         raise Invalid([Problem("driver-setting", str(error), fix=fix)]) from error
     except Denied as error:
@@ -115,13 +115,13 @@ def driver_of(
 
 
 def rents(name: str) -> bool:
-    """Whether what a driver gives costs money, as far as that can be said without its settings."""
+    """Return whether a driver's machines cost money, as far as known without its settings."""
     traits: Traits = getattr(load(name, extensions.drivers(name)), "traits", Traits(priced=True))
     return traits.priced
 
 
 async def _vitals(driver: Driver, name: str, row: LeaseRow) -> str:
-    """What the provider says of a machine, as the end of a sentence."""
+    """Return the provider's status of a machine as the end of a sentence."""
     said = ""
     with suppress(DriverError):
         said = await driver.vitals(lease_of(row))
@@ -129,7 +129,7 @@ async def _vitals(driver: Driver, name: str, row: LeaseRow) -> str:
 
 
 class Leases:
-    """The leases of one run, of one driver.  `holder` is this process, as the ledger knows it."""
+    """The leases of one run from one driver.  `holder` identifies this process in the ledger."""
 
     def __init__(
         self,
@@ -150,53 +150,53 @@ class Leases:
         )
         self.budget = Budget(ledger, run, driver.traits.comes_up.total_seconds())
         self.stack = ""
-        """The stack of the run, as the ledger calls it."""
+        """The run's stack as stored in the ledger."""
         self.say: Callable[[str], None] = lambda _text: None
         self.settings: Mapping[str, object] = {}
-        """Of the driver: when they change, a provider that denied an order is asked again."""
+        """Settings of the driver.  If they change, a provider that denied an order is asked again."""
         self._waits = ""
-        self._asked_again = False  # it was said that a host is asked again and again
+        self._asked_again = False  # whether the retry message was shown
         self._releasing: dict[str, asyncio.Task[bool]] = {}
         self.freed = asyncio.Event()
-        """Set when a lease that cost money is gone: others of the run may have what it does not need."""
+        """Set when a paid lease has ended: other leases of the run may use its remaining money."""
         self.holder = f"process {os.getpid()} {os.urandom(4).hex()}"
 
     @property
     def excluded(self) -> Mapping[str, int]:
-        """Why the last offers lack some, by count."""
+        """Why the last offers are incomplete, by count."""
         return self.driver.excluded
 
     @property
     def names(self) -> Collection[str]:
-        """Of the drivers whose leases these are."""
+        """Names of the drivers of these leases."""
         return (self.name,)
 
     def of_driver(self, _name: str) -> Leases:
-        """The leases of a driver, where a run has several."""
+        """Return the leases of one driver, if the run has several."""
         return self
 
     @property
     def _most(self) -> float:
-        """How many machines the user may have at once, in all runs."""
+        """Maximum number of machines of the user over all runs."""
         return self.budget.limits.get("machines", math.inf)
 
     @property
     def most(self) -> float:
-        """How many machines may be rented at once, whatever other runs have."""
+        """Maximum number of concurrent machines, without regard to other runs."""
         return min(
             self.driver.traits.hosts_at_once or math.inf,
             self._most,
         )
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
-        """What would satisfy `wish`.  Raises DriverError."""
+        """Return the offers for `wish`.  Raises DriverError."""
         return await self.call(partial(self.driver.offers, wish))
 
     async def ask(self, need: Need, offer: Offer, shares: int = 1) -> LeaseRow | None:
-        """Rent what was offered: a lease that is COMING, or None when it cannot be had any more.
+        """Rent an offer: return a COMING lease, or None if the offer is no longer available.
 
-        `shares`: among how many machines what is left of the run's limit is shared.  Raises DriverError, CannotRun when it does not pay for this, and
-        Full while the user has as many machines as `[limits] machines` allows.
+        `shares` is the number of machines that share the run's remaining money.  Raises DriverError, CannotRun if the money is too little, and
+        Full while the user has the maximum number of machines of `[limits] machines`.
         """
         until = await self.until(need, offer, shares)
         row = self.intent(need, offer, until)
@@ -206,18 +206,17 @@ class Leases:
         return await self.order(row, until)
 
     def _note(self, *rows: LeaseRow) -> None:
-        """Note intents.  Raises Full when the user has as many machines as the limit allows."""
+        """Record intents in the ledger.  Raises Full if the user has the maximum number of machines."""
         if math.isinf(self._most):
             self.ledger.ask(*rows)
         else:
             self.ledger.ask_within(self._most, *rows)
 
     async def until(self, need: Need, offer: Offer, shares: int = 1) -> datetime:
-        """When a machine is to end that is rented now.  Raises CannotRun when the money does not pay for it.
+        """Return the end of a lease that starts now.  Raises CannotRun if the money does not cover it.
 
-        A lease that is being given back may cost its price up to its own end.  Where that takes
-        the new machine, or much of its time, the proof that it is gone is waited for, as long
-        as a machine is waited for.
+        A lease in release may cost its price up to its own end.  If that prevents or shortens the new
+        lease, wait for the confirmation of the release, at most as long as a machine may take to start.
         """
         price = 0.0 if offer.queued else offer.price
         gives_up = time.monotonic() + self.driver.traits.comes_up.total_seconds()
@@ -242,7 +241,7 @@ class Leases:
         return self.budget.until(price, left, shares)
 
     def _unproved(self, ending: Sequence[LeaseRow], short: str) -> str:
-        """Why nothing is rented although the money may be there."""
+        """Return the error message if money may be free but its release is not confirmed."""
         minutes = self.driver.traits.comes_up.total_seconds() / 60
         now = time.time()
         most = sum(committed_cost(row.price, now, row.until) for row in ending)
@@ -252,7 +251,7 @@ class Leases:
         )
 
     def intent(self, need: Need, offer: Offer, until: datetime) -> LeaseRow:
-        """A lease that is about to be asked for."""
+        """Return the ledger row of a lease that is about to be requested."""
         return LeaseRow(
             os.urandom(8).hex(),
             self.name,
@@ -267,7 +266,7 @@ class Leases:
         )._replace(asked=time.time(), stack=self.stack)
 
     async def order(self, row: LeaseRow, until: datetime) -> LeaseRow | None:
-        """Carry out an intent: a lease that is COMING, or None when it cannot be had any more.  Raises DriverError."""
+        """Execute an intent: return a COMING lease, or None if the offer is no longer available.  Raises DriverError."""
         offer = offer_of(row)
         lease: Lease | None
         try:
@@ -280,7 +279,7 @@ class Leases:
                     failure, why = LeaseFailure.DENIED, str(error)
                     account = account_digest(self.settings, await _account(self))
                 self._move(row, "GONE", reason=why, failure=failure, account=account)
-            else:  # refused, and yet there: it is given back
+            else:  # refused, but the machine exists: release it
                 await self.release(self._move(row, "COMING", lease=plain(error.lease)), str(error))
             if isinstance(error, NoCapacity):
                 return None
@@ -288,7 +287,7 @@ class Leases:
         except Unsure as error:
             lease = error.lease or await self._find(row)
         except DriverError:
-            raise  # it did not get through: the intent stays until a listing has shown that nothing came of it
+            raise  # the order may not have arrived: the intent stays until two listings show no machine
         except Exception as error:  # an unreadable reply
             _log.error("the reply to the order %s cannot be read: %s", row.key, error)
             lease = await self._find(row)
@@ -301,7 +300,7 @@ class Leases:
         return row
 
     async def up(self, row: LeaseRow) -> tuple[LeaseRow, Sequence[Host]]:
-        """Wait for the machines of a lease.  Raises HostLost, after the lease was given back, when it is gone or does not come up in time."""
+        """Wait for the machines of a lease.  If they are lost or do not start in time, release the lease and raise HostLost."""
         traits, began = self.driver.traits, time.monotonic()
         deadline, slow = began + traits.comes_up.total_seconds(), row.state == "COMING"
         while not (hosts := await self._hosts(row)):
@@ -330,7 +329,7 @@ class Leases:
         return await self._at_its_price(row), hosts
 
     async def _at_its_price(self, row: LeaseRow) -> LeaseRow:
-        """A lease that costs more than its offer said, at that price: it ends when the same money is spent."""
+        """Correct a lease that costs more than offered: it ends when the same money is spent."""
         if not row.price or row.machine:
             return row
         named = self.driver.highest_price(lease_of(row))
@@ -341,14 +340,16 @@ class Leases:
         )
         if self.driver.traits.prolongs:
             ends = datetime.fromtimestamp(row.until, UTC)
-            with suppress(DriverError):  # the run leaves it in time; its own end is the last resort
+            with suppress(
+                DriverError
+            ):  # the run leaves the machine in time; the provider's own end is the last resort
                 await self.call(partial(self.driver.prolong, lease_of(row), ends))
         return row
 
     async def _hosts(self, row: LeaseRow) -> Sequence[Host] | None:
         ours = (
             row.state == "UP" and not row.price
-        )  # a host that costs nothing, and on which a step of this run may be running
+        )  # a free host, where a step of this run may be running
 
         def waiting(error: Exception) -> None:
             if ours and not self._asked_again:
@@ -374,11 +375,13 @@ class Leases:
             raise
 
     async def release(self, row: LeaseRow, reason: str, failure: str = "") -> bool:
-        """Give a lease back.  True once it is proved that nothing is billed; else it stays RELEASING, for the next who looks.  Raises DriverError."""
+        """Release a lease.  Returns True once nothing is billed; otherwise it stays RELEASING for a later attempt.  Raises DriverError."""
         task = self._releasing.get(row.key)
         if task is None:
             now = self.ledger.row(row.key)
-            if now.holder == row.holder:  # else it is another's, which the next move says
+            if (
+                now.holder == row.holder
+            ):  # otherwise another process holds it, and the next state change raises
                 row = now
             if row.state == "GONE":
                 return True
@@ -388,12 +391,12 @@ class Leases:
             task = asyncio.ensure_future(self._release(row, reason))
             self._releasing[row.key] = task
             task.add_done_callback(partial(self._released, row.key))
-        return await asyncio.shield(task)  # others may wait for it, too
+        return await asyncio.shield(task)  # other callers may wait for the same release
 
     def _released(self, key: str, task: asyncio.Task[bool]) -> None:
         del self._releasing[key]
         if not task.cancelled():
-            task.exception()  # who asked may have gone
+            task.exception()  # retrieve the error: the caller may be gone
 
     async def _release(self, row: LeaseRow, reason: str) -> bool:
         if not await self._given_back(row, reason):
@@ -403,8 +406,8 @@ class Leases:
         return True
 
     async def _given_back(self, row: LeaseRow, reason: str) -> bool:
-        """Whether nothing of a lease is billed any more."""
-        # A place that costs nothing ends by itself, and its host may be gone for good.
+        """Return whether nothing of a lease is billed any more."""
+        # A free place ends by itself, and its host may be gone for good.
         lease = (
             lease_of(row)
             if row.lease
@@ -413,9 +416,9 @@ class Leases:
         return lease is None or await is_ended(self, partial(self.driver.release, lease))
 
     async def adopt(self) -> list[LeaseRow]:
-        """Take over what earlier workers of this run had: the leases that are COMING or UP.  What they were giving back goes, or is asked for again.
+        """Take over the COMING and UP leases of earlier workers of this run, and complete their pending releases.
 
-        So does what is past its time, unless nothing but us ends it and there is money for more.  Raises DriverError.
+        Leases past their end are released too, unless only this process ends them and there is money for more.  Raises DriverError.
         """
         kept = []
         for found in self.ledger.of_run(self.run):
@@ -437,7 +440,7 @@ class Leases:
                 and row.state in ("COMING", "UP")
                 and row.until <= time.time()
             ):
-                with suppress(DriverError):  # asked again by `again`
+                with suppress(DriverError):  # repeated by `again`
                     await self.release(row, OVERDUE)
             elif row.state in ("COMING", "UP"):
                 self.heard(row.state, row)
@@ -445,7 +448,7 @@ class Leases:
         return kept
 
     async def _looked_for(self, row: LeaseRow) -> LeaseRow:
-        """What came of an intent of an earlier worker: COMING, or GONE."""
+        """Resolve the intent of an earlier worker: COMING if the provider has the machine, otherwise GONE."""
         lease = await self._find(row)
         return (
             self._move(row, "GONE", reason="never rented")
@@ -454,19 +457,19 @@ class Leases:
         )
 
     def inherit(self, row: LeaseRow) -> None:
-        """Note a lease that a worker of another machine had for this run: `adopt` looks for it."""
+        """Record a lease that a worker on another machine had for this run.  `adopt` then takes it over."""
         if row.driver == self.name and row.key not in self.ledger.states(self.name):
             self.ledger.ask(row._replace(holder=self.holder))
 
     async def renew(self, row: LeaseRow) -> LeaseRow:
-        """Keep a lease for another term, where the driver can."""
+        """Extend a lease by another term, if the driver supports it."""
         price = 0.0 if offer_of(row).queued else row.price
         until = self.budget.until(
             price, self.budget.certain(row.key) - committed_cost(row.price, row.asked, time.time())
         )
         if until.timestamp() <= max(
             row.until, time.time() + ENDING
-        ):  # of one past its time, where nothing is left
+        ):  # or past its end, with no money left
             return row
         if self.driver.traits.replays:
             row = self.ledger.extend(row, until.timestamp())
@@ -482,7 +485,7 @@ class Leases:
         return row
 
     async def again(self) -> list[LeaseRow]:
-        """Ask once more for the end of what this process is giving back.  Answers what is there still."""
+        """Repeat the pending releases of this process.  Returns the leases that still exist."""
         left = []
         for row in self.ledger.of_run(self.run):
             if (
@@ -497,7 +500,7 @@ class Leases:
         return left
 
     async def denied(self) -> None:
-        """Raises Denied while the provider rests that refused the last order to this account with these settings."""
+        """Raise Denied while the last order of this account with these settings is on cooldown after a denial."""
         row = self.ledger.last(self.name)
         if row is None or not is_denied(row, time.time()):
             return
@@ -507,34 +510,34 @@ class Leases:
             raise Denied(f"{row.reason} ({again})")
 
     def taken_away(self) -> int:
-        """How many spot machines the provider took away from this run, whichever worker had them."""
+        """Return the number of spot machines that this run lost to preemption, over all workers."""
         return sum(row.failure == LeaseFailure.TAKEN_AWAY for row in self.ledger.of_run(self.run))
 
     def accrue(self) -> None:
-        """Note what the machines of this process have cost so far."""
+        """Record the cost so far of this process's machines."""
         for row in self.ledger.of_run(self.run):
             if row.price and row.lease and row.state != "GONE" and row.holder == self.holder:
                 self.ledger.accrue(row)
 
     async def charges(self) -> None:
-        """Note what the provider has charged for the machines of this run, where it says so and that can be read."""
+        """Record the provider's charges for this run's machines, if the provider reports them."""
         for row in self.ledger.of_run(self.run):
             if (
                 row.lease and row.driver == self.name and not row.machine
-            ):  # of a kept machine the provider tells all that it ever cost
+            ):  # for a persistent machine, the provider reports its whole cost
                 since = datetime.fromtimestamp(row.asked, UTC)
                 charged: Sequence[Charge] = ()
-                with suppress(DriverError):  # what was accrued stands
+                with suppress(DriverError):  # the accrued cost stays
                     charged = await self.call(partial(self.driver.charges, lease_of(row), since))
                 if charged:
                     self.ledger.charge(row, sum(charge.usd for charge in charged))
 
     async def listed(self, row: LeaseRow) -> bool:
-        """Whether the provider has the machine of a lease still.  Raises DriverError."""
+        """Return whether the provider still lists the machine of a lease.  Raises DriverError."""
         return row.key in {lease.key for lease in await self.call(self.driver.leases, SOON)}
 
     async def strangers(self) -> list[Lease]:
-        """Machines that bear our mark and that the ledger does not know.  One that is listed although it is GONE is ended.  Raises DriverError."""
+        """Return machines tagged by this installation that the ledger does not know.  Machines of GONE leases are released.  Raises DriverError."""
         found = await self.call(self.driver.leases)
         states = self.ledger.states(self.name)
         for lease in found:
@@ -548,7 +551,7 @@ class Leases:
         reason: str = "the run has finished",
         failure: str = "",
     ) -> list[tuple[LeaseRow, str]]:
-        """Give back what this process still holds of the run, or those of its `keys`.  Answers what could not be given back, and why."""
+        """Release all leases of this process and run, or only `keys`.  Returns those that could not be released, with reasons."""
 
         async def kept(row: LeaseRow) -> str:
             try:
@@ -562,7 +565,7 @@ class Leases:
             if row.state != "GONE" and row.holder == self.holder
         ]
         rows = [row for row in ours if keys is None or row.key in keys]
-        # At once: while one takes long to end, no other costs money.
+        # In parallel, so that a slow release does not let others cost money.
         return [
             (row, why)
             for row, why in zip(rows, await asyncio.gather(*map(kept, rows)), strict=True)
@@ -570,7 +573,7 @@ class Leases:
         ]
 
     async def _find(self, row: LeaseRow, tries: int = LONG) -> Lease | None:
-        """The lease of a key, if the provider has it: None is believed after two listings, `settles` apart.  Raises DriverError."""
+        """Find the lease of a key at the provider.  None requires two listings, `settles` apart.  Raises DriverError."""
         for again in (False, True):
             if again:
                 await asyncio.sleep(self.driver.traits.settles.total_seconds())
@@ -601,7 +604,7 @@ class Leases:
     async def call(
         self, ask: Callable[[], Awaitable[_T]], tries: int = SOON, on_retry: OnRetry = nothing
     ) -> _T:
-        """The answer of a driver.  One that cannot be read is no answer: it is asked again, like a driver that cannot be reached."""
+        """Call a driver, and retry if it is unreachable.  An unreadable reply counts as unreachable."""
 
         async def readable() -> _T:
             try:
@@ -617,12 +620,12 @@ class Leases:
 
 
 def _names(rows: Sequence[LeaseRow]) -> str:
-    """Leases as people call them."""
+    """Return the display names of leases."""
     return ", ".join(f"{row.driver} {row.key}" for row in rows)
 
 
 async def is_ended(leases: Leases, ask: Callable[[], Awaitable[bool]]) -> bool:
-    """Whether the provider ends a machine, or stops it, asked a few times.  Raises DriverError."""
+    """Ask a provider up to `SOON` times to end or stop a machine; return whether it confirmed.  Raises DriverError."""
     for tried in range(SOON):
         if tried:
             await asyncio.sleep(leases.driver.traits.poll.total_seconds())
@@ -634,30 +637,30 @@ async def is_ended(leases: Leases, ask: Callable[[], Awaitable[bool]]) -> bool:
 
 
 async def _account(leases: Leases) -> Sequence[tuple[str, str]]:
-    """What the provider says of the account now, where it can be asked."""
+    """Return the provider's account facts, or nothing if it cannot be asked."""
     with suppress(DriverError):
         return await leases.call(leases.driver.account)
     return ()
 
 
 def plain(value: Need | Offer | Lease) -> dict[str, object]:
-    """What a driver gave, or was asked, as it is stored: without what is not said."""
+    """Return a driver's value as a stored dict, without empty fields."""
     return {name: inner for name, inner in asdict(value).items() if inner not in (None, "", {})}
 
 
 def lease_of(row: LeaseRow) -> Lease:
-    """What the driver gave."""
+    """Return the driver's lease of a row."""
     given: Any = row.lease
     return Lease(**given)
 
 
 def offer_of(row: LeaseRow) -> Offer:
-    """What was offered."""
+    """Return the offer of a row."""
     given: Any = row.offer
     return Offer(**{**given, "resources": Resources(**given.get("resources", {}))})
 
 
 def need_of(row: LeaseRow) -> Need:
-    """What it was rented for."""
+    """Return the need of a row."""
     given: Any = row.need
     return Need(**given)

@@ -1,31 +1,31 @@
-"""How long a machine can be paid for: pure sums.  Seconds, US dollars, and US dollars an hour."""
+"""How long the money lasts: pure arithmetic in seconds, US dollars, and US dollars per hour."""
 
 from __future__ import annotations
 
 from typing import Final
 
 ENDING: Final = 120.0
-"""Seconds, or a tenth of the time where that is less, that are kept back for a provider that is slow to end a machine."""
+"""Seconds reserved for a slow provider to end a machine, or a tenth of the time if that is less."""
 SAVING: Final = 180.0
-"""Seconds, or a fifth of the time where that is less, in which a run brings home what it made before its machine ends."""
+"""Seconds reserved to download outputs before a machine ends, or a fifth of the time if that is less."""
 
 
 def affordable(left: float, price: float, shares: int = 1) -> float:
-    """Seconds for which a machine can run on its share of the money that is left."""
+    """Return the seconds that a machine can run on its share of the remaining money."""
     seconds = max(0.0, left) / shares / price * 3600
     return seconds - min(ENDING, seconds / 10)
 
 
 def kept_back(term: float) -> float:
-    """Seconds that `affordable` kept back for the end of a machine of so many seconds."""
+    """Return the seconds that `affordable` reserved for the end of a machine with this term."""
     return min(ENDING, term / 9)
 
 
 def committed_cost(price: float, asked: float, until: float) -> float:
-    """What a machine costs by its end."""
+    """Return the cost of a machine until its end."""
     return price * max(0.0, until - asked) / 3600
 
 
 def leave_at(asked: float, until: float) -> float:
-    """When a run stops what is on a machine, to bring it home in time."""
+    """Return the Unix time at which steps on a machine must stop, so that their outputs are downloaded in time."""
     return until - min(SAVING, (until - asked) / 5)

@@ -1,4 +1,4 @@
-"""What a step needs of a machine, which offers do for it, and on which market it is rented.  Pure."""
+"""The machine requirements of steps, matching offers, and the market to rent on.  Pure functions."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 AnyMarket: TypeAlias = Market | Literal["any"]
 MOST_TAKEN: Final = 3
-"""Spot machines that are taken away from a run on the market `spot` before it rents on demand."""
+"""Preemptions on the market `spot` after which a run rents on demand."""
 TAKEN_OF_ANY: Final = 2
-"""The same on the market `any`."""
+"""Preemptions on the market `any` after which a run rents on demand."""
 
 
 class Takes(NamedTuple):
-    """What steps of one need take together, as far as that is known."""
+    """The known totals of all steps with one need."""
 
     hours: float | None = None
     home: int | None = None
-    """Bytes of outputs that are brought here."""
+    """Bytes of outputs to download."""
     every: float | None = None
-    """Seconds between two checkpoints, the most of any step that says so."""
+    """Longest checkpoint interval of these steps in seconds."""
     on: HoursOn | None = None
-    """How long they take together on a kind of GPU."""
+    """Their total time on a kind of GPU."""
 
 
 class Spot:
-    """The spot machines of a run: which it has, and how many were taken away, from this worker and from those before it."""
+    """The spot machines of a run, and the number of preemptions over all its workers."""
 
     def __init__(self, market: AnyMarket = "on-demand") -> None:
         self._market: AnyMarket = market
@@ -45,24 +45,24 @@ class Spot:
 
     @property
     def market(self) -> AnyMarket:
-        """On which the next machine is rented."""
+        """The market for the next machine."""
         return self._market if self.taken < self.most_taken else "on-demand"
 
     @property
     def most_taken(self) -> int:
-        """Machines that are taken away before the run rents on demand."""
+        """Number of preemptions before the run rents on demand."""
         return TAKEN_OF_ANY if self._market == "any" else MOST_TAKEN
 
     def add(self, place: Place) -> None:
-        """Note a place that was rented on the spot market."""
+        """Record a place on a spot machine."""
         self._names.add(place.name)
 
     def preemptible(self, place: Place) -> bool:
-        """Whether a place may be taken away before it is given back."""
+        """Return whether a place may be preempted."""
         return any(member.name in self._names for member in place.members)
 
     def gone(self, places: Iterable[Place]) -> bool:
-        """Note which of the places that are given back were taken away; whether any was."""
+        """Count the preempted machines among released places; return whether there were any."""
         taken = sum(
             place.name in self._names and bool(place.lost or place.leaving) for place in places
         )
@@ -71,7 +71,7 @@ class Spot:
 
 
 def need_for(spec: StepSpec, market: AnyMarket = "on-demand", *, images: bool = False) -> Need:
-    """What a step needs of a machine.  `images`: a machine is a container of the step's image, where it has one."""
+    """Return the machine requirements of a step.  With `images`, a machine is a container of the step's image."""
     wants = spec.resources
     image = spec.image or "" if images else ""
     return Need(
@@ -89,9 +89,9 @@ def need_for(spec: StepSpec, market: AnyMarket = "on-demand", *, images: bool = 
 def why_alone(
     id: str, spec: StepSpec, name: str, traits: Traits, *, headed: bool, kept: bool, most: float
 ) -> str:
-    """Why a step of several nodes cannot run on machines that are rented of a driver `name`; empty where it can.
+    """Return why a multi-node step cannot run on machines of the driver `name`; empty if it can.
 
-    `headed`: a head leads its nodes.  `kept`: a stack keeps the machine.  `most` machines may be rented at once.
+    `headed` means that a head leads its nodes, `kept` that a stack keeps the machine.  At most `most` machines may be rented at once.
     """
     workers = spec.node_count - int(headed)
     whose = " beside the head" if headed else ""
@@ -109,16 +109,16 @@ def why_alone(
 
 
 def wish_for(need: Need, taking: Mapping[Need, Takes], filters: Mapping[str, str]) -> Wish:
-    """What is asked of a driver for a need: a machine that lasts for as long as its steps take, where that is known.
+    """Return the request to a driver for a need, with the known duration of its steps.
 
-    `taking`: what the steps of each need take, on any market.
+    `taking` holds the totals of each need, on any market.
     """
     takes = taking.get(replace(need, market="any"), Takes())
     return Wish(need, hours=takes.hours, home=takes.home, filters=filters)
 
 
 def market_of(settings: Mapping[str, Any]) -> AnyMarket:
-    """On which market the driver of these settings rents.  Raises CannotRun."""
+    """Return the market of a driver's settings.  Raises CannotRun."""
     known: dict[object, AnyMarket] = {"on-demand": "on-demand", "spot": "spot", "any": "any"}
     found = known.get(settings.get("market", "on-demand"))
     if found is None:
@@ -130,12 +130,12 @@ def market_of(settings: Mapping[str, Any]) -> AnyMarket:
 
 
 def least_of(settings: Mapping[str, Any]) -> float | None:
-    """Seconds of a machine that the money must pay for, where the settings of its driver say so."""
+    """Return the setting `least`, the minimum seconds that the money must cover, or None."""
     return float(settings["least"]) if "least" in settings else None
 
 
 def covers(offer: Offer, need: Need) -> bool:
-    """Whether a machine that was offered so does for a need."""
+    """Return whether an offered machine fits a need."""
     return need.market in (offer.market, "any") and machine.enough(
         offer.resources, Wish(replace(need, market="any"))
     )

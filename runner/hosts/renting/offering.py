@@ -1,4 +1,4 @@
-"""What providers would rent for a need, and which of it would be taken.  Rents nothing."""
+"""Offers of providers for a need, ranked by the cost of the run.  Rents nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .totals import Pricing, Total
 
 RUNNERS_UP: Final = 2
 CONFIRM: Final = 2.0
-"""US dollars above which a person is asked, where the driver's setting `confirm` does not say otherwise."""
+"""US dollars above which a confirmation is required, unless the driver's setting `confirm` is set."""
 ENDS: Final = {
     "provider": "the provider terminates the machine when its lease expires",
     "machine": "the machine terminates itself when its lease expires",
@@ -33,7 +33,7 @@ VIRTUAL: Final = "the machine is a VM, which cannot boot a container image"
 
 
 class Shelf(NamedTuple):
-    """What one driver offers for one wish, the cheapest first.  `excluded`: why it left out how many; `failed`: why it could not be asked."""
+    """One driver's offers for one wish, cheapest first.  `excluded` counts reasons for exclusion; `failed` says why the driver could not be asked."""
 
     driver: str
     wish: Wish
@@ -45,27 +45,27 @@ class Shelf(NamedTuple):
 
     @property
     def total(self) -> float | None:
-        """US dollars for a run on the first offer; None where that is not known."""
+        """Cost of a run on the first offer in US dollars; None if unknown."""
         return self.total_of(self.offers[0]).usd if self.offers else None
 
     def total_of(self, offer: Offer) -> Total:
-        """What a run costs on one of the offers."""
+        """Return the cost of a run on an offer."""
         return self.pricing.total(offer, self.wish)
 
     def unsaid(self) -> str:
-        """That totals lack what egress costs, where some offer charges for it and its size is not known; empty otherwise."""
+        """Return the note that totals exclude egress, if an offer charges for egress of unknown size; otherwise empty."""
         lacks = self.wish.home is None and any(
             offer.egress_price and self.total_of(offer).usd is not None for offer in self.offers
         )
         return UNSAID if lacks else ""
 
     def left_out(self) -> str:
-        """What was left out and why, by count; empty when nothing was."""
+        """Return the exclusion reasons by count; empty if nothing was excluded."""
         return left_out(self.excluded)
 
 
 def rank_offers(shelves: Sequence[Shelf]) -> list[tuple[Shelf, Offer]]:
-    """The offers of all drivers for one step, the cheapest run first; those of an unknown total come last, by their hourly price."""
+    """Rank the offers of all drivers for one step by the cost of the run; offers without a known cost come last, by hourly price."""
     if len(shelves) == 1:
         return [(shelves[0], offer) for offer in shelves[0].offers]
 
@@ -77,7 +77,7 @@ def rank_offers(shelves: Sequence[Shelf]) -> list[tuple[Shelf, Offer]]:
 
 
 def left_out(excluded: Mapping[str, int]) -> str:
-    """Why offers were left out, by count; empty when none was."""
+    """Return the exclusion reasons by count; empty if nothing was excluded."""
     count = sum(excluded.values())
     return (
         f"{count} excluded: {', '.join(f'{count} {why}' for why, count in excluded.items())}"
@@ -87,7 +87,7 @@ def left_out(excluded: Mapping[str, int]) -> str:
 
 
 def driver_that_rents(ws: Workspace, name: str, hosts: Sequence[str] = ()) -> Driver | None:
-    """The driver of that name, if what it has costs money; `hosts` instead of those in its settings.  Raises RecipeError."""
+    """Return the driver of that name if its machines cost money; `hosts` overrides its settings.  Raises RecipeError."""
     driver = (
         driver_of(name, ws.config.driver(name), hosts, str(ws.home)) if name not in FREE else None
     )
@@ -99,7 +99,7 @@ def _costs(driver: Driver) -> bool:
 
 
 def renters(ws: Workspace) -> dict[str, Driver]:
-    """Every driver whose machines cost money; one that cannot be made here is left out."""
+    """Return every driver whose machines cost money, except drivers that cannot be created here."""
     found = {}
     for name in sorted({*DRIVERS, *ws.config.drivers} - {*FREE}):
         with suppress(RecipeError):
@@ -109,16 +109,16 @@ def renters(ws: Workspace) -> dict[str, Driver]:
 
 
 class PricedDrivers(NamedTuple):
-    """Drivers whose machines cost money, and the names of those that somebody means to use and that cannot be loaded here."""
+    """Drivers whose machines cost money, and the names of configured drivers that are not installed."""
 
     drivers: dict[str, Driver]
     not_installed: list[str]
 
 
 def priced_drivers(ws: Workspace, asked: str) -> PricedDrivers:
-    """Return the drivers that were asked for, as `all` or by their names; a cluster without prices only by its name.
+    """Return the drivers in `asked`: `all`, or a list of names; a cluster without prices only by its name.
 
-    Raises CannotRun for one that rents nothing, and for one asked for by its name that is not installed.
+    Raises CannotRun for a named driver that rents nothing or is not installed.
     """
     if asked != "all":
         found = {
@@ -150,13 +150,13 @@ def priced_drivers(ws: Workspace, asked: str) -> PricedDrivers:
 
 
 def _is_set_up(ws: Workspace, name: str) -> bool:
-    """Whether the settings or the environment say something of a driver, which need not be installed."""
+    """Return whether the settings or the environment configure a driver, installed or not."""
     variables = ACCOUNT_VARIABLES.get(name, ())
     return name in ws.config.drivers or any(ws.environ.get(each) for each in variables)
 
 
 async def update(drivers: Mapping[str, Driver]) -> dict[str, str]:
-    """Fetch the newest prices of those that offer by a list: name -> what it is now.  Raises Infrastructure where one cannot be fetched."""
+    """Fetch the newest price lists: driver name -> status.  Raises Infrastructure if a list cannot be fetched."""
     try:
         updated = {name: await driver.update() for name, driver in drivers.items()}
         return {name: words for name, words in updated.items() if words}
@@ -169,9 +169,9 @@ async def update(drivers: Mapping[str, Driver]) -> dict[str, str]:
 async def shelves(
     asking: Mapping[str, tuple[Driver, Sequence[Wish]]], pricing: Mapping[Need, Pricing] = {}
 ) -> list[Shelf]:
-    """What each driver offers for each wish that it is asked, the cheapest run first.
+    """Ask each driver for offers for each of its wishes, cheapest run first.
 
-    `pricing`: how the cost is computed, by needs on any market.  Raises Infrastructure when none of them could be asked, Invalid.
+    `pricing` maps needs (with any market) to cost models.  Raises Infrastructure if no driver could be asked, Invalid.
     """
     found = []
     for name, (driver, wishes) in asking.items():
@@ -179,7 +179,7 @@ async def shelves(
             costing = pricing.get(replace(wish.need, market="any"), Pricing())
             try:
                 found_there = await retry_async(partial(driver.offers, wish), patient(SOON))
-                # A cluster takes its partitions in the order of its settings.
+                # The partitions of a cluster keep the order of its settings.
                 ranks = driver.traits.priced
                 offers = costing.ranked(found_there, wish) if ranks else found_there
                 image = (
@@ -209,7 +209,7 @@ async def shelves(
 
 
 def priced_anew(shelf: Shelf, wish: Wish, pricing: Mapping[Need, Pricing]) -> Shelf:
-    """The same offers, the cheapest run with this wish first; `pricing` as `shelves` has it."""
+    """Rank the offers of a shelf again for another wish; `pricing` is the same as for `shelves`."""
     costing = pricing.get(replace(wish.need, market="any"), Pricing())
     # A cluster without prices keeps the order of its settings.
     ranks = any(offer.price for offer in shelf.offers)
@@ -224,9 +224,9 @@ def to_confirm(
     machines: int = 1,
     drivers: Collection[str] = (),
 ) -> float | None:
-    """What all wishes cost together, in US dollars, with so many machines for each, where that is more than is spent without asking.
+    """Return the total cost of all wishes in US dollars, with `machines` machines each, if it requires a confirmation; otherwise None.
 
-    `drivers`: those whose setting `confirm` counts beside those of `found`.
+    `drivers` are more drivers whose setting `confirm` counts.
     """
     usd = sum(shelf.total or 0.0 for shelf in found) * machines
     usd = usd if limit is None else min(usd, limit)

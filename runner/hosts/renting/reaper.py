@@ -1,7 +1,7 @@
-"""What becomes of leases whose run is not at work: a pure decision, and the giving back.  Touches no lease of a run that lives or may be resumed.
+"""Decide about the leases of runs without a worker, and release them.  Leases of live runs and of resumable runs stay.
 
-By itself it ends what was being given back, what is past its time, what belongs to a run that is over, and, where places cost nothing, what a dead
-run had: giving that back ends no job.  A machine that costs money and was a dead run's is only spoken of: a training may be on it.
+Automatic releases cover pending releases, leases past their end, leases of finished runs, and free leases of dead runs, because a free release
+ends no job.  A paid machine of a dead run is only reported, because a training may still run there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .leases import OVERDUE, Leases, driver_of, plain
 from .several import alternatives
 
 RunStatus: TypeAlias = Literal["live", "over", "dead", "gone", "never"]
-"""Of a run: at work, or about to be submitted; ended by itself; without a worker; not known to its workspace; never submitted, on a free place."""
+"""Status of a run: executing or about to be submitted; finished; without a worker; unknown to its workspace; never submitted, with a free lease."""
 
 Reason: TypeAlias = Literal[
     "kept", "overdue", "at-work", "releasing", "over", "dead", "never", "unknown"
@@ -44,7 +44,7 @@ WORDS: Final[Mapping[Reason, str]] = {
 
 
 class Fate(NamedTuple):
-    """What becomes of a lease."""
+    """The decision about a lease."""
 
     end: bool
     reason: Reason
@@ -52,12 +52,12 @@ class Fate(NamedTuple):
 
     @property
     def why(self) -> str:
-        """The reason in words."""
+        """The reason as text."""
         return WORDS[self.reason] + self.more
 
 
 def fate(row: LeaseRow, run_status: RunStatus, now: float) -> Fate:
-    """Whether a lease is to be ended by itself, and why, or why not."""
+    """Decide whether a lease is released automatically, and give the reason."""
     if row.kept and row.state != "RELEASING":
         return Fate(False, "kept", f" {row.stack}")
     if row.until <= now:
@@ -77,7 +77,7 @@ def fate(row: LeaseRow, run_status: RunStatus, now: float) -> Fate:
 
 
 def run_status(row: LeaseRow, environ: Mapping[str, str]) -> RunStatus:
-    """How the run of a lease stands, by its workspace.  With runs in a database, `gone` is also one that is not submitted yet."""
+    """Return the status of a lease's run from its workspace.  With runs in a database, `gone` includes runs that are not submitted yet."""
     root = home(Path(row.workspace), environ)
     try:
         with Store.open(
@@ -99,13 +99,13 @@ def run_status(row: LeaseRow, environ: Mapping[str, str]) -> RunStatus:
 def judge_leases(
     rows: Iterable[LeaseRow], environ: Mapping[str, str]
 ) -> list[tuple[LeaseRow, Fate]]:
-    """Each lease and what becomes of it."""
+    """Return each lease with its fate."""
     now = time.time()
     return [(row, fate(row, run_status(row, environ), now)) for row in rows]
 
 
 async def end(leases: Leases, row: LeaseRow, why: str) -> str:
-    """Give back a lease that another process held.  Answers why it is there still; empty when it is proved gone."""
+    """Release a lease of another process.  Returns why it still exists; empty if its end is confirmed."""
     try:
         leases = leases.of_driver(row.driver)
         taken = leases.ledger.take(row, leases.holder)
@@ -117,7 +117,7 @@ async def end(leases: Leases, row: LeaseRow, why: str) -> str:
 
 
 async def tidy(leases: Leases, environ: Mapping[str, str]) -> list[str]:
-    """At the beginning of a run: end what is to be ended, of the same driver.  Answers what a person should know of the rest."""
+    """Release leftover leases of the same driver at the start of a run.  Returns messages about the others."""
     said = []
     for row, found in judge_leases(leases.ledger.living(), environ):
         ends, why = found.end, found.why
@@ -126,7 +126,7 @@ async def tidy(leases: Leases, environ: Mapping[str, str]) -> list[str]:
         ours, tell = (
             row.driver in leases.names and row.stack == leases.stack,
             bool(row.price),
-        )  # a stack may have another account
+        )  # another stack may use another account
         if (
             ours
             and row.lease
@@ -135,7 +135,7 @@ async def tidy(leases: Leases, environ: Mapping[str, str]) -> list[str]:
         ):
             tell = await leases.listed(
                 row
-            )  # what runs there would end with it, and it ends itself when it is idle
+            )  # a release would end its jobs, and the allocation ends itself when idle
             ends = not tell
         if ends and ours:
             if left := await end(leases, row, why):
@@ -145,7 +145,7 @@ async def tidy(leases: Leases, environ: Mapping[str, str]) -> list[str]:
                 f"{describe_lease(row, time.time())}: {why}; left running; terminate it with `recipe reap {row.key}`"
             )
     if leases.driver.traits.priced:
-        with suppress(DriverError):  # the run itself meets what is wrong
+        with suppress(DriverError):  # the run itself reports the error
             said += [
                 f"{unknown(lease)}; add it to the ledger with `recipe reap --adopt {lease.key}`"
                 for lease in await leases.strangers()
@@ -154,7 +154,7 @@ async def tidy(leases: Leases, environ: Mapping[str, str]) -> list[str]:
 
 
 def enter(ledger: Ledger, lease: Lease, workspace: str) -> None:
-    """Enter a machine that bears our mark and that the ledger does not know, as a lease of no run: it is kept until it is ended by name."""
+    """Add an unknown machine tagged by this installation to the ledger, as a lease without a run.  It stays until a user terminates it by name."""
     now = time.time()
     offer: dict[str, object] = {"driver": lease.driver, "id": lease.id, "price": lease.price}
     until = now + TERM.total_seconds()
@@ -176,14 +176,14 @@ def enter(ledger: Ledger, lease: Lease, workspace: str) -> None:
 
 
 def unknown(lease: Lease, installation: str | None = None) -> str:
-    """A machine that bears our mark, or that of another installation, and that the ledger does not know, as people read it."""
+    """Describe a machine without a lease in the ledger, tagged by this or another installation."""
     cost = f"${24 * lease.price:.2f} a day" if lease.price else "cost unknown"
     mark = "this installation" if installation is None else f"the installation {installation}"
     return f"{lease.driver} {lease.key} (machine {lease.id}) of {mark} has no lease in the ledger: {cost}"
 
 
 def settle(name: str, hosts: Sequence[str], ws: Workspace, stack: str) -> list[str]:
-    """`tidy` for a run that has nothing to do, on a stack where one is named.  No driver is made where no lease is known."""
+    """Run `tidy` for a run with nothing to execute, on a stack if one is named.  Creates no driver if there are no leases."""
     said: list[str] = []
     if several := alternatives(ws.config, name):
         return [words for each in several for words in settle(each, hosts, ws, stack)]
@@ -207,7 +207,7 @@ async def _tidy_and_close(leases: Leases, environ: Mapping[str, str]) -> list[st
 
 
 def describe_lease(row: LeaseRow, now: float) -> str:
-    """A lease as people read it: what, whose, and what it costs."""
+    """Describe a lease: machine, run and cost."""
     if row.kept:
         hours = max(0.0, now - row.asked) / 3600
         return f"{row.driver} {row.key} (machine {row.lease.get('id', '?')}), disk ${24 * row.price:.2f} a day, ${row.price * hours:.2f} so far"

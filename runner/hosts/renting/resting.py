@@ -1,6 +1,6 @@
-"""What failed rests: which failure keeps an offer, a zone or a provider from being asked, and for how long.  Pure; the ledger is what is known.
+"""Cooldowns after failures: how long an offer, a zone or a provider is avoided.  Pure functions on ledger rows.
 
-An offer that rests is taken when nothing else is left: a refused order costs nothing, and a machine that is not as sold is given back.
+An offer on cooldown is used when nothing else is left: a refused order costs nothing, and a machine that does not match its offer is released.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from ...storage.records.ledger import LeaseRow
 RESTS: Final[Mapping[str, float]] = {
     LeaseFailure.TAKEN: 600.0,
     LeaseFailure.FAILED: 3600.0,
-    LeaseFailure.LACKS: 86_400.0,  # that is not mended by itself
-    # At most, where it cannot be seen that it was mended: RunPod tells its credit, and Google its billing, only at an order.
+    LeaseFailure.LACKS: 86_400.0,  # does not change by itself
+    # An upper limit, because some providers report a lack of credit (RunPod) or billing (Google) only at an order.
     LeaseFailure.DENIED: 600.0,
 }
-"""Seconds for which an offer that failed so is taken last, or a provider that denied an order is sent no other with the same settings."""
+"""Cooldown in seconds by failure: a failed offer is used last, and after a denial the provider gets no order with the same settings."""
 ZONE: Final = 2
-"""Offers of one zone that rest, from which on the whole zone does."""
+"""Number of offers on cooldown in a zone from which the whole zone is on cooldown."""
 
 
 class NotAsSold(HostLost):
-    """A machine that was rented just now is of no use: another offer is taken.  `failure` says why."""
+    """A new machine is unusable, and another offer is used.  `failure` is the kind of failure."""
 
     def __init__(self, message: str, failure: LeaseFailure) -> None:
         super().__init__(message)
@@ -36,18 +36,18 @@ class NotAsSold(HostLost):
 
 
 class Resting(NamedTuple):
-    """What is taken last."""
+    """Offers and zones on cooldown."""
 
     offers: frozenset[str]
     zones: frozenset[str]
 
     def has(self, offer: Offer) -> bool:
-        """Whether an offer rests, by itself or with its zone."""
+        """Return whether an offer or its zone is on cooldown."""
         return offer.id in self.offers or offer.data.get("zone") in self.zones
 
 
 def find_resting(rows: Iterable[LeaseRow], driver: str, now: float) -> Resting:
-    """What rests of a driver, by all leases that were asked for within the longest rest."""
+    """Find the offers and zones of a driver on cooldown, from all leases within the longest cooldown."""
     zones: dict[str, str] = {}
     for row in rows:
         what = failure(row) if row.driver == driver else ""
@@ -63,19 +63,19 @@ def find_resting(rows: Iterable[LeaseRow], driver: str, now: float) -> Resting:
 
 
 def failure(row: LeaseRow) -> str:
-    """How a lease failed that is over.  Empty: one that was cancelled on its way up says nothing of its offer."""
+    """Return the failure of an ended lease; empty if it was cancelled while starting, which does not count against its offer."""
     return row.failure if row.state == "GONE" and row.failure in RESTS else ""
 
 
 def account_digest(settings: Mapping[str, object], account: Iterable[tuple[str, str]]) -> str:
-    """Return a digest of all that may have to change before a provider that denied an order is sent another."""
+    """Return a digest of the settings and the account, one of which must change before an order after a denial."""
     said = [[name, words] for name, words in account if name != "clock"]
     values = sorted((name, str(value)) for name, value in settings.items())
     return of_value("denied/1", [values, said])[:8]
 
 
 def is_denied(row: LeaseRow | None, now: float) -> bool:
-    """Whether a provider rests whose last lease is `row`, unless settings or account are others than they were."""
+    """Return whether `row`, the provider's last lease, was denied and its cooldown has not ended."""
     if row is None or failure(row) != LeaseFailure.DENIED:
         return False
     return now - (row.gone or now) < RESTS[LeaseFailure.DENIED]

@@ -1,4 +1,4 @@
-"""Leases of one run at several providers: the offers of all are one list, and each lease is its own provider's."""
+"""Leases of one run at several providers: one list of all offers; each lease belongs to its provider."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ NO_IMAGES: Final = "cannot boot a container image"
 
 
 def alternatives(config: Config, name: str) -> tuple[str, ...]:
-    """The drivers that `any` or `any:NAME,NAME` stands for; empty for the name of one driver.
+    """Return the drivers that `any` or `any:NAME,NAME` stands for; empty for the name of one driver.
 
-    Raises CannotRun where the settings name none for `any`, or one rents nothing, NotFound for an unknown one.
+    Raises CannotRun if the settings list no drivers for `any` or a driver rents nothing, NotFound for an unknown one.
     """
     if name.partition(":")[0] != ANY:
         return ()
@@ -61,12 +61,12 @@ def alternatives(config: Config, name: str) -> tuple[str, ...]:
 
 
 def names_of(config: Config, name: str) -> tuple[str, ...]:
-    """The drivers that may be used under the name of one, or of `any`."""
+    """Return the drivers behind the name of one driver, or of `any`."""
     return alternatives(config, name) or (name,)
 
 
 def data_goes_to(config: Config, name: str) -> str:
-    """Words for where data and secrets of a run may go that chooses among several drivers; empty for the name of one."""
+    """Return a notice about the possible recipients of data and secrets if a run chooses among several drivers; otherwise empty."""
     names = alternatives(config, name)
     if not names:
         return ""
@@ -77,7 +77,7 @@ def data_goes_to(config: Config, name: str) -> str:
 
 
 class Together(Driver):
-    """What several drivers have in common, in the place of a driver."""
+    """Several drivers in the role of one."""
 
     def __init__(self, drivers: Mapping[str, Driver]) -> None:
         self.drivers = drivers
@@ -93,13 +93,13 @@ class Together(Driver):
         )
 
     async def aclose(self) -> None:
-        """Let go of all connections."""
+        """Close all drivers."""
         for driver in self.drivers.values():
             await driver.aclose()
 
 
 class SeveralLeases(KeptLeases):
-    """The leases of a run at several providers, by the names of their drivers: one budget, and what one refuses another may give."""
+    """The leases of a run at several providers, by driver name, with one budget.  If one provider refuses, another may be used."""
 
     def __init__(self, name: str, each: Mapping[str, KeptLeases], config: Config) -> None:
         first = next(iter(each.values()))
@@ -109,7 +109,7 @@ class SeveralLeases(KeptLeases):
         )
         self.each = each
         self.gone: dict[str, str] = {}
-        """Providers that are asked for nothing more, and why."""
+        """Providers that get no more requests, with reasons."""
         self._solvent: set[str] = set()
         self._markets = {name: market_of(config.driver(name)) for name in each}
         self._excluded: dict[str, int] = {}
@@ -131,7 +131,7 @@ class SeveralLeases(KeptLeases):
         return self.each[name]
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
-        """What all of them would rent.  One that cannot be asked, or has no credit, is said and left out.  Raises DriverError when none is left."""
+        """Return the offers of all providers.  A provider that fails or lacks credit is reported and skipped.  Raises DriverError if none is left."""
         found, self._excluded = list[Offer](), {}
         asked = [name for name in self.each if name not in self.gone]
         for name, offers in zip(
@@ -156,7 +156,7 @@ class SeveralLeases(KeptLeases):
             self._solvent.add(name)
             offers = await leases.offers(wish._replace(need=need))
         except Rejected:
-            raise  # a filter that is wrong for one is to be mended
+            raise  # the user must correct a wrong filter
         except DriverError as error:
             self._leave(name, error)
             return ()
@@ -170,7 +170,7 @@ class SeveralLeases(KeptLeases):
         self.say(f"no more requests to {name}: {error}{more}")
 
     async def ask(self, need: Need, offer: Offer, shares: int = 1) -> LeaseRow | None:
-        """As Leases.ask, at the provider of the offer: where that refuses an order, another is taken."""
+        """Rent an offer from its provider, as Leases.ask; None if the provider refuses, so that another offer is used."""
         try:
             return await self.each[offer.driver].ask(need, offer, shares)
         except (Denied, NoCapacity, Unreachable) as error:
@@ -200,7 +200,7 @@ class SeveralLeases(KeptLeases):
         return [row for leases in self.each.values() for row in await leases.again()]
 
     async def denied(self) -> None:
-        """Each is asked with its offers."""
+        """Do nothing: `offers` checks each provider."""
 
     def accrue(self) -> None:
         for leases in self.each.values():

@@ -1,6 +1,6 @@
-"""What a run would cost on an offer: its time there, coming up, what preemptions lose, what leaves the machine.  Pure: the ledger's rows are given.
+"""The cost of a run on an offer: running time, start, preemptions, egress.  Pure functions on ledger rows.
 
-Sums are US dollars, times hours.
+Costs are US dollars, times are hours.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ...failures import LeaseFailure
 from ...storage.records.ledger import LeaseRow
 
 COMES_UP: Final = 0.05
-"""Hours until a machine is up that is billed from its order on, where none of its provider has come up yet."""
+"""Default hours until a machine is up, while it is already billed."""
 PRIOR: Final = 20.0
-"""Hours of spot machines, taken away as often as `TAKEN_AWAY` says, that count beside those in the ledger."""
+"""Weight, in spot machine hours at the default preemption rate `TAKEN_AWAY`, that is added to the ledger's experience."""
 LATEST: Final = 20
-"""Machines of one provider whose time to come up counts."""
+"""Number of recent machines of a provider whose start times count."""
 
 
 class Hours(NamedTuple):
-    """How long the steps of one need take on one kind of GPU.  `basis` says what that is from; `guessed`: no run measured it."""
+    """The time of one need's steps on one kind of GPU.  `basis` names its source; `guessed` means that no run measured it."""
 
     hours: float
     basis: str = ""
@@ -33,11 +33,11 @@ class Hours(NamedTuple):
 
 
 HoursOn: TypeAlias = Callable[[str, int | None], Hours | None]
-"""The hours on a GPU, by its name and bytes of memory as a provider has them; None where they are not known."""
+"""Returns the hours on a GPU, by the provider's GPU name and memory in bytes; None if unknown."""
 
 
 class Total(NamedTuple):
-    """What a run costs on an offer.  Without `hours` only `egress` is known."""
+    """The cost of a run on an offer.  Without `hours`, only `egress` is known."""
 
     hours: Hours | None
     boot: float
@@ -48,15 +48,15 @@ class Total(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What the ledger says of machines that were rented, by their providers."""
+    """Experience with rented machines by provider, from the ledger."""
 
     comes_up: Mapping[str, float] = field(default_factory=dict)
     taken: Mapping[str, tuple[int, float]] = field(default_factory=dict)
-    """How many spot machines were taken away, and how many hours all of them were up."""
+    """Number of preempted spot machines, and the total hours of all spot machines."""
 
     @classmethod
     def of(cls, rows: Iterable[LeaseRow], now: float) -> History:
-        """Read leases, the oldest first."""
+        """Read ledger rows, oldest first."""
         waits: dict[str, list[float]] = defaultdict(list)
         taken: dict[str, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
         for row in rows:
@@ -75,11 +75,11 @@ class History:
         )
 
     def boot(self, offer: Offer) -> float:
-        """Hours that a machine is paid for before it is up."""
+        """Return the billed hours until a machine is up."""
         return 0.0 if offer.queued else self.comes_up.get(offer.driver, COMES_UP)
 
     def taken_away(self, offer: Offer) -> float:
-        """How often an hour a machine is taken away."""
+        """Return the preemptions per hour of an offered machine."""
         if offer.market != "spot":
             return 0.0
         count, hours = self.taken.get(offer.driver, (0, 0.0))
@@ -88,19 +88,19 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Pricing:
-    """How the cost of a run is computed.  Without a history nothing is counted for coming up."""
+    """The cost model of a run.  Without a history, the start of a machine costs nothing."""
 
     history: History | None = None
     on: HoursOn | None = None
-    """Hours by the kind of GPU; without it, those of the wish count everywhere."""
+    """Hours by kind of GPU; without it, the hours of the wish count for every GPU."""
 
     @property
     def history_of(self) -> History:
-        """What is known of earlier machines, or that nothing is."""
+        """The history, or an empty one."""
         return self.history or History()
 
     def total(self, offer: Offer, wish: Wish) -> Total:
-        """What a run with this wish costs there."""
+        """Return the cost of a run with this wish on an offer."""
         out = egress(offer, wish.home)
         hours = self._hours(offer, wish)
         if hours is None:
@@ -116,10 +116,10 @@ class Pricing:
         return found if found is not None or wish.hours is None else Hours(wish.hours)
 
     def ranked(self, offers: Sequence[Offer], wish: Wish) -> list[Offer]:
-        """The same, the cheapest run first.
+        """Return the offers, the cheapest run first.
 
-        Those of which the time is not known come last, by their prices with what preemptions lose
-        where several providers or markets offer, else in the order in which they were offered.
+        Offers without a known time come last: with several providers or markets by price including expected
+        preemptions, otherwise in the given order.
         """
         usd = [self.total(offer, wish).usd for offer in offers]
         several = len({(offer.driver, offer.market) for offer in offers}) > 1
@@ -135,5 +135,5 @@ class Pricing:
 
 
 def egress(offer: Offer, home: int | None) -> float:
-    """US dollars for so many bytes that leave a machine; 0 where their number is not known."""
+    """Return the egress cost of `home` bytes in US dollars; 0 if their number is unknown."""
     return offer.egress_price * (home or 0) / 1e9

@@ -1,4 +1,4 @@
-"""In which zone machines are rented that are the nodes of one step.  Decides, and does nothing."""
+"""Choose the zone for machines that are the nodes of one step.  Decisions only, no requests."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from drivers.base import Need, Offer
 
 
 def zone_of(offer: Offer) -> str:
-    """The zone in which a machine would be, and its kind: nodes of one step are alike."""
+    """Return the zone of an offer with its machine type, because the nodes of one step must be alike."""
     return " ".join(filter(None, (offer.data.get("zone", offer.region), offer.data.get("shape"))))
 
 
 class Zones:
-    """The zone of each need, once a first machine of it was asked for, and those that have too few."""
+    """The chosen zone of each need, and the zones with too few machines."""
 
     def __init__(self) -> None:
         self._chosen: dict[Need, str] = {}
         self._left: defaultdict[Need, set[str]] = defaultdict(set)
 
     def of(self, need: Need) -> str:
-        """The zone of a need on any market; empty before one is chosen."""
+        """Return the zone of a need on any market; empty before one is chosen."""
         return self._chosen.get(replace(need, market="any"), "")
 
     def among(self, need: Need, offers: Iterable[Offer], there: Sequence[str]) -> list[Offer]:
-        """The offers in the zone of a need; in all zones that were not left before one is chosen.
+        """Return the offers in the zone of a need, or, before one is chosen, in all zones that were not given up.
 
-        `there`: the zones of the machines of this need that are up, which an earlier worker may have rented.
+        `there` are the zones of the need's running machines, which an earlier worker may have rented.
         """
         left = self._left[replace(need, market="any")]
         up = [zone for zone in there if zone not in left]
@@ -37,11 +37,11 @@ class Zones:
         return [offer for offer in fit if not zone or zone_of(offer) == zone]
 
     def choose(self, need: Need, offer: Offer) -> None:
-        """Rent the machines of a need where this offer is."""
+        """Choose the zone of an offer for a need."""
         self._chosen[replace(need, market="any")] = zone_of(offer)
 
     def leave(self, need: Need, there: Sequence[str]) -> str:
-        """Rent no more in the zone of a need, which has too few machines: which that was, empty where none was chosen."""
+        """Give up the zone of a need and return it; empty if none was chosen."""
         key = replace(need, market="any")
         zone = self._chosen.pop(key, "") or next(iter(there), "")
         if zone in self._left[key]:

@@ -1,4 +1,4 @@
-"""Brings files and trees home from one host, which is not trusted: names are checked before anything is written, sizes counted, every byte hashed."""
+"""Download files and trees from one host, which is not trusted: names are checked before a write, sizes are counted, every byte is hashed."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from ..link.wire import MOST, TRIES, CorruptReply, Gone, Meter, Wire, chunks_of,
 from .manifests import find_fault, folders
 
 LEAST, FILES = 1 << 20, 4096
-"""Bytes and files that are asked for at once, at least and at most."""
+"""Minimum bytes and maximum files of one request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What an output is.  `content` is empty when there is none: then `problem` says why, or it is empty too and nothing is there."""
+    """The digest and manifest of an output.  Without `content`, `problem` is the reason, or is empty if the output does not exist."""
 
     content: str = ""
     entries: tuple[Entry, ...] = ()
-    """A tree's manifest; of a file one entry with an empty path."""
+    """A tree's manifest; for a file, one entry with an empty path."""
     size: int = 0
     problem: str = ""
 
 
 class _Span(NamedTuple):
-    """Bytes of a file that are still to come."""
+    """A missing range of a file."""
 
     entry: Entry
     start: int
@@ -47,12 +47,12 @@ class _Span(NamedTuple):
 
 
 class Fetch:
-    """One file or tree on its way home.  What is not here yet are `holes` in files; an earlier try that ended leaves files with holes."""
+    """The download of one file or tree.  `holes` are the missing ranges of files; an interrupted download leaves files with holes."""
 
     def __init__(
         self, wire: Wire, path: str, taken: Taken, target: str, *, near: bool = False
     ) -> None:
-        """`near`: the path there is one that we see, too."""
+        """With `near`, the path on the host is visible on this machine too."""
         self._wire, self._path, self._taken, self._target = wire, path, taken, target
         self._seen = near
         self._near = f"{target}.coming"
@@ -60,7 +60,7 @@ class Fetch:
         self._missing = {entry.path: entry for entry in taken.entries if entry.kind in "fx"}
         self._holes: dict[str, list[_Span]] = {}
         self._hashed: dict[str, str] = {}
-        """Files that came in one piece, with the digest of what came."""
+        """Digests of files that arrived in one piece."""
 
     async def run(self) -> None:
         if self._tree and (trouble := find_fault(self._taken.entries)):
@@ -88,14 +88,14 @@ class Fetch:
             await asyncio.sleep(rest(idle))
 
     def _owed(self) -> int:
-        """Bytes that are still to come."""
+        """Return the number of missing bytes."""
         return sum(span.size for spans in self._holes.values() for span in spans)
 
     def _at(self, entry: Entry) -> str:
         return f"{self._near}/{entry.path}" if self._tree else self._near
 
     async def _begin(self) -> None:
-        """Make the folders; what an earlier try brought is kept as far as it is right, and as there is such a thing there still."""
+        """Create the directories, and keep correct data of an earlier download."""
         await asyncio.to_thread(self._clear)
         if self._tree:
             os.makedirs(self._near, exist_ok=True)
@@ -118,7 +118,7 @@ class Fetch:
             )
 
     def _clear(self) -> None:
-        """Delete what an earlier try brought and is not of this content: a trainer may have deleted it since, or made something else of it."""
+        """Delete data of an earlier download that does not belong to this content: a training may have deleted or replaced the files."""
         if os.path.lexists(self._near) and os.path.isdir(self._near) != self._tree:
             remove(self._near)
         if not os.path.isdir(self._near):
@@ -128,20 +128,18 @@ class Fetch:
         }
         for path, kind in list(below(self._near)):
             if kinds.get(path, "") != kind.replace("x", "f"):
-                with contextlib.suppress(
-                    NotADirectoryError
-                ):  # it was in a folder that is gone already
+                with contextlib.suppress(NotADirectoryError):  # its directory is deleted already
                     remove(f"{self._near}/{path}")
 
     def _copy(self) -> None:
-        """Take what the disk that we see, too, shows of them.  It may show less than the host has, or older bytes: they are judged as all are."""
+        """Copy files from the shared disk.  They may be shorter or older than the host's files, so they are verified like all others."""
         for entry in self._missing.values():
             if not os.path.lexists(self._at(entry)):
                 with contextlib.suppress(OSError):
                     copy(f"{self._path}/{entry.path}".rstrip("/"), self._at(entry))
 
     async def _look(self, entry: Entry) -> None:
-        """Of a file that is here find out what is right: all, nothing, or, of a large one, which chunks."""
+        """Verify an existing file and record its missing ranges: none, all, or, for a large file, some chunks."""
         near = self._at(entry)
         size = os.lstat(near).st_size
         if size == entry.size and await asyncio.to_thread(digest_of, near) == entry.value:
@@ -169,7 +167,7 @@ class Fetch:
         ]
 
     async def _judge(self) -> None:
-        """Which files are whole now, and which of those are right.  Of a wrong one it is found out what is."""
+        """Verify the files that are complete now.  For a wrong file, find its wrong ranges."""
         whole = [entry for entry in self._missing.values() if not self._holes[entry.path]]
         hashed = {entry.path: self._hashed.pop(entry.path, "") for entry in whole}
 
@@ -185,12 +183,15 @@ class Fetch:
         await asyncio.gather(*(judge(entry) for entry in whole))
 
     async def _round(self, meter: Meter) -> BaseException | None:
-        """Ask once for all that is missing, on a few streams.  Answers what broke the connection, if anything did."""
+        """Request all missing data once, over several streams.  Returns the connection error, if any."""
         jobs = [partial(self._bring, spans, meter) for spans in self._jobs()]
         return await self._wire.side_by_side(jobs, self._owed())
 
     def _jobs(self) -> list[list[_Span]]:
-        """What is asked for at once: a large file alone, or, on a long way, a chunk of it; small ones together, first: a cut costs least."""
+        """Group the missing ranges into requests, the smallest first, because a broken connection then costs least.
+
+        Small files are requested together, a large file alone, or on a far host in chunks.
+        """
         spans = sorted(
             (span for spans in self._holes.values() for span in spans), key=lambda span: span.size
         )
@@ -215,7 +216,7 @@ class Fetch:
         return found
 
     async def _bring(self, spans: Sequence[_Span], meter: Meter) -> None:
-        """Some bytes, from one answer."""
+        """Download the ranges of one request."""
         sink = _Sink([(span, self._at(span.entry)) for span in spans])
         folder = self._path if self._tree else os.path.split(self._path)[0]
         wanted = [
@@ -241,7 +242,7 @@ class Fetch:
             self._hashed.update(sink.hashed)
 
     def _note(self, span: _Span, came: int) -> None:
-        """So many bytes of a span came."""
+        """Record the received bytes of a range."""
         holes = self._holes[span.entry.path]
         holes.remove(span)
         if came < span.size:
@@ -264,7 +265,7 @@ class Fetch:
 
 
 class _Sink:
-    """Bytes that come one span after the other, into files; those that come whole are hashed on the way."""
+    """Writes received ranges into files, and hashes files that arrive completely."""
 
     def __init__(self, wanted: Sequence[tuple[_Span, str]]) -> None:
         self.position = 0
@@ -276,7 +277,7 @@ class _Sink:
         self._open()
 
     def feed(self, data: bytes) -> bool:
-        """Take what came.  False when the host sends more bytes than announced: treat it as untrusted."""
+        """Write received data.  False if the host sends more bytes than announced."""
         view = memoryview(data)
         while self.position < len(self._wanted):
             piece = view[: self._left]
@@ -295,7 +296,7 @@ class _Sink:
         return not view
 
     def close(self) -> None:
-        """Nothing more comes of the span that is open."""
+        """Close the current range."""
         if self._handle < 0:
             return
         os.close(self._handle)

@@ -1,7 +1,7 @@
-"""Move contents between here and one host, and know what that host keeps of ours.
+"""Transfer contents between this machine and one host, and manage the host's store.
 
-A `HostStore` is the other end of the object store: the same names below its root on the host, made there from what is sent (`upload`), hashed there
-before anybody uses it, and brought home from there (`download`).
+A `HostStore` is the counterpart of the local object store, with the same names below its root on the host.  Objects are uploaded (`upload`), hashed
+there before use, and downloaded (`download`).
 """
 
 from __future__ import annotations
@@ -28,57 +28,57 @@ if TYPE_CHECKING:
     from ...storage.signed import Signed
 
 UNUSED, SWEEP = timedelta(days=14), timedelta(days=1)
-"""How long objects on a host may be unused, and between two looks for such."""
+"""Age at which unused objects on a host are deleted, and the time between two searches for them."""
 PULLS = 2
-"""Inputs that a host has from buckets at once: each keeps a stream from other questions for as long as it takes."""
+"""Concurrent downloads from buckets on a host: each occupies a stream until it ends."""
 
 
 @dataclass(slots=True)
 class Parcel:
-    """What an attempt directory begins with."""
+    """The initial contents of an attempt directory."""
 
     files: dict[str, tuple[bytes, int]] = field(default_factory=dict)
-    """Name -> its bytes and its mode."""
+    """Name -> data and mode."""
     links: dict[str, str] = field(default_factory=dict)
-    """Name -> the content that it leads to, which must be there."""
+    """Name -> content of an object on the host."""
     folders: list[str] = field(default_factory=list)
     states: dict[str, str] = field(default_factory=dict)
-    """Name -> a folder below the root, made if need be, that it leads to and that outlives the attempt."""
+    """Name -> a directory below the root that outlives the attempt, created if missing."""
     beside: dict[str, bytes] = field(default_factory=dict)
-    """Ending (`.sh`) -> a file next to the attempt directory, called as that is and so on."""
+    """Suffix such as `.sh` -> data of a file beside the attempt directory."""
     paths: dict[str, str] = field(default_factory=dict)
-    """Name -> wherever a link of a repository leads."""
+    """Name -> target of a symbolic link in a repository."""
     seen: dict[str, tuple[str, bool]] = field(default_factory=dict)
-    """Name -> a path of ours that the host sees as we do, and whether it is an object."""
+    """Name -> a local path that the host sees too, and whether it is an object."""
 
 
 @dataclass(frozen=True, slots=True)
 class Harvest:
-    """What an attempt left: its outputs by name, and which of its inputs it changed: names in it, and contents that it was given as links."""
+    """The result of an attempt: its outputs by name, and its changed inputs, by name or by object content."""
 
     outputs: dict[str, Taken]
     changed: tuple[str, ...] = ()
 
 
 class Piece(NamedTuple):
-    """Bytes of a file there; in `is_replaced`, whether it is a pipe, a device, a folder or a link that leads nowhere, which has none."""
+    """Data of a file on the host.  `is_replaced` means that the path is a pipe, a device, a directory or a broken link, without data."""
 
     data: bytes
     is_replaced: bool
 
 
 class Vanished(Corrupt):
-    """A folder there is not there any more, or never was."""
+    """The directory does not exist on the host."""
 
 
 class HostStore(Sender):
-    """What one host keeps of ours below the root that `wire` asks about.
+    """The host's store below the root of `wire`.
 
-    `recall` answers the manifest of a tree that the host may have, when somebody here remembers it.  `folder` is one of ours, by which a host is
-    asked whether it sees our disk; empty: it does not.
+    `recall` returns the manifest of a tree that the host may have, if it is known here.  `folder` is a local directory to test whether the host sees
+    the local disk; empty if it does not.
 
-    Every method may raise what `Host.call` raises (after it has tried again where that helps), Infrastructure when the host or a disk cannot do
-    what is asked, and Corrupt when bytes cannot be had as their name says.
+    Every method may raise the errors of `Host.call` (after retries if these help), Infrastructure if the host or a disk cannot fulfill the request,
+    and Corrupt if data does not match its digest.
     """
 
     def __init__(
@@ -93,31 +93,31 @@ class HostStore(Sender):
 
     @property
     def root(self) -> str:
-        """Where ours begins there."""
+        """Root directory of recipe on the host."""
         return self.wire.root
 
     async def open(self) -> None:
-        """Make the folders there, and find out where they are."""
+        """Create the directories on the host, and determine their absolute path."""
         await self.wire.open()
         if self._folder:
             self.neighbour = await neighbours.meet(self.wire, self._folder)
 
     async def aclose(self) -> None:
-        """End what answers us there."""
+        """Close the connection to the host."""
         await self.wire.aclose()
 
     # -- contents
 
     def path(self, content: str) -> str:
-        """Where an object is there, if it does."""
+        """Return the path of an object on the host, whether it exists or not."""
         return f"{self.root}/{path_of(content)}"
 
     async def pull(
         self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]
     ) -> Content:
-        """Let the host have an input from its bucket, as an object.  Answers its content, which is `known` where that is not empty.
+        """Let the host download an input from its bucket, as an object.  Returns its content, which equals `known` if that is set.
 
-        `learn` hears what is a secret from now on.  Raises Passed when it cannot be had this way, and CannotRun when it is not what it was.
+        `learn` receives new secrets.  Raises Passed if the host cannot download the input, and CannotRun if the input has changed.
         """
         from .pulling import Puller
 
@@ -125,16 +125,16 @@ class HostStore(Sender):
             return await Puller(self).pull(source, known, learn)
 
     async def fetch(self, path: str, taken: Taken, target: str) -> None:
-        """Bring what `take` found at `path` there to `target` here, which must not exist.  A part that came earlier is not fetched again."""
+        """Download an output found by `take` from `path` to the new path `target`.  An interrupted download continues."""
         await Fetch(self.wire, path, taken, target, near=self.neighbour.shows).run()
 
     # -- attempts
 
     async def stage(self, name: str, parcel: Parcel, coming: Collection[str] = ()) -> list[str]:
-        """Make the attempt directory `name` there.  One that was staged already stays as it is.
+        """Create the attempt directory `name` on the host.  An existing one stays unchanged.
 
-        It stands once the contents `coming`, which are being sent, are there.  Raises Gone when that takes long.
-        Answers the names of what it is given as links to files.
+        The host waits until the contents `coming`, which are being uploaded, have arrived.  Raises Gone if that takes long.
+        Returns the names of inputs that are symbolic links to files.
         """
         at = f"at/{name}"
         plain = [
@@ -161,7 +161,7 @@ class HostStore(Sender):
         note = "".join(f"{path}\0" for path in given).encode("utf-8", "surrogateescape")
         plain.append(
             (Entry(f"{at}.in", "f", len(note), ""), note)
-        )  # last: nothing that is given may look as if it had changed since
+        )  # last, so that no staged file looks newer
         pieces = [
             tar.member(entry, data, read_only=entry.path in read_only)
             for entry, data in (
@@ -171,7 +171,7 @@ class HostStore(Sender):
             )
         ]
         data = b"".join((*pieces, tar.END))
-        # A tar that came whole and was unpacked without a word is what was sent, but for names that some disks take for the same.
+        # A complete and unpacked tar is correct, except for names that some disks treat as equal.
         stamp = ""
         if below or parcel.files:
             made = [Entry(at, "d", 0, ""), *below, *(entry for entry, _ in plain)]
@@ -193,7 +193,7 @@ class HostStore(Sender):
         return await self.wire.patiently(once)
 
     async def take(self, path: str, outputs: Sequence[tuple[str, bool]]) -> Harvest:
-        """What an attempt at `path` made: for each of `outputs` (its name there, and whether it has to be a folder) what it is, hashed there."""
+        """Hash the outputs of an attempt on the host.  `outputs` are their names, each with whether it must be a directory."""
         try:
             found, changed = await self.wire.ask(
                 "take",
@@ -217,7 +217,7 @@ class HostStore(Sender):
     async def remains(
         self, path: str, *, each: int, all: int, count: int
     ) -> tuple[dict[str, bytes], int]:
-        """Small files of the attempt at `path` by name, at most `count`, of `each` bytes and together `all`; and how many others it has."""
+        """Read small files of an attempt, up to `count`, `each` bytes per file and `all` in total; return them and the number of others."""
         answer, data = await self.wire.read("remains", path, each, all, count)
         found: dict[str, bytes] = {}
         at = 0
@@ -241,7 +241,7 @@ class HostStore(Sender):
     async def keep(
         self, path: str, outputs: Mapping[str, str], *, copy: Collection[str] = ()
     ) -> set[str]:
-        """Make outputs of the attempt at `path` objects there: name -> content, as `take` found them.  They are moved, but those of `copy`."""
+        """Move outputs of an attempt into the host's store: name -> content, as `take` found them.  Those in `copy` are copied."""
         known = {name_of(content): content for content in outputs.values()}
         kept = await self.wire.ask(
             "keep",
@@ -252,16 +252,16 @@ class HostStore(Sender):
         return {known[name] for name in kept if name in known}
 
     async def read(self, path: str, offset: int = 0, *, limit: int = 16 << 20) -> bytes:
-        """Bytes of a small file there, from `offset` on, at most `limit`; empty when there is none."""
+        """Read a small file on the host from `offset`, up to `limit` bytes; empty if it does not exist."""
         return (await self.piece(path, offset, limit=limit)).data
 
     async def piece(self, path: str, offset: int, *, limit: int) -> Piece:
-        """The same, and whether something else than a regular file is there.  Older agents do not say so."""
+        """Read a file as `read` does, and tell whether the path is no regular file.  Older agents do not tell."""
         answer, data = await self.wire.read("read", path, offset, limit)
         return Piece(data, answer is True)
 
     async def matching(self, path: str, pattern: str) -> list[str]:
-        """Files of the attempt at `path` whose names a pattern fits."""
+        """Return the files of an attempt whose names match a pattern."""
         found = await self.wire.ask("matching", path, pattern, read=words_of)
         if trouble := find_fault([Entry(name, "f", 0, "0" * 64) for name in found]):
             raise Corrupt(
@@ -271,11 +271,11 @@ class HostStore(Sender):
         return found
 
     async def note(self, path: str) -> None:
-        """Write down, in a file below the root there, that something was done."""
+        """Write a marker file below the root on the host."""
         await self.wire.ask("note", path, read=nothing)
 
     async def remove(self, paths: Collection[str]) -> None:
-        """Delete files and folders below the root there, whatever their modes."""
+        """Delete files and directories below the root on the host, even read-only ones."""
         self._ours(paths)
         if paths:
             await self.wire.ask("remove", list(paths), read=nothing)
@@ -289,9 +289,9 @@ class HostStore(Sender):
     async def clear(
         self, paths: Collection[str], *, unused: timedelta = UNUSED, every: timedelta = SWEEP
     ) -> int:
-        """Delete what attempts leave, and objects not used since then, unless an attempt there leads to them, and states that were not written to.
+        """Delete leftovers of attempts, unused objects that no attempt links to, and unused states.
 
-        Answers how many objects and states.  They are not looked for when that was done less than `every` ago.
+        Returns the number of deleted objects and states, which are searched at most once per `every`.
         """
         self._ours(paths)
         return await self.wire.ask(
@@ -299,11 +299,14 @@ class HostStore(Sender):
         )
 
     async def look(self, path: str) -> tuple[list[tuple[str, int, int, bool]], int, int]:
-        """Files and links below a folder: name, bytes, nanoseconds of the last writing, whether it is a link.  And bytes of its disk: free, all."""
+        """List files and links below a directory: name, bytes, modification time in nanoseconds, whether it is a link.
+
+        Also returns the free and total bytes of the disk.
+        """
         return await self.wire.ask("look", path, read=_look)
 
     async def release(self, content: str, path: str) -> None:
-        """Make an object something of a state at `path`: shared with no other, writable."""
+        """Turn an object into a writable part of a state at `path`, shared with no other file."""
         try:
             await self.wire.ask("release", name_of(content), path, read=nothing)
         except Gone:
@@ -313,12 +316,12 @@ class HostStore(Sender):
             ) from None
 
     async def free(self) -> int:
-        """Bytes that may still be written below the root there."""
+        """Return the free bytes below the root on the host."""
         return await self.wire.ask("free", read=int)
 
 
 def _kind_of(mode: int) -> str:
-    """Of a plain file of this mode, in a manifest."""
+    """Return the manifest kind of a plain file with this mode."""
     return "x" if mode & stat.S_IXUSR else "f"
 
 
@@ -327,7 +330,7 @@ def _link_answer(answer: Any) -> list[str] | None:
 
 
 def _content(path: str) -> str:
-    """The content id of an object that is at `path`."""
+    """Return the content of the object at `path`."""
     name = path.rpartition("/")[2]
     return f"{name[65:] or 'f'}:{name[:64]}"
 
@@ -357,7 +360,7 @@ def _look(answer: Any) -> tuple[list[tuple[str, int, int, bool]], int, int]:
 
 
 def _judge_output(name: str, folder: bool, kind: str, rows: Sequence[Sequence[Any]]) -> Taken:
-    """One output, as content or in words.  A host says that it is f, x, d (a folder), - (nothing) or o (something else), and what is in it."""
+    """Parse the host's answer about one output: f, x, d (directory), - (nothing) or o (other), and its entries."""
     entries = tuple(
         Entry(str(path), str(each), int(size), str(value)) for path, each, size, value in rows
     )

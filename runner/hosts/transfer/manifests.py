@@ -1,4 +1,4 @@
-"""Names of objects on a host, and manifests that a host has sent: those are believed only as far as they stay inside.  Touches no disk."""
+"""Object names on a host, and checks of manifests received from a host.  Touches no disk."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ SUFFIX = {"f": "", "x": ".x", "t": ".t"}
 
 
 def name_of(content: str) -> str:
-    """The file name of an object."""
+    """Return the file name of an object."""
     return content[2:] + SUFFIX[content[0]]
 
 
 def path_of(content: str) -> str:
-    """Where an object is, from the root."""
+    """Return the path of an object, relative to the root."""
     return f"objects/{content[2:4]}/{name_of(content)}"
 
 
 def stamp_of(entries: Sequence[Entry]) -> str:
-    """What a host recognizes a tree of exactly these names, kinds and links by."""
+    """Return the digest of a tree's names, kinds and links, by which a host recognizes it."""
     found = [(folder, "d") for folder in folders(entries)] + [
         (entry.path, entry.kind) for entry in entries if entry.kind != "d"
     ]
@@ -31,7 +31,7 @@ def stamp_of(entries: Sequence[Entry]) -> str:
 
 
 def folders(manifest: Iterable[Entry]) -> list[str]:
-    """Every folder of a tree, each after the one it is in."""
+    """Return every directory of a tree, parents first."""
     found: dict[str, None] = {}
     for path, kind, _, _ in manifest:
         folder = path if kind == "d" else path.rpartition("/")[0]
@@ -44,7 +44,7 @@ def folders(manifest: Iterable[Entry]) -> list[str]:
 
 
 def find_fault(entries: Sequence[Entry]) -> str:
-    """What is wrong with a manifest that a host has sent, in words; empty when it may be made here."""
+    """Return the first fault of a manifest received from a host; empty if it is safe to create its files."""
     kinds = {entry.path: entry.kind for entry in entries}
     if len(kinds) != len(entries):
         return "duplicate name"
@@ -67,7 +67,7 @@ def find_fault(entries: Sequence[Entry]) -> str:
 
 
 def _leads_out(path: str, targets: Mapping[str, str]) -> bool:
-    """Whether a link leaves its tree, through other links of it or not, or leads nowhere but round."""
+    """Return whether a link leaves its tree, directly or through other links, or is part of a loop."""
     rest = path.split("/")
     at: list[str] = []
     followed = 0

@@ -1,6 +1,6 @@
-"""A disk that this machine and a host both see: inputs are read where they lie, and outputs are copied without the wire.
+"""A disk that this machine and a host share: inputs are read in place, and outputs are copied without the network connection.
 
-Both directions are found out by a word: one writes it, the other reads it.  A path is used only where it is the same file on both.
+A test in both directions detects this: one side writes a random word, the other reads it.  A path is used only if it is the same file on both sides.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ..link.wire import Wire, nothing, words_of
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """What one host and this machine see of each other's disk."""
+    """The shared disk of one host and this machine."""
 
     wire: Wire
     reads: bool = False
-    """The host sees our workspace, at the path that it has here."""
+    """Whether the host sees the local workspace at its local path."""
     shows: bool = False
-    """We see the host's root, at the path that it has there."""
+    """Whether this machine sees the host's root at its path there."""
 
     async def same(self, paths: Sequence[str]) -> set[str]:
-        """Those of our paths that are the same files there.  A host whose file system remembers older ones says no."""
+        """Return the local paths that are the same files on the host.  A file system with a stale cache counts as different."""
         if not (self.reads and paths):
             return set()
         known = [(path, mark) for path in paths if (mark := marks(path))]
@@ -36,7 +36,7 @@ class Neighbour:
         return {path for (path, _), same in zip(known, found, strict=True) if same}
 
     async def draw(self, sources: Mapping[str, str]) -> set[str]:
-        """Let the host copy our files and trees to where it keeps what arrives: name of the object -> path.  The names of those that came."""
+        """Let the host copy local files and trees to its upload directory: object name -> path.  Returns the names of copied objects."""
         if not (self.reads and sources):
             return set()
         return (
@@ -45,7 +45,7 @@ class Neighbour:
 
 
 async def meet(wire: Wire, folder: str) -> Neighbour:
-    """Find out.  `folder` is one of ours, made if need be."""
+    """Test whether the host and this machine share a disk.  `folder` is a local directory, created if missing."""
     word = secrets.token_hex(16)
     note = f"{folder}/word-{word}"
     try:

@@ -1,6 +1,7 @@
-"""Lets a host have an input from a bucket by itself: it is given an address for each object, and says what each holds.
+"""Let a host download an input from a bucket directly: the host receives a signed URL per object, and returns the digest of each.
 
-What came becomes an object there under the name of its content, which is computed here as for any folder; the bytes never pass through this machine.
+The result becomes an object on the host under the name of its content, which is computed here as for any directory.  The data does not pass through
+this machine.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from .manifests import HEX, name_of, stamp_of
 from .upload import Sender
 
 BATCH, BATCH_BYTES = 500, 100_000_000_000
-"""Objects that are signed for at once, at most, and bytes after which no more are: a signature is made when its object's turn is near."""
+"""Maximum objects and bytes per batch of signed URLs: a URL is signed shortly before its use."""
 WORDS = 200
-"""Letters of what a host says went wrong, at most."""
+"""Maximum characters of a host's error message."""
 LINE = 1 << 16
-"""Bytes of one line of what it says."""
+"""Maximum bytes of one line of a host's answer."""
 
 
 class Passed(Exception):
-    """A host cannot have it this way; in words that follow "goes through this machine"."""
+    """The host cannot download the input; the message follows "goes through this machine"."""
 
 
 class Puller:
-    """Of one host.  `sender` sends to it by the same wire, and finds what earlier ones began."""
+    """Downloads from buckets to one host.  `sender` uses the same wire, and finds interrupted downloads."""
 
     def __init__(self, sender: Sender) -> None:
         self._wire, self._sender = sender.wire, sender
@@ -43,16 +44,16 @@ class Puller:
     async def pull(
         self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]
     ) -> Content:
-        """Have it there, as an object.  Answers its content, which is `known` where that is not empty; `learn` hears what is a secret from now on.
+        """Download an input to the host as an object.  Returns its content, which equals `known` if that is set; `learn` receives new secrets.
 
-        Raises Passed, Unreachable, Infrastructure where the host has no room, and CannotRun when the bucket does not hold any more what was resolved.
+        Raises Passed, Unreachable, Infrastructure if the host's disk is full, and CannotRun if the bucket's object has changed.
         """
         with self._sender.sending():
             await self._sender.adopt(source.name)
             try:
                 content = await self._pull(source, known, learn)
             except (Passed, CannotRun, Corrupt, Gone) as error:
-                with contextlib.suppress(DriverError, RecipeError):  # what came is of no use
+                with contextlib.suppress(DriverError, RecipeError):  # delete the useless data
                     await self._wire.ask(
                         "remove",
                         [f"{self._wire.root}/partial/{self._wire.sender}/{source.name}"],
@@ -97,7 +98,7 @@ class Puller:
             placed = False
         if not placed and content not in await self._sender.have(
             (content,)
-        ):  # else the answer to an earlier try was lost
+        ):  # otherwise the answer to an earlier attempt was lost
             raise Passed("the host received other bytes than requested")
         return content
 
@@ -110,13 +111,13 @@ class Puller:
         meter: Meter,
         learn: Callable[[Sequence[Secret]], None],
     ) -> None:
-        """Let it have a few of the objects, those of which no digest is known."""
+        """Download the objects of a batch without a known digest."""
         left = {item.path: item for item in batch if item.path not in digests}
         if not left:
             return
         try:
             addresses = await asyncio.to_thread(source.addresses, list(left.values()))
-        except Exception as error:  # whatever its client raises
+        except Exception as error:  # any error of the bucket's client
             raise Passed(
                 f"cannot create signed URLs for its objects ({type(error).__name__})"
             ) from error

@@ -1,8 +1,8 @@
-"""Sends contents to one host: what is not there yet, and again what did not arrive.
+"""Upload missing contents to one host, and repeat parts that did not arrive.
 
-What travels is compared with what is there: a tree builds on the likest one, a large file on its own chunks or on those of the likest.  A
-connection that breaks costs what was under way: the host is asked what it has, and that is kept.  Everything is hashed there before it gets the name
-of its content.
+New data builds on similar data on the host: a tree on the most similar tree, a large file on its own chunks or on those of the most similar file.
+After a broken connection, the host lists its data, and the upload continues from there.  Everything is hashed on the host before it gets the name of
+its content.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ from .upload_base import Likeness
 from .upload_files import Arrivals, Cargo, grain_of
 
 BATCH_BYTES, BATCH_FILES = 96 << 20, 4096
-"""What one tar holds at most."""
-_PIECE = 2  # grains that travel in one question on a long way
-_HOLES = 500  # of a large file in one call
+"""Maximum bytes and files of one tar."""
+_PIECE = 2  # grains per request to a far host
+_HOLES = 500  # holes of a large file per request
 _count = itertools.count(1)
-_SIGN = 120.0  # seconds between two signs of life: after ten minutes without any, what came is somebody else's
-_sending: set[str] = set()  # those of this process that are sending now
+_SIGN = 120.0  # seconds between two signs of life: after ten minutes without one, another sender adopts the data
+_sending: set[str] = set()  # active senders of this process
 
 
 class Sender:
-    """Sends to one host.  `recall` answers the manifest of a tree that the host may have, when somebody here remembers it."""
+    """Uploads to one host.  `recall` returns the manifest of a tree that the host may have, if it is known here."""
 
     def __init__(self, wire: Wire, recall: Callable[[str], Sequence[Entry] | None]) -> None:
         self._arrivals, self._courier = Arrivals(wire), Courier(wire)
         self.wire, self._likeness = wire, Likeness(wire, recall)
         self.neighbour = Neighbour(wire)
         self._turns: dict[str, asyncio.Lock] = {}
-        self._ahead: _Standing | None = None  # of what is expected to be sent
+        self._ahead: _Standing | None = None  # prefetched state of expected contents
 
     async def have(self, contents: Collection[str]) -> set[str]:
-        """Those that are there and may be used unread: they were hashed in this boot, and nothing has written to them since."""
+        """Return the contents that exist on the host and need no verification: they were hashed since its boot and not changed."""
         if not contents:
             return set()
         known = {name_of(content): content for content in contents}
@@ -72,7 +72,7 @@ class Sender:
         }
 
     async def expect(self, contents: Collection[str]) -> None:
-        """Ask how these stand there, before any is sent: that need not be asked then."""
+        """Ask for the state of these contents on the host before the first upload, which then need not ask."""
         if contents:
             self._ahead = await self.wire.ask(
                 "begin", [name_of(content) for content in contents], read=_read_standing
@@ -81,9 +81,9 @@ class Sender:
     async def send(
         self, sources: Mapping[str, str], manifests: Mapping[str, Sequence[Entry]] | None = None
     ) -> None:
-        """See to it that these contents lie there: content -> a path here that holds it.  Trees whose manifest is not given are read for it."""
+        """Upload contents that the host lacks: content -> a local path with it.  Manifests that are not given are read from the trees."""
         async with contextlib.AsyncExitStack() as turns:
-            for content in sorted(sources):  # in one order, so that there is no deadlock
+            for content in sorted(sources):  # in a fixed order, to avoid a deadlock
                 await turns.enter_async_context(self._turns.setdefault(content, asyncio.Lock()))
             turns.enter_context(self.sending())
             turns.callback(asyncio.create_task(self._live()).cancel)
@@ -99,7 +99,7 @@ class Sender:
 
     @contextlib.contextmanager
     def sending(self) -> Iterator[None]:
-        """Meanwhile what arrives is taken over by no other sender of this process."""
+        """Protect this sender's partial uploads from other senders of this process during the block."""
         _sending.add(self.wire.sender)
         try:
             yield
@@ -107,16 +107,16 @@ class Sender:
             _sending.discard(self.wire.sender)
 
     async def adopt(self, name: str) -> None:
-        """Go on with what an earlier one began under this name."""
+        """Continue an interrupted transfer with this name."""
         await self._begin([name])
 
     async def _live(self) -> None:
-        """Be heard of there while a large file is under way."""
+        """Send signs of life during the upload of a large file."""
         while True:
             await asyncio.sleep(_SIGN)
             with contextlib.suppress(
                 DriverError, Infrastructure, Corrupt
-            ):  # those who send will hear of it
+            ):  # the upload itself reports the error
                 await self.wire.ask("free", read=nothing)
 
     async def _send(
@@ -174,7 +174,7 @@ class Sender:
         return standing
 
     def _taken(self, wanted: Collection[str]) -> _Standing | None:
-        """What was asked ahead of all of these.  It is believed once: what is asked again has changed."""
+        """Return the prefetched state of these contents, or None.  It is used once, because the state changes."""
         ahead = self._ahead
         if ahead is None or not ahead.how.keys() >= set(wanted):
             return None
@@ -230,7 +230,7 @@ class Sender:
     async def _prepare(
         self, cargo: Cargo, standing: _Standing, began: Collection[str], doubtful: Collection[str]
     ) -> None:
-        """Find out what of it is there already."""
+        """Find the data of a cargo that exists on the host."""
         if cargo.content in doubtful:
             await self._arrivals.survey(cargo)
             stamp = cargo.described()[1] if cargo.root else ""
@@ -263,7 +263,7 @@ class Sender:
         await self._arrivals.compare_all(cargo, list(cargo.older))
 
     async def _deliver(self, cargo: Cargo, meter: Meter) -> None:
-        """Send what is missing, and again what did not arrive, until all of it is there and right."""
+        """Upload missing data, and repeat damaged parts, until everything is correct."""
         idle = 0
         while cargo.missing or cargo.bare:
             owed = cargo.owed(grain_of(self.wire)), len(cargo.missing), cargo.bare
@@ -288,7 +288,7 @@ class Sender:
         ) from trouble
 
     async def _place(self, cargo: Cargo, meter: Meter) -> None:
-        """What has arrived gets its name."""
+        """Give the uploaded objects their names."""
         if not cargo.folder:
             return
         if not cargo.root:
@@ -303,7 +303,7 @@ class Sender:
             except Gone:
                 placed = bool(
                     await self.have((cargo.content,))
-                )  # the answer to an earlier try was lost, not the work
+                )  # the answer to an earlier attempt was lost, but the tree has its name
                 if not placed:
                     raise
             if placed:
@@ -319,7 +319,7 @@ class Sender:
         placed = set(await self.wire.ask("place_files", list(cargo.loose), read=words_of))
         if placed.issuperset(cargo.loose):
             return
-        # An answer that was lost: the first to ask has placed them.
+        # The answer was lost: an earlier request has named the files.
         contents = {
             f"{entry.kind}:{entry.value}"
             for name, entry in cargo.loose.items()
@@ -330,18 +330,18 @@ class Sender:
 
 
 class _Standing(NamedTuple):
-    """What a host says of the objects that are to be sent to it."""
+    """A host's answer about objects to be uploaded."""
 
     how: dict[str, str]
     """Name -> here, partial, doubtful or absent."""
     theirs: dict[str, list[str]]
-    """Others who send -> which of these they began."""
+    """Other senders -> the objects that they started."""
     silent: set[str]
-    """Others of whom nothing was heard for long."""
+    """Other senders without a recent sign of life."""
     free: int
-    """Bytes."""
+    """Free bytes of the disk."""
     trees: list[str]
-    """Names of those that were used last."""
+    """Names of the most recently used trees."""
 
 
 def _read_standing(answer: Any) -> _Standing:
@@ -353,7 +353,7 @@ def _read_standing(answer: Any) -> _Standing:
 
 
 def _dead(sender: str) -> bool:
-    """Whether the earlier sender of this name has certainly stopped."""
+    """Return whether an earlier sender has certainly stopped."""
     theirs, _, _ = sender.rpartition("-")
     mine = process()
     if theirs == mine:
@@ -367,19 +367,19 @@ def _dead(sender: str) -> bool:
 
 
 class Courier:
-    """Rounds of sending what is missing of a cargo, on a few streams: small files in tars, large ones in holes that are filled.  Asks for nothing."""
+    """Uploads the missing data of a cargo over several streams: small files in tars, large files by holes.  Makes no other requests."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
     async def round(self, cargo: Cargo, meter: Meter) -> BaseException | None:
-        """Send all that is missing once, on a few streams.  Answers what broke the connection, if anything did."""
+        """Upload all missing data once, over several streams.  Returns the connection error, if any."""
         return await self._wire.side_by_side(
             list(self._jobs(cargo, meter)), cargo.owed(grain_of(self._wire))
         )
 
     def _jobs(self, cargo: Cargo, meter: Meter) -> Iterator[Callable[[], Awaitable[None]]]:
-        """Large files first: what is left at the end should be small.  A manifest that comes with no file keeps nothing waiting."""
+        """Yield the uploads, large files first, so that the rest is small.  A manifest without files blocks nothing."""
         large = [entry for entry in cargo.missing.values() if entry.size > self._wire.chunk]
         small = [entry for entry in cargo.missing.values() if entry.size <= self._wire.chunk]
         bare = cargo.bare
@@ -411,7 +411,7 @@ class Courier:
     async def _batch(
         self, cargo: Cargo, batch: Sequence[Entry], last: bool, alone: bool, meter: Meter
     ) -> None:
-        """Small files in one tar; with the last ones comes what is no file, and when there are no others, the tree gets its name at once."""
+        """Upload small files in one tar.  The last tar includes links and the manifest; if it is the only upload, the tree gets its name at once."""
         title = f".manifest-{next(_count)}"
         data = cargo.described()[0] if last else b""
         listing = Entry(title, "f", len(data), hashlib.sha256(data).hexdigest())
@@ -445,7 +445,7 @@ class Courier:
         cargo.placed = placed
 
     async def _write(self, cargo: Cargo, entry: Entry, meter: Meter) -> None:
-        """A large file, or what of it is not there yet, on one stream: it is hashed there while it comes."""
+        """Upload a large file, or its missing parts, on one stream; the host hashes the data as it arrives."""
         holes = self._holes(cargo, entry)
         for at in range(0, len(holes), _HOLES):
             await self._put(
@@ -455,7 +455,7 @@ class Courier:
     def _piecemeal(
         self, cargo: Cargo, entry: Entry, pieces: Sequence[Sequence[tuple[int, int]]], meter: Meter
     ) -> Iterator[Callable[[], Awaitable[None]]]:
-        """The same on as many streams as there are; the stream that brings the last piece has all of it hashed."""
+        """Upload a large file on all streams.  The stream with the last piece makes the host hash the file."""
         left = len(pieces)
 
         async def bring(piece: Sequence[tuple[int, int]]) -> None:
@@ -480,7 +480,7 @@ class Courier:
         *,
         last: bool,
     ) -> None:
-        """Fill some holes of a large file.  The last of it has its mode and its digest.  Raises CorruptReply when that is another."""
+        """Fill holes of a large file.  The last call sets its mode and verifies its digest.  Raises CorruptReply if it differs."""
         grain, size = grain_of(self._wire), entry.size
         blocks = (
             part(cargo.origin(entry), size, first * grain, min(count * grain, size - first * grain))
@@ -514,7 +514,7 @@ class Courier:
 
 
 def _cut(holes: Iterable[tuple[int, int]], grains: int, most: int) -> list[list[tuple[int, int]]]:
-    """Holes in pieces of so many grains, and no more than `most` holes."""
+    """Split holes into pieces of `grains` grains with at most `most` holes."""
     found: list[list[tuple[int, int]]] = []
     room = 0
     for first, count in holes:
@@ -529,7 +529,7 @@ def _cut(holes: Iterable[tuple[int, int]], grains: int, most: int) -> list[list[
 
 
 def _together(entries: Iterable[Entry]) -> str:
-    """The digest of the digests of these files, in this order."""
+    """Return a digest of the digests of these files, in this order."""
     return hashlib.sha256(b"".join(entry.value.encode() + b"\n" for entry in entries)).hexdigest()
 
 

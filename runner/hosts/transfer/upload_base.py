@@ -1,4 +1,4 @@
-"""What a host has that is like what is to be sent: a tree builds on the likest one there, a large file on the likest large file."""
+"""Find similar data on a host as the base of an upload: the most similar tree for a tree, the most similar file for a large file."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from .manifests import folders, path_of
 from .upload_files import Cargo, Grains, Older, grain_of
 
 _MANIFESTS = 8
-_WORTH = 256 << 10  # bytes of a tree for which an older one there is looked for
-_ASKED = 4  # older ones of which we do not know what they hold, at most
+_WORTH = 256 << 10  # minimum bytes of a tree for the search of a base
+_ASKED = 4  # maximum manifests to read from the host
 _SAMPLE, _SAMPLES = (
     64 << 10,
     6,
-)  # bytes, and how many in a file, by which a large one counts as like another
-_ALIKE = 2  # of them the same, at least
+)  # bytes of a sample, and samples per file, to find similar large files
+_ALIKE = 2  # minimum number of equal samples
 
 
 class Likeness:
-    """Looks on one host.  `recall` answers the manifest of a tree that it may have, when somebody here remembers it."""
+    """Searches one host for similar data.  `recall` returns the manifest of a tree that the host may have, if it is known here."""
 
     def __init__(self, wire: Wire, recall: Callable[[str], Sequence[Entry] | None]) -> None:
         self._wire, self.recall = wire, recall
         self._manifests: dict[str, Sequence[Entry]] = {}
 
     async def build_on(self, cargo: Cargo, trees: Sequence[str]) -> None:
-        """Begin with what the likest tree there has in common with this one."""
+        """Start the upload of a tree with the common files of the most similar tree on the host."""
         wanted = {(entry.path, entry.kind, entry.value): entry.size for entry in cargo.manifest}
         large = {
             entry.path: entry.size
@@ -52,7 +52,7 @@ class Likeness:
             shared = sum(wanted.get((entry.path, entry.kind, entry.value), 0) for entry in older)
             shared += sum(
                 min(entry.size, large.get(entry.path, 0)) // 2 for entry in older
-            )  # they may have chunks in common
+            )  # they may have common chunks
             if shared > common:
                 best, common = name, shared
         if not best or common * 10 < cargo.size:
@@ -71,7 +71,7 @@ class Likeness:
             grain,
             [(entry.path, values[entry.path]) for entry in alike],
         )
-        # Thousands of names take a while there, and here; so do large files.
+        # In parallel: many names and large files take a while on both sides.
         hashing = asyncio.gather(
             *(asyncio.to_thread(chunks, cargo.origin(entry), entry.size, grain) for entry in alike)
         )
@@ -90,7 +90,7 @@ class Likeness:
                 )
 
     async def build_files_on(self, cargo: Cargo, free: int, began: Collection[str]) -> None:
-        """Begin every large file with the likest one there, whose chunks are compared.  They have no name in common: samples tell which it is."""
+        """Start each large file with the most similar one on the host, chosen by samples because the names differ, and compared by chunks."""
         for entry in list(cargo.missing.values()):
             if (
                 entry.size <= max(4 * self._wire.chunk, _SAMPLE * _SAMPLES)
@@ -111,7 +111,7 @@ class Likeness:
                 cargo.older[entry.path] = Older(f"objects/{best[:2]}/{best}", best[:64])
 
     async def _manifest(self, name: str) -> Sequence[Entry]:
-        """What a tree that the host has holds; nothing when that is unknown."""
+        """Return the manifest of a tree on the host; empty if unknown."""
         content = f"t:{name[:64]}"
         if (known := self._manifests.get(content)) is None:
             known = self.recall(content)
@@ -130,7 +130,7 @@ class Likeness:
         return known
 
     def remember(self, content: str, manifest: Sequence[Entry]) -> None:
-        """The host has this tree."""
+        """Record the manifest of a tree on the host."""
         self._manifests[content] = manifest
         if len(self._manifests) > _MANIFESTS:
             del self._manifests[next(iter(self._manifests))]
@@ -147,7 +147,7 @@ def _alike(answer: Any) -> dict[str, list[str]]:
 
 
 def _samples(path: str, size: int, blocks: Sequence[int]) -> list[str]:
-    """Digests of a few blocks of a file here."""
+    """Return the digests of some blocks of a local file."""
     found = []
     for block in blocks:
         data = b"".join(part(path, size, block * _SAMPLE, min(_SAMPLE, size - block * _SAMPLE)))

@@ -1,4 +1,4 @@
-"""Files on their way into one folder of a host: what of them is there, asked and compared by grains, and what is not.  Sends no files."""
+"""Files of an upload: find and compare, by grains, the data that exists on the host, and track the missing data.  Uploads nothing."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..link.wire import Wire, chunks_of, nothing
 from .manifests import folders, stamp_of
 
 GRAINS = 4
-"""Of a chunk: in which a large file is compared, and sent again."""
+"""Grains per chunk.  A grain is the unit in which large files are compared and repeated."""
 
 
 class Grains(NamedTuple):
-    """A large file by the digests of its grains: how many bytes are there, what they are, and what it is here."""
+    """The grain digests of a large file: its bytes on the host, the digests there, and the local digests."""
 
     size: int
     theirs: Sequence[str]
@@ -27,49 +27,49 @@ class Grains(NamedTuple):
 
 
 class Older(NamedTuple):
-    """A large file that is there."""
+    """A large file on the host, which an upload can build on."""
 
     path: str
-    """From the root."""
+    """Path relative to the root."""
     digest: str
     grains: Grains | None = None
-    """Where these are known, and nothing was built on it yet."""
+    """The grain digests if they are known and not used yet."""
 
 
 @dataclass(slots=True)
 class Cargo:
-    """Files on their way into one folder there."""
+    """Files to upload into one directory of the host."""
 
     name: str
     folder: str
     size: int
     origin: Callable[[Entry], str]
-    root: str = ""  # of a tree, here
+    root: str = ""  # local root of a tree
     content: str = ""
     manifest: Sequence[Entry] = ()
     missing: dict[str, Entry] = field(default_factory=dict)
-    loose: dict[str, Entry] = field(default_factory=dict)  # all of them, when it is no tree
+    loose: dict[str, Entry] = field(default_factory=dict)  # all files, if this is no tree
     older: dict[str, Older] = field(
         default_factory=dict
-    )  # large file -> one there that may have grains in common with it
+    )  # large file -> a similar file on the host
     grains: dict[str, dict[int, str]] = field(
         default_factory=dict
-    )  # large file -> the digests of its grains, as far as they are known
+    )  # large file -> known digests of its grains
     holes: dict[str, list[tuple[int, int]]] = field(
         default_factory=dict
-    )  # large file -> (first grain, grains) that are not there
-    links: list[Entry] = field(default_factory=list)  # and empty folders
-    bare: bool = False  # neither links nor the manifest are there yet
-    rough: bool = False  # something of it was found there, or did not come as it should
+    )  # large file -> (first grain, number of grains) that are missing
+    links: list[Entry] = field(default_factory=list)  # including empty directories
+    bare: bool = False  # the links and the manifest are still missing
+    rough: bool = False  # a part existed on the host, or was damaged
     placed: bool = False
     _described: tuple[bytes, str] | None = None
 
     def owed(self, grain: int) -> int:
-        """Bytes that are not there yet."""
+        """Return the missing bytes."""
         return sum(self._left(entry, grain) for entry in self.missing.values())
 
     def needs(self) -> int:
-        """Bytes of the disk there."""
+        """Return the bytes of disk space required on the host."""
         return sum(entry.size for entry in self.missing.values())
 
     def _left(self, entry: Entry, grain: int) -> int:
@@ -77,7 +77,7 @@ class Cargo:
         return min(entry.size, grain * sum(count for _, count in holes)) if holes else entry.size
 
     def described(self) -> tuple[bytes, str]:
-        """A tree's manifest as it is beside it, and the digest by which its names and links are recognized there."""
+        """Return a tree's manifest as stored beside it, and the digest of its names and links."""
         if self._described is None:
             text = json.dumps(self.manifest, ensure_ascii=False, separators=(",", ":"))
             self._described = text.encode("utf-8", "surrogateescape"), stamp_of(self.manifest)
@@ -85,18 +85,18 @@ class Cargo:
 
 
 def grain_of(wire: Wire) -> int:
-    """Bytes of a grain."""
+    """Return the bytes of a grain."""
     return max(1, wire.chunk // GRAINS)
 
 
 class Arrivals:
-    """What has arrived on one host."""
+    """The uploaded data on one host."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
     async def survey(self, cargo: Cargo) -> None:
-        """Ask what of the missing has arrived, and leave out of `missing` what is right."""
+        """Ask which missing files have arrived, and remove correct ones from `missing`."""
         cargo.rough = True
         small = [entry for entry in cargo.missing.values() if entry.size <= self._wire.chunk]
         if small:
@@ -123,7 +123,7 @@ class Arrivals:
         await asyncio.gather(*(some() for _ in range(self._wire.lanes(0, len(paths)))))
 
     async def _compare(self, cargo: Cargo, entry: Entry) -> None:
-        """Which grains of a large file are not there as they are here.  One that has an older one begins with that."""
+        """Find the grains of a large file that differ on the host.  A file with an older version starts with its data."""
         size, theirs, ours = await self._grains(cargo, entry)
         cargo.grains[entry.path] = dict(enumerate(ours))
         if size > entry.size:
@@ -138,7 +138,7 @@ class Arrivals:
         if not wrong and entry.path in cargo.older:
             wrong = [
                 len(ours) - 1
-            ]  # the same bytes, maybe with another mode: that comes with the last of them
+            ]  # the bytes are equal, but the mode may differ: the last grain sets it
         if not wrong:
             del cargo.missing[entry.path]
             cargo.holes.pop(entry.path, None)
@@ -152,7 +152,7 @@ class Arrivals:
         cargo.holes[entry.path] = holes
 
     async def _grains(self, cargo: Cargo, entry: Entry) -> Grains:
-        """How a large file is there, and here.  What is known of the one that it is built on is believed once."""
+        """Return the digests of a large file on the host and here.  Known digests of its base are used once."""
         grain, older = grain_of(self._wire), cargo.older.get(entry.path, Older("", ""))
         if older.grains is not None:
             cargo.older[entry.path] = older._replace(grains=None)
@@ -174,7 +174,7 @@ class Arrivals:
         return Grains(size, theirs, ours)
 
     async def tidy(self, cargo: Cargo) -> None:
-        """Delete what does not belong into a tree, and see which links and empty folders are missing."""
+        """Delete entries that do not belong to a tree, and find its missing links and empty directories."""
         below, pointing = await self._wire.ask("listing", cargo.folder, read=_listing)
         above = set(folders(cargo.manifest))
         wanted = {entry.path: entry for entry in cargo.manifest}
@@ -202,7 +202,7 @@ class Arrivals:
 
 
 def _listing(answer: Any) -> tuple[dict[str, str], dict[str, str]]:
-    """The kind of everything that is there of a tree, and where links point."""
+    """Parse a tree listing: the kind of each entry, and the targets of links."""
     return {str(path): str(kind) for path, kind, _ in answer}, {
         str(path): str(target) for path, kind, target in answer if kind == "l"
     }
