@@ -161,7 +161,7 @@ class Config:
         kind, _, listed = driver.partition(":")
         if kind != ANY:
             return ()
-        return _listed(listed) if listed else self.lists.get("drivers.any", ())
+        return _split_names(listed) if listed else self.lists.get("drivers.any", ())
 
     def store_named(self, name: str | None) -> StoreSettings | None:
         """Return the store with this name or URL, else the default store, else None.
@@ -227,22 +227,22 @@ def load(root: Path, environ: Mapping[str, str]) -> Config:
         raise Invalid(problems)
     if not any(found):
         return NOTHING
-    return _merged([file for file in found if file is not None])
+    return _merge([file for file in found if file is not None])
 
 
-def listed(config: Config) -> list[tuple[str, Any, str]]:
+def list_settings(config: Config) -> list[tuple[str, Any, str]]:
     """Return all effective settings with name, value and origin. Likely credentials are masked."""
     return [
-        (".".join(keys), _masked(keys[-1], value), origin)
+        (".".join(keys), _mask(keys[-1], value), origin)
         for keys, (value, origin) in sorted(config.said.items())
     ]
 
 
-def _masked(key: str, value: Any) -> Any:
+def _mask(key: str, value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _masked(name, inner) for name, inner in value.items()}
+        return {name: _mask(name, inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_masked("", item) for item in value]
+        return [_mask("", item) for item in value]
     return (
         "***"
         if _SECRET.search(key) and key not in _PUBLIC
@@ -301,7 +301,7 @@ def _read(path: Path, problems: list[Problem]) -> _File | None:
     return file
 
 
-def _merged(files: list[_File]) -> Config:
+def _merge(files: list[_File]) -> Config:
     """Merge `files`, given in order of precedence."""
     tables: dict[str, dict[str, Any]] = {name: {} for name in _TABLES}
     receivers: dict[str, list[Receiver]] = {kind: [] for kind in _RECEIVERS}
@@ -393,7 +393,7 @@ def _faults(file: _File) -> list[Problem]:
     return [Problem(code, words, _where(file, keys), fix) for code, words, keys, fix in faults]
 
 
-def _listed(names: str) -> tuple[str, ...]:
+def _split_names(names: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, names.split(","))))
 
 
@@ -434,7 +434,7 @@ def _stack_drivers(value: Mapping[str, Any]) -> Iterator[_Named]:
         if isinstance(stack, dict) and "driver" in stack:
             driver = str(stack["driver"])
             kind, _, several = driver.partition(":")
-            for each in _listed(several) if kind == ANY else [driver]:
+            for each in _split_names(several) if kind == ANY else [driver]:
                 yield ("stacks", name, "driver"), each
 
 
@@ -646,10 +646,10 @@ def _where(file: _File, keys: tuple[str, ...]) -> Location:
     best, depth = 1, 0
     for number, line in enumerate(lines, 1):
         if header := re.match(r"\s*\[\[?([^\]]+)\]", line):
-            table = _dotted(header[1])
+            table = _split_key(header[1])
             here = table
         elif assigned := re.match(r"\s*([A-Za-z0-9_.\"' -]+?)\s*=", line):
-            here = (*table, *_dotted(assigned[1]))
+            here = (*table, *_split_key(assigned[1]))
         else:
             continue
         if here == keys[: len(here)] and len(here) > depth:
@@ -661,7 +661,7 @@ def _where(file: _File, keys: tuple[str, ...]) -> Location:
     )
 
 
-def _dotted(text: str) -> tuple[str, ...]:
+def _split_key(text: str) -> tuple[str, ...]:
     return tuple(part.strip().strip("\"'") for part in text.split("."))
 
 

@@ -17,7 +17,7 @@ LOCAL: Final = "local"
 
 def list_drivers(ws: Workspace) -> list[Facts]:
     """Return this machine, then the drivers of the settings, then all others; within each those that can be used come first."""
-    brought = [each.name for each in extensions.found(extensions.DRIVERS)]
+    brought = [each.name for each in extensions.find_extensions(extensions.DRIVERS)]
     names = sorted({*DRIVERS, *brought, *ws.config.drivers} - {LOCAL})
     found = [_described(ws, name) for name in names]
     found.sort(key=lambda each: (not each["configured"], bool(each["lacks"])))

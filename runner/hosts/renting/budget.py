@@ -63,7 +63,7 @@ class Budget:
     def ending(self) -> list[LeaseRow]:
         """The leases that are being given back, or about to be, and count against a limit: their proof gives money free."""
         if "cost_per_day" in self.limits:
-            rows = self._ledger.living()
+            rows = self._ledger.living_leases()
         elif self.limit is not None:
             rows = self._ledger.of_run(self._run)
         else:
@@ -94,7 +94,7 @@ class Budget:
         if (most := self.limits.get("cost_per_day")) is None:
             return math.inf
         since = time.time() - DAY
-        rows = {row.key: row for row in [*self._ledger.since(since), *self._ledger.living()]}
+        rows = {row.key: row for row in [*self._ledger.since(since), *self._ledger.living_leases()]}
         return most - self._bound(list(rows.values()), beside, since, end)
 
     def _bound(
@@ -118,7 +118,7 @@ class Budget:
         """How many more machines this user may have, by `[limits] machines`."""
         if (most := self.limits.get("machines")) is None:
             return math.inf
-        return most - sum(row.counts for row in self._ledger.living())
+        return most - sum(row.counts for row in self._ledger.living_leases())
 
     @property
     def full(self) -> bool:

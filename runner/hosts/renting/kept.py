@@ -54,7 +54,11 @@ class KeptLeases(Leases):
     def machine(self) -> LeaseRow | None:
         """The machine that is kept for the stack, made or on its way."""
         return next(
-            (row for row in self.ledger.living(self.name) if row.kept and row.stack == self.stack),
+            (
+                row
+                for row in self.ledger.living_leases(self.name)
+                if row.kept and row.stack == self.stack
+            ),
             None,
         )
 
@@ -62,7 +66,7 @@ class KeptLeases(Leases):
         """The uses of a kept machine that are not over: one, where nothing went wrong."""
         return [
             row
-            for row in self.ledger.living(self.name)
+            for row in self.ledger.living_leases(self.name)
             if row.machine == machine.key and not row.kept
         ]
 
