@@ -8,7 +8,7 @@ Without settings files, nothing is imported.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -303,75 +303,94 @@ def _read(path: Path, problems: list[Problem]) -> _File | None:
 
 def _merge(files: list[_File]) -> Config:
     """Merge `files`, given in order of precedence."""
-    tables: dict[str, dict[str, Any]] = {name: {} for name in _TABLES}
-    receivers: dict[str, list[Receiver]] = {kind: [] for kind in _RECEIVERS}
-    said: dict[tuple[str, ...], tuple[Any, str]] = {}
+    collected = _CollectedSettings()
     for file in reversed(files):
-        for kind, known in receivers.items():
-            for n, table in enumerate(file.value.get(kind, ())):
-                said |= {
-                    (kind, str(len(known)), key): (value, _origin(file, (kind, str(n), key)))
-                    for key, value in table.items()
-                }
-                known.append(
-                    Receiver(
-                        **table | ({"events": tuple(table["events"])} if "events" in table else {})
-                    )
-                )
+        collected.add(file)
+    return collected.build()
+
+
+class _CollectedSettings:
+    """Collects the settings of several files, added from the lowest to the highest precedence."""
+
+    def __init__(self) -> None:
+        self._tables: dict[str, dict[str, Any]] = {kind: {} for kind in _TABLES}
+        self._receivers: dict[str, list[Receiver]] = {kind: [] for kind in _RECEIVERS}
+        self._said: dict[tuple[str, ...], tuple[Any, str]] = {}
+
+    def add(self, file: _File) -> None:
+        for kind in _RECEIVERS:
+            self._add_receivers(file, kind)
         for kind in _TABLES:
             for name, table in file.value.get(kind, {}).items():
-                if (kind, name) in _LISTS:
-                    continue
-                tables[kind][name] = table
-                said = {keys: each for keys, each in said.items() if keys[:2] != (kind, name)}
-                said |= {
-                    (kind, name, key): (value, _origin(file, (kind, name, key)))
-                    for key, value in table.items()
-                }
-        single = [
-            ("store",),
-            ("inputs",),
-            *_LISTS,
-            *_FLAGS,
-            *((kind, name) for kind in ("prices", "limits") for name in file.value.get(kind, ())),
-        ]
-        for keys in single:
-            value = (
-                file.value.get(keys[0])
-                if len(keys) == 1
-                else file.value.get(keys[0], {}).get(keys[1])
-            )
-            if value is not None and (keys[0] != "limits" or value <= said.get(keys, (value,))[0]):
-                said[keys] = value, _origin(file, keys)
-    prices, limits = (
-        {keys[1]: value for keys, (value, _) in said.items() if keys[0] == kind}
-        for kind in ("prices", "limits")
-    )
-    lists = {".".join(keys): tuple(said[keys][0]) for keys in _LISTS if keys in said}
-    stores = {name: StoreSettings(name, **table) for name, table in tables["stores"].items()}
-    webhooks, notify = (tuple(receivers[kind]) for kind in _RECEIVERS)
-    stacks: dict[str, Stack] = {}
-    for name, table in tables["stacks"].items():
-        head = Head(**table["head"]) if "head" in table else None
-        stacks[name] = Stack(
-            name,
-            **{**table, "head": head},
-            file=said["stacks", name, "driver"][1].rpartition(":")[0],
+                if (kind, name) not in _LISTS:
+                    self._replace_table(file, kind, name, table)
+        for keys in (("store",), ("inputs",), *_LISTS, *_FLAGS):
+            self._add_value(file, keys)
+        for kind in ("prices", "limits"):
+            for name in file.value.get(kind, ()):
+                self._add_value(file, (kind, name))
+
+    def _add_receivers(self, file: _File, kind: str) -> None:
+        """Add the receivers of a file to those of the other files."""
+        known = self._receivers[kind]
+        for n, table in enumerate(file.value.get(kind, ())):
+            for key, value in table.items():
+                origin = _origin(file, (kind, str(n), key))
+                self._said[kind, str(len(known)), key] = value, origin
+            fields = dict(table)
+            if "events" in table:
+                fields["events"] = tuple(table["events"])
+            known.append(Receiver(**fields))
+
+    def _replace_table(self, file: _File, kind: str, name: str, table: Mapping[str, Any]) -> None:
+        """Replace a table of an earlier file as a whole."""
+        self._tables[kind][name] = table
+        earlier = [keys for keys in self._said if keys[:2] == (kind, name)]
+        for keys in earlier:
+            del self._said[keys]
+        for key, value in table.items():
+            self._said[kind, name, key] = value, _origin(file, (kind, name, key))
+
+    def _add_value(self, file: _File, keys: tuple[str, ...]) -> None:
+        """Set a value from a file, if present. Of two limits, the lower one applies."""
+        value = file.value.get(keys[0])
+        if len(keys) > 1:
+            value = file.value.get(keys[0], {}).get(keys[1])
+        if value is None:
+            return
+        if keys[0] == "limits" and keys in self._said and value > self._said[keys][0]:
+            return
+        self._said[keys] = value, _origin(file, keys)
+
+    def build(self) -> Config:
+        stores = self._tables["stores"]
+        return Config(
+            store=self._said.get(("store",), ("",))[0],
+            inputs=self._said.get(("inputs",), ("",))[0],
+            stores={name: StoreSettings(name, **table) for name, table in stores.items()},
+            drivers=self._tables["drivers"],
+            prices=self._values_of("prices"),
+            lists={".".join(keys): tuple(self._said[keys][0]) for keys in self._present(_LISTS)},
+            said=self._said,
+            limits=self._values_of("limits"),
+            flags={".".join(keys): self._said[keys][0] for keys in self._present(_FLAGS)},
+            webhooks=tuple(self._receivers["webhooks"]),
+            notify=tuple(self._receivers["notify"]),
+            stacks={
+                name: self._stack(name, table) for name, table in self._tables["stacks"].items()
+            },
         )
-    return Config(
-        said.get(("store",), ("",))[0],
-        said.get(("inputs",), ("",))[0],
-        stores,
-        tables["drivers"],
-        prices,
-        lists,
-        said,
-        limits,
-        {".".join(keys): said[keys][0] for keys in _FLAGS if keys in said},
-        webhooks,
-        notify,
-        stacks,
-    )
+
+    def _values_of(self, kind: str) -> dict[str, Any]:
+        return {keys[1]: value for keys, (value, _) in self._said.items() if keys[0] == kind}
+
+    def _present(self, every: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+        return [keys for keys in every if keys in self._said]
+
+    def _stack(self, name: str, table: Mapping[str, Any]) -> Stack:
+        head = Head(**table["head"]) if "head" in table else None
+        _, origin = self._said["stacks", name, "driver"]
+        return Stack(name, **{**table, "head": head}, file=origin.rpartition(":")[0])
 
 
 # -- validation
