@@ -576,69 +576,75 @@ def _check(
     """
     if "$ref" in part:
         return _check(root, root["$defs"][part["$ref"].removeprefix("#/$defs/")], value, keys)
-    name = ".".join(keys)
     if "anyOf" in part:
         tried = [_check(root, branch, value, keys) for branch in part["anyOf"]]
-        return min(
-            tried, key=lambda faults: (len(faults), faults[:1] and faults[0][0] == "wrong-type")
-        )
+        return min(tried, key=_distance)
     kind = part.get("type")
-    if kind is not None and (
-        not isinstance(value, _KINDS[kind][0]) or (isinstance(value, bool) and kind != "boolean")
-    ):
-        return [("wrong-type", f"{name} must be {_KINDS[kind][1]}", keys, "")]
+    if kind is not None and not _is_of_kind(value, kind):
+        return [("wrong-type", f"{'.'.join(keys)} must be {_KINDS[kind][1]}", keys, "")]
     if isinstance(value, str):
-        if not re.search(part.get("pattern", ""), value) or len(value) < part.get("minLength", 0):
-            shown = "***" if _SECRET.search(keys[-1]) or keys[0] == "notify" else value
-            return [
-                (
-                    "bad-value",
-                    f'{name} has an invalid value "{shown}"',
-                    keys,
-                    str(part.get("description", "")),
-                )
-            ]
-    elif (
-        isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and value < part.get("minimum", value)
-    ):
-        return [("bad-value", f"{name} must be at least {part['minimum']}", keys, "")]
-    elif isinstance(value, list):
+        return _check_text(part, value, keys)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return _check_minimum(part, value, keys)
+    if isinstance(value, list):
+        item_part = part.get("items", {})
         return [
             fault
             for n, item in enumerate(value)
-            for fault in _check(root, part.get("items", {}), item, (*keys, str(n)))
+            for fault in _check(root, item_part, item, (*keys, str(n)))
         ]
-    if not isinstance(value, dict):
+    if isinstance(value, dict):
+        return _check_table(root, part, value, keys)
+    return []
+
+
+def _distance(faults: list[_Fault]) -> tuple[int, bool]:
+    """Return how far a value is from an alternative: fewer faults are nearer, then other types."""
+    return len(faults), bool(faults) and faults[0][0] == "wrong-type"
+
+
+def _is_of_kind(value: Any, kind: str) -> bool:
+    if isinstance(value, bool):
+        return kind == "boolean"
+    return isinstance(value, _KINDS[kind][0])
+
+
+def _check_text(part: Mapping[str, Any], value: str, keys: tuple[str, ...]) -> list[_Fault]:
+    if re.search(part.get("pattern", ""), value) and len(value) >= part.get("minLength", 0):
         return []
+    shown = "***" if _SECRET.search(keys[-1]) or keys[0] == "notify" else value
+    message = f'{".".join(keys)} has an invalid value "{shown}"'
+    return [("bad-value", message, keys, str(part.get("description", "")))]
+
+
+def _check_minimum(part: Mapping[str, Any], value: float, keys: tuple[str, ...]) -> list[_Fault]:
+    if not value < part.get("minimum", value):  # true for NaN
+        return []
+    return [("bad-value", f"{'.'.join(keys)} must be at least {part['minimum']}", keys, "")]
+
+
+def _check_table(
+    root: Mapping[str, Any],
+    part: Mapping[str, Any],
+    table: Mapping[str, Any],
+    keys: tuple[str, ...],
+) -> list[_Fault]:
     known = part.get("properties", {})
     others = part.get("additionalProperties", True)
     found: list[_Fault] = []
     for missing in part.get("required", ()):
-        if missing not in value:
-            found.append(
-                (
-                    "missing-key",
-                    f"{name} has no {missing}",
-                    keys,
-                    str(known[missing].get("description", "")),
-                )
-            )
-    for key, inner in value.items():
+        if missing not in table:
+            fix = str(known[missing].get("description", ""))
+            found.append(("missing-key", f"{'.'.join(keys)} has no {missing}", keys, fix))
+    for key, inner in table.items():
+        path = (*keys, key)
         if key in known:
-            found += _check(root, known[key], inner, (*keys, key))
+            found += _check(root, known[key], inner, path)
         elif isinstance(others, dict):
-            found += _check(root, others, inner, (*keys, key))
+            found += _check(root, others, inner, path)
         elif not others:
-            found.append(
-                (
-                    "unknown-key",
-                    f'unknown setting "{".".join((*keys, key))}"',
-                    (*keys, key),
-                    _advice(key, known),
-                )
-            )
+            message = f'unknown setting "{".".join(path)}"'
+            found.append(("unknown-key", message, path, _advice(key, known)))
     return found
 
 
