@@ -42,12 +42,12 @@ class Extension:
         return f"{self.package} {self.version}"
 
 
-def found(group: str) -> tuple[Extension, ...]:
+def find_extensions(group: str) -> tuple[Extension, ...]:
     """Return all entry points of installed packages in `group`, by name and package."""
-    return _found(group, tuple(sys.path))
+    return _find_by_path(group, tuple(sys.path))
 
 
-def folder(extension: Extension) -> Path | None:
+def find_folder(extension: Extension) -> Path | None:
     """Return the directory of a dotted package name; None if it does not exist.
 
     The package is not imported.
@@ -74,7 +74,7 @@ def drivers(wanted: str) -> dict[str, tuple[str, str]]:
 
     if wanted in OURS:
         return OURS
-    brought = found(DRIVERS)
+    brought = find_extensions(DRIVERS)
     problems = [problem for problem in driver_faults() if f'"{wanted}"' in problem.message]
     if problems:
         raise Invalid(problems)
@@ -89,12 +89,14 @@ def driver_faults() -> list[Problem]:
     from drivers import DRIVERS as OURS
 
     owners = {name: ["recipe itself"] for name in OURS}
-    for each in found(DRIVERS):
+    for each in find_extensions(DRIVERS):
         owners.setdefault(each.name, []).append(f"{each.origin} ({each.target})")
-    return [clash("driver", name, origins) for name, origins in owners.items() if len(origins) > 1]
+    return [
+        name_clash("driver", name, origins) for name, origins in owners.items() if len(origins) > 1
+    ]
 
 
-def clash(kind: str, name: str, origins: list[str]) -> Problem:
+def name_clash(kind: str, name: str, origins: list[str]) -> Problem:
     """Return the problem of a name with several providers."""
     return Problem(
         "name-clash",
@@ -105,7 +107,7 @@ def clash(kind: str, name: str, origins: list[str]) -> Problem:
 
 
 @cache
-def _found(group: str, path: tuple[str, ...]) -> tuple[Extension, ...]:
+def _find_by_path(group: str, path: tuple[str, ...]) -> tuple[Extension, ...]:
     if not any(_mentioned(group, folder) for folder in dict.fromkeys(path)):
         return ()
     from importlib.metadata import distributions

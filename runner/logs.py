@@ -73,7 +73,7 @@ def mask(masker: Masker) -> None:
 
 
 @contextmanager
-def through(write: Callable[[str], None] | None) -> Iterator[None]:
+def redirect_lines(write: Callable[[str], None] | None) -> Iterator[None]:
     """Redirect stderr log lines to `write` inside the context, from any thread."""
     if write is not None:
         _writers.append(write)
@@ -128,7 +128,7 @@ def begin(verbose: int, wish: str) -> None:
         logger.propagate = False
         for handler, at in handlers:
             handler.setLevel(at)
-            handler.addFilter(_masked)
+            handler.addFilter(_mask_record)
             logger.addHandler(handler)
 
 
@@ -168,7 +168,7 @@ def _json() -> logging.Formatter:
     return Json()
 
 
-def _masked(record: Any) -> bool:
+def _mask_record(record: Any) -> bool:
     """Mask secrets in a record and its traceback. Always returns True."""
     text = record.getMessage()
     if record.exc_info:

@@ -15,7 +15,7 @@ LARGEST: Final = 24_000_000
 """Maximum bytes of a file to read at once."""
 
 
-def unfit(found: os.stat_result, most: int = LARGEST) -> str:
+def why_unreadable(found: os.stat_result, most: int = LARGEST) -> str:
     """Return the reason why a file must not be read at once, as a sentence about "it"; empty if it
     may.
     """
@@ -30,7 +30,7 @@ def whole(path: Path, most: int = LARGEST) -> bytes:
     Raises OSError, also for other file types and for more than `most` bytes.
     """
     with open_regular(path) as file:
-        if wrong := unfit(os.fstat(file.fileno()), most):
+        if wrong := why_unreadable(os.fstat(file.fileno()), most):
             raise OSError(errno.EINVAL, wrong, str(path))
         return file.read(most)
 

@@ -50,7 +50,7 @@ class Secret:
     __str__ = __repr__
 
 
-def unusable(variable: str, value: str | None, *, required: bool) -> str:
+def describe_unusable(variable: str, value: str | None, *, required: bool) -> str:
     """Describe the problem of a secret's environment variable, to follow the secret's name; empty
     if it is valid.
     """
@@ -61,7 +61,7 @@ def unusable(variable: str, value: str | None, *, required: bool) -> str:
     return "is not set" if value is None else f"is empty: {variable} is set, but to an empty text"
 
 
-def tokenlike(name: str, value: str) -> bool:
+def is_tokenlike(name: str, value: str) -> bool:
     """Return True if a variable looks like a secret, by its name or by a well-known token prefix."""
     named = len(value) >= SHORTEST and any(
         part.endswith(_NAMES) for part in name.upper().split("_")
@@ -69,7 +69,7 @@ def tokenlike(name: str, value: str) -> bool:
     return named or (len(value) >= 16 and value.startswith(_TOKENS))
 
 
-def passwords(variables: Mapping[str, str]) -> list[Secret]:
+def find_passwords(variables: Mapping[str, str]) -> list[Secret]:
     """Return the passwords in URLs such as `http://user:password@proxy`."""
     users = {
         name: value.partition("://")[2].partition("/")[0].rpartition("@")[0]
@@ -147,7 +147,7 @@ class Masker:
             return {self.value(name): self.value(inner) for name, inner in value.items()}
         return [self.value(inner) for inner in value]
 
-    def found(self, flat: bytes) -> list[tuple[int, int]]:
+    def find_spans(self, flat: bytes) -> list[tuple[int, int]]:
         """Return the spans of secrets in a text without line ends, with overlaps merged."""
         spans = []
         for head in {head for word, heads in self._heads.items() if word in flat for head in heads}:
@@ -158,9 +158,9 @@ class Masker:
                 ):
                     spans.append((at, at + len(form)))
                 at = flat.find(head, at + 1)
-        return _merged(spans)
+        return _merge_spans(spans)
 
-    def begun(self, flat: bytes) -> int:
+    def find_begun(self, flat: bytes) -> int:
         """Return the position from which the end of a text may be the start of a secret."""
         first = next(
             (
@@ -207,10 +207,10 @@ class Stream:
         data = self.held + piece
         flat = _flat(data)
         place = _places(data, flat)
-        spans = self._masker.found(flat)
+        spans = self._masker.find_spans(flat)
         if self._covered:
-            spans = _merged([(0, self._covered), *spans])
-        cut = len(flat) if last else self._masker.begun(flat)
+            spans = _merge_spans([(0, self._covered), *spans])
+        cut = len(flat) if last else self._masker.find_begun(flat)
         shown, done = [], 0
         for start, end in spans:
             if start >= cut:
@@ -232,7 +232,7 @@ def _flat(data: bytes) -> bytes:
     return data.replace(b"\n", b"").replace(b"\r", b"")
 
 
-def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _merge_spans(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     merged: list[tuple[int, int]] = []
     for start, end in sorted(spans):
         if merged and start < merged[-1][1]:
@@ -271,13 +271,13 @@ def _forms(value: str) -> Iterator[tuple[bytes, bytes]]:
         word = max(re.findall(r"[A-Za-z0-9]+", text), key=len, default="").encode()
         yield from (
             (word, form)
-            for each in escaped(text, times)
+            for each in escaped_forms(text, times)
             if len(form := _flat(_bytes(each))) >= SHORTEST
         )
-    yield from ((form, form) for form in encoded(raw) if len(form) >= SHORTEST)
+    yield from ((form, form) for form in encoded_forms(raw) if len(form) >= SHORTEST)
 
 
-def escaped(text: str, times: int) -> set[str]:
+def escaped_forms(text: str, times: int) -> set[str]:
     """Return a text and all its escaped forms, with up to `times` nested escapes."""
     found = newest = {text}
     for _ in range(times):
@@ -288,7 +288,7 @@ def escaped(text: str, times: int) -> set[str]:
     return found
 
 
-def encoded(raw: bytes) -> set[bytes]:
+def encoded_forms(raw: bytes) -> set[bytes]:
     """Return the encoded forms of bytes that hide the original bytes."""
     return {form for encode in ENCODINGS.values() for form in encode(raw)}
 

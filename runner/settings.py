@@ -8,7 +8,7 @@ Without settings files, nothing is imported.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -161,7 +161,7 @@ class Config:
         kind, _, listed = driver.partition(":")
         if kind != ANY:
             return ()
-        return _listed(listed) if listed else self.lists.get("drivers.any", ())
+        return _split_names(listed) if listed else self.lists.get("drivers.any", ())
 
     def store_named(self, name: str | None) -> StoreSettings | None:
         """Return the store with this name or URL, else the default store, else None.
@@ -227,22 +227,22 @@ def load(root: Path, environ: Mapping[str, str]) -> Config:
         raise Invalid(problems)
     if not any(found):
         return NOTHING
-    return _merged([file for file in found if file is not None])
+    return _merge([file for file in found if file is not None])
 
 
-def listed(config: Config) -> list[tuple[str, Any, str]]:
+def list_settings(config: Config) -> list[tuple[str, Any, str]]:
     """Return all effective settings with name, value and origin. Likely credentials are masked."""
     return [
-        (".".join(keys), _masked(keys[-1], value), origin)
+        (".".join(keys), _mask(keys[-1], value), origin)
         for keys, (value, origin) in sorted(config.said.items())
     ]
 
 
-def _masked(key: str, value: Any) -> Any:
+def _mask(key: str, value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _masked(name, inner) for name, inner in value.items()}
+        return {name: _mask(name, inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_masked("", item) for item in value]
+        return [_mask("", item) for item in value]
     return (
         "***"
         if _SECRET.search(key) and key not in _PUBLIC
@@ -301,77 +301,96 @@ def _read(path: Path, problems: list[Problem]) -> _File | None:
     return file
 
 
-def _merged(files: list[_File]) -> Config:
+def _merge(files: list[_File]) -> Config:
     """Merge `files`, given in order of precedence."""
-    tables: dict[str, dict[str, Any]] = {name: {} for name in _TABLES}
-    receivers: dict[str, list[Receiver]] = {kind: [] for kind in _RECEIVERS}
-    said: dict[tuple[str, ...], tuple[Any, str]] = {}
+    collected = _CollectedSettings()
     for file in reversed(files):
-        for kind, known in receivers.items():
-            for n, table in enumerate(file.value.get(kind, ())):
-                said |= {
-                    (kind, str(len(known)), key): (value, _origin(file, (kind, str(n), key)))
-                    for key, value in table.items()
-                }
-                known.append(
-                    Receiver(
-                        **table | ({"events": tuple(table["events"])} if "events" in table else {})
-                    )
-                )
+        collected.add(file)
+    return collected.build()
+
+
+class _CollectedSettings:
+    """Collects the settings of several files, added from the lowest to the highest precedence."""
+
+    def __init__(self) -> None:
+        self._tables: dict[str, dict[str, Any]] = {kind: {} for kind in _TABLES}
+        self._receivers: dict[str, list[Receiver]] = {kind: [] for kind in _RECEIVERS}
+        self._said: dict[tuple[str, ...], tuple[Any, str]] = {}
+
+    def add(self, file: _File) -> None:
+        for kind in _RECEIVERS:
+            self._add_receivers(file, kind)
         for kind in _TABLES:
             for name, table in file.value.get(kind, {}).items():
-                if (kind, name) in _LISTS:
-                    continue
-                tables[kind][name] = table
-                said = {keys: each for keys, each in said.items() if keys[:2] != (kind, name)}
-                said |= {
-                    (kind, name, key): (value, _origin(file, (kind, name, key)))
-                    for key, value in table.items()
-                }
-        single = [
-            ("store",),
-            ("inputs",),
-            *_LISTS,
-            *_FLAGS,
-            *((kind, name) for kind in ("prices", "limits") for name in file.value.get(kind, ())),
-        ]
-        for keys in single:
-            value = (
-                file.value.get(keys[0])
-                if len(keys) == 1
-                else file.value.get(keys[0], {}).get(keys[1])
-            )
-            if value is not None and (keys[0] != "limits" or value <= said.get(keys, (value,))[0]):
-                said[keys] = value, _origin(file, keys)
-    prices, limits = (
-        {keys[1]: value for keys, (value, _) in said.items() if keys[0] == kind}
-        for kind in ("prices", "limits")
-    )
-    lists = {".".join(keys): tuple(said[keys][0]) for keys in _LISTS if keys in said}
-    stores = {name: StoreSettings(name, **table) for name, table in tables["stores"].items()}
-    webhooks, notify = (tuple(receivers[kind]) for kind in _RECEIVERS)
-    stacks: dict[str, Stack] = {}
-    for name, table in tables["stacks"].items():
-        head = Head(**table["head"]) if "head" in table else None
-        stacks[name] = Stack(
-            name,
-            **{**table, "head": head},
-            file=said["stacks", name, "driver"][1].rpartition(":")[0],
+                if (kind, name) not in _LISTS:
+                    self._replace_table(file, kind, name, table)
+        for keys in (("store",), ("inputs",), *_LISTS, *_FLAGS):
+            self._add_value(file, keys)
+        for kind in ("prices", "limits"):
+            for name in file.value.get(kind, ()):
+                self._add_value(file, (kind, name))
+
+    def _add_receivers(self, file: _File, kind: str) -> None:
+        """Add the receivers of a file to those of the other files."""
+        known = self._receivers[kind]
+        for n, table in enumerate(file.value.get(kind, ())):
+            for key, value in table.items():
+                origin = _origin(file, (kind, str(n), key))
+                self._said[kind, str(len(known)), key] = value, origin
+            fields = dict(table)
+            if "events" in table:
+                fields["events"] = tuple(table["events"])
+            known.append(Receiver(**fields))
+
+    def _replace_table(self, file: _File, kind: str, name: str, table: Mapping[str, Any]) -> None:
+        """Replace a table of an earlier file as a whole."""
+        self._tables[kind][name] = table
+        earlier = [keys for keys in self._said if keys[:2] == (kind, name)]
+        for keys in earlier:
+            del self._said[keys]
+        for key, value in table.items():
+            self._said[kind, name, key] = value, _origin(file, (kind, name, key))
+
+    def _add_value(self, file: _File, keys: tuple[str, ...]) -> None:
+        """Set a value from a file, if present. Of two limits, the lower one applies."""
+        value = file.value.get(keys[0])
+        if len(keys) > 1:
+            value = file.value.get(keys[0], {}).get(keys[1])
+        if value is None:
+            return
+        if keys[0] == "limits" and keys in self._said and value > self._said[keys][0]:
+            return
+        self._said[keys] = value, _origin(file, keys)
+
+    def build(self) -> Config:
+        stores = self._tables["stores"]
+        return Config(
+            store=self._said.get(("store",), ("",))[0],
+            inputs=self._said.get(("inputs",), ("",))[0],
+            stores={name: StoreSettings(name, **table) for name, table in stores.items()},
+            drivers=self._tables["drivers"],
+            prices=self._values_of("prices"),
+            lists={".".join(keys): tuple(self._said[keys][0]) for keys in self._present(_LISTS)},
+            said=self._said,
+            limits=self._values_of("limits"),
+            flags={".".join(keys): self._said[keys][0] for keys in self._present(_FLAGS)},
+            webhooks=tuple(self._receivers["webhooks"]),
+            notify=tuple(self._receivers["notify"]),
+            stacks={
+                name: self._stack(name, table) for name, table in self._tables["stacks"].items()
+            },
         )
-    return Config(
-        said.get(("store",), ("",))[0],
-        said.get(("inputs",), ("",))[0],
-        stores,
-        tables["drivers"],
-        prices,
-        lists,
-        said,
-        limits,
-        {".".join(keys): said[keys][0] for keys in _FLAGS if keys in said},
-        webhooks,
-        notify,
-        stacks,
-    )
+
+    def _values_of(self, kind: str) -> dict[str, Any]:
+        return {keys[1]: value for keys, (value, _) in self._said.items() if keys[0] == kind}
+
+    def _present(self, every: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+        return [keys for keys in every if keys in self._said]
+
+    def _stack(self, name: str, table: Mapping[str, Any]) -> Stack:
+        head = Head(**table["head"]) if "head" in table else None
+        _, origin = self._said["stacks", name, "driver"]
+        return Stack(name, **{**table, "head": head}, file=origin.rpartition(":")[0])
 
 
 # -- validation
@@ -393,7 +412,7 @@ def _faults(file: _File) -> list[Problem]:
     return [Problem(code, words, _where(file, keys), fix) for code, words, keys, fix in faults]
 
 
-def _listed(names: str) -> tuple[str, ...]:
+def _split_names(names: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, names.split(","))))
 
 
@@ -434,7 +453,7 @@ def _stack_drivers(value: Mapping[str, Any]) -> Iterator[_Named]:
         if isinstance(stack, dict) and "driver" in stack:
             driver = str(stack["driver"])
             kind, _, several = driver.partition(":")
-            for each in _listed(several) if kind == ANY else [driver]:
+            for each in _split_names(several) if kind == ANY else [driver]:
                 yield ("stacks", name, "driver"), each
 
 
@@ -557,69 +576,75 @@ def _check(
     """
     if "$ref" in part:
         return _check(root, root["$defs"][part["$ref"].removeprefix("#/$defs/")], value, keys)
-    name = ".".join(keys)
     if "anyOf" in part:
         tried = [_check(root, branch, value, keys) for branch in part["anyOf"]]
-        return min(
-            tried, key=lambda faults: (len(faults), faults[:1] and faults[0][0] == "wrong-type")
-        )
+        return min(tried, key=_distance)
     kind = part.get("type")
-    if kind is not None and (
-        not isinstance(value, _KINDS[kind][0]) or (isinstance(value, bool) and kind != "boolean")
-    ):
-        return [("wrong-type", f"{name} must be {_KINDS[kind][1]}", keys, "")]
+    if kind is not None and not _is_of_kind(value, kind):
+        return [("wrong-type", f"{'.'.join(keys)} must be {_KINDS[kind][1]}", keys, "")]
     if isinstance(value, str):
-        if not re.search(part.get("pattern", ""), value) or len(value) < part.get("minLength", 0):
-            shown = "***" if _SECRET.search(keys[-1]) or keys[0] == "notify" else value
-            return [
-                (
-                    "bad-value",
-                    f'{name} has an invalid value "{shown}"',
-                    keys,
-                    str(part.get("description", "")),
-                )
-            ]
-    elif (
-        isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and value < part.get("minimum", value)
-    ):
-        return [("bad-value", f"{name} must be at least {part['minimum']}", keys, "")]
-    elif isinstance(value, list):
+        return _check_text(part, value, keys)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return _check_minimum(part, value, keys)
+    if isinstance(value, list):
+        item_part = part.get("items", {})
         return [
             fault
             for n, item in enumerate(value)
-            for fault in _check(root, part.get("items", {}), item, (*keys, str(n)))
+            for fault in _check(root, item_part, item, (*keys, str(n)))
         ]
-    if not isinstance(value, dict):
+    if isinstance(value, dict):
+        return _check_table(root, part, value, keys)
+    return []
+
+
+def _distance(faults: list[_Fault]) -> tuple[int, bool]:
+    """Return how far a value is from an alternative: fewer faults are nearer, then other types."""
+    return len(faults), bool(faults) and faults[0][0] == "wrong-type"
+
+
+def _is_of_kind(value: Any, kind: str) -> bool:
+    if isinstance(value, bool):
+        return kind == "boolean"
+    return isinstance(value, _KINDS[kind][0])
+
+
+def _check_text(part: Mapping[str, Any], value: str, keys: tuple[str, ...]) -> list[_Fault]:
+    if re.search(part.get("pattern", ""), value) and len(value) >= part.get("minLength", 0):
         return []
+    shown = "***" if _SECRET.search(keys[-1]) or keys[0] == "notify" else value
+    message = f'{".".join(keys)} has an invalid value "{shown}"'
+    return [("bad-value", message, keys, str(part.get("description", "")))]
+
+
+def _check_minimum(part: Mapping[str, Any], value: float, keys: tuple[str, ...]) -> list[_Fault]:
+    if not value < part.get("minimum", value):  # true for NaN
+        return []
+    return [("bad-value", f"{'.'.join(keys)} must be at least {part['minimum']}", keys, "")]
+
+
+def _check_table(
+    root: Mapping[str, Any],
+    part: Mapping[str, Any],
+    table: Mapping[str, Any],
+    keys: tuple[str, ...],
+) -> list[_Fault]:
     known = part.get("properties", {})
     others = part.get("additionalProperties", True)
     found: list[_Fault] = []
     for missing in part.get("required", ()):
-        if missing not in value:
-            found.append(
-                (
-                    "missing-key",
-                    f"{name} has no {missing}",
-                    keys,
-                    str(known[missing].get("description", "")),
-                )
-            )
-    for key, inner in value.items():
+        if missing not in table:
+            fix = str(known[missing].get("description", ""))
+            found.append(("missing-key", f"{'.'.join(keys)} has no {missing}", keys, fix))
+    for key, inner in table.items():
+        path = (*keys, key)
         if key in known:
-            found += _check(root, known[key], inner, (*keys, key))
+            found += _check(root, known[key], inner, path)
         elif isinstance(others, dict):
-            found += _check(root, others, inner, (*keys, key))
+            found += _check(root, others, inner, path)
         elif not others:
-            found.append(
-                (
-                    "unknown-key",
-                    f'unknown setting "{".".join((*keys, key))}"',
-                    (*keys, key),
-                    _advice(key, known),
-                )
-            )
+            message = f'unknown setting "{".".join(path)}"'
+            found.append(("unknown-key", message, path, _advice(key, known)))
     return found
 
 
@@ -646,10 +671,10 @@ def _where(file: _File, keys: tuple[str, ...]) -> Location:
     best, depth = 1, 0
     for number, line in enumerate(lines, 1):
         if header := re.match(r"\s*\[\[?([^\]]+)\]", line):
-            table = _dotted(header[1])
+            table = _split_key(header[1])
             here = table
         elif assigned := re.match(r"\s*([A-Za-z0-9_.\"' -]+?)\s*=", line):
-            here = (*table, *_dotted(assigned[1]))
+            here = (*table, *_split_key(assigned[1]))
         else:
             continue
         if here == keys[: len(here)] and len(here) > depth:
@@ -661,7 +686,7 @@ def _where(file: _File, keys: tuple[str, ...]) -> Location:
     )
 
 
-def _dotted(text: str) -> tuple[str, ...]:
+def _split_key(text: str) -> tuple[str, ...]:
     return tuple(part.strip().strip("\"'") for part in text.split("."))
 
 

@@ -20,7 +20,7 @@ def list_drivers(ws: Workspace) -> list[Facts]:
 
     Within both groups, drivers that are ready to use come first.
     """
-    brought = [each.name for each in extensions.found(extensions.DRIVERS)]
+    brought = [each.name for each in extensions.find_extensions(extensions.DRIVERS)]
     names = sorted({*DRIVERS, *brought, *ws.config.drivers} - {LOCAL})
     found = [_describe_driver(ws, name) for name in names]
     found.sort(key=lambda each: (not each["configured"], bool(each["lacks"])))

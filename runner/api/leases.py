@@ -39,7 +39,7 @@ def open_leases(
     found = []
     for path in (of_user(environ), of_workspace(home(root, environ))):
         with Ledger.open(path, read_only=True) as ledger:
-            rows = ledger.living(driver)
+            rows = ledger.living_leases(driver)
         found += [OpenLease(row, fate, path) for row, fate in reaper.judge_leases(rows, environ)]
     return found
 
@@ -49,7 +49,7 @@ def list_leases(root: Path, environ: Mapping[str, str]) -> list[Facts]:
     found: list[Facts] = []
     for path in (of_user(environ), of_workspace(home(root, environ))):
         with Ledger.open(path, read_only=True) as ledger:
-            rows = ledger.living()
+            rows = ledger.living_leases()
             noted = ledger.costs([row.key for row in rows])
         for row, fate in reaper.judge_leases(rows, environ):
             spent = noted[row.key].usd if row.key in noted else 0.0

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, overload
 
 from ..agent.regular import descriptor_of
-from ..secrets import Masker, Secret, Stream, passwords, tokenlike
+from ..secrets import Masker, Secret, Stream, find_passwords, is_tokenlike
 from ..survey.env_files import EnvFiles
 from ..survey.rows import StoredStream, is_elsewhere
 
@@ -48,10 +48,10 @@ class AttemptLog:
         Raises CannotRun if an environment file cannot be read.
         """
         values = EnvFiles(ws.root).values(self.env_files)
-        found = [Secret(name, value) for name, value in values.items() if tokenlike(name, value)]
+        found = [Secret(name, value) for name, value in values.items() if is_tokenlike(name, value)]
         return [
             *found,
-            *passwords(values),
+            *find_passwords(values),
             *(Secret(name, ws.environ[name]) for name in self.secrets),
         ]
 

@@ -242,7 +242,7 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
                 ws, found.plan, found.made, settings.upload, listener, uploading.maker(ws, found)
             )
         _ended(ws, row, fence, RunState("COMPLETED"))
-        wanted = found.wanted(found.plan)
+        wanted = found.select_wanted(found.plan)
         counts = with_skipped({"FRESH": fresh}, found.plan, wanted)
         skipped = skipped_steps(found.plan, (), wanted)
         listener.end(Summary("COMPLETED", counts, since.seconds, run=row.id, skipped=skipped))

@@ -11,7 +11,7 @@ from ..errors import CannotRun, Invalid, NoHost, Problem, did_you_mean
 from ..paths import shipped
 from ..planning.judge import RESTORE
 from ..planning.step import TEMPORARY, ResourceSpec, StepSpec
-from ..secrets import tokenlike
+from ..secrets import is_tokenlike
 from ..storage.workspace import Workspace
 from ..survey.empty_globs import empty_globs
 from ..survey.env_files import EnvFiles
@@ -315,7 +315,7 @@ def sends(specs: Sequence[StepSpec], environ: Mapping[str, str]) -> dict[str, li
         for spec in specs
     }
     passed = {
-        spec.step: [name for name in spec.pass_env if tokenlike(name, environ.get(name, ""))]
+        spec.step: [name for name in spec.pass_env if is_tokenlike(name, environ.get(name, ""))]
         for spec in specs
     }
     return {step: found for step in named if (found := sorted({*named[step], *passed[step]}))}

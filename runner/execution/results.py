@@ -85,7 +85,7 @@ def deliver(ws: Workspace, run: str, fence: int, plan: Plan, made: Mapping[int, 
             continue  # a `temporary` output stays on its host
         size = ws.objects.size(content) if here else ws.remote_cache.size_of([content])
         outputs.append(Output(name or path, path, content, size, remote.address(content)))
-    ws.store.runs.exchange.made(run, fence, outputs)
+    ws.store.runs.exchange.store_outputs(run, fence, outputs)
 
 
 def collect(ws: Workspace, row: RunRow, out: Path, *, overwrite: bool) -> list[Path]:
@@ -105,7 +105,7 @@ def collect(ws: Workspace, row: RunRow, out: Path, *, overwrite: bool) -> list[P
                 f"run {row.id} has an output path outside its directory: {each.path}",
                 fix="check who can write to the run database",
             )
-    ours = ws.published()
+    ours = ws.published_contents()
     head = f"{ws.root}/"
     places = {each: str(target).removeprefix(head) for each, target in targets.items()}
     if not overwrite:

@@ -226,7 +226,7 @@ def _nothing_to_do(
         from . import resume
 
         resume.close_finished(ws, found, left)
-    wanted = found.wanted(found.plan)
+    wanted = found.select_wanted(found.plan)
     summary = Summary(
         "COMPLETED",
         with_skipped({"FRESH": fresh}, found.plan, wanted),
@@ -373,7 +373,7 @@ def check_ids(plan: Plan, choice: Choice, read: Callable[[str], str] = str) -> N
 
 def _restrict(found: Survey) -> None:
     """Skip the steps that the caller did not choose.  Raises CannotRun if a needed step is stale."""
-    plan, only, wanted = found.plan, found.only, found.wanted(found.plan)
+    plan, only, wanted = found.plan, found.only, found.select_wanted(found.plan)
     needs = {need for n in wanted for need in plan.needs(n)} | (
         plan.closure_of(only)[0] if only and plan.closure_of(only)[1] else set()
     )

@@ -179,7 +179,7 @@ def _work(ours: Assignment) -> Summary | None:
         **report.counts,
         "FRESH": report.counts.get("FRESH", 0) + len(fresh - working.owners.steps.todo),
     }
-    wanted = found.wanted(working.owners.steps.plan)
+    wanted = found.select_wanted(working.owners.steps.plan)
     skipped = working.owners.schedule.skipped()
     summary = Summary(
         state,

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from runner.errors import Invalid, Problem, did_you_mean, nearest
-from runner.secrets import unusable
+from runner.secrets import describe_unusable
 
 from . import library, presets
 from .addresses import Kind, divided, kind_of
@@ -160,7 +160,7 @@ def _unusable_secret(recipe: Recipe, spec: Input, environment: Mapping[str, str]
     """Return the problem of a secret's environment variable, if any."""
     variable = spec.env or ""
     value = environment.get(variable)
-    wrong = unusable(variable, value, required=spec.required)
+    wrong = describe_unusable(variable, value, required=spec.required)
     if not wrong:
         return []
     code = "secret-too-short" if value else "secret-not-set"

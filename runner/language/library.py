@@ -73,8 +73,8 @@ def faults() -> list[Problem]:
         problem = _clash(name, brought, name in ours)
         if problem is not None:
             problems.append(problem)
-    for each in extensions.found(extensions.RECIPES):
-        if extensions.folder(each) is None:
+    for each in extensions.find_extensions(extensions.RECIPES):
+        if extensions.find_folder(each) is None:
             where = f"{each.origin} declares its recipes in {each.target}"
             message = f"{where}, but this directory does not exist"
             problems.append(Problem("no-folder", message, None, f"reinstall {each.package}"))
@@ -199,8 +199,8 @@ def path(location: Location, word: str) -> str:
 def _brought() -> list[Entry]:
     """Return the recipes of other packages, each file once."""
     found: dict[Path, Entry] = {}
-    for each in extensions.found(extensions.RECIPES):
-        folder = extensions.folder(each)
+    for each in extensions.find_extensions(extensions.RECIPES):
+        folder = extensions.find_folder(each)
         if folder is not None:
             found.update((entry.path, entry) for entry in _entries(folder, each.origin))
     return list(found.values())
@@ -213,7 +213,7 @@ def _clash(name: str, brought: list[Entry], ours: bool) -> Problem | None:
     """
     folders = {entry.path.parent: f"{entry.origin} ({entry.path})" for entry in brought}
     owners = [*(["the library"] if ours else []), *folders.values()]
-    return extensions.clash("recipe", name, owners) if len(owners) > 1 else None
+    return extensions.name_clash("recipe", name, owners) if len(owners) > 1 else None
 
 
 def _entries(folder: Path, origin: str) -> list[Entry]:

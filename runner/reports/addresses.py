@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
 from ..errors import Invalid, Problem
-from ..storage.reach import public
+from ..storage.reach import is_public
 
 Resolve: TypeAlias = Callable[[str, int], Sequence[str]]
 """Resolves a host name to IP addresses."""
@@ -55,7 +55,7 @@ def public_endpoint(url: str, resolve: Resolve = resolve_host) -> Endpoint:
             found = resolve(host, port)
         except OSError as error:
             raise _bad_address("has a host that cannot be resolved") from error
-    if not found or not all(map(public, found)):
+    if not found or not all(map(is_public, found)):
         raise _bad_address("resolves to a private address")
     return Endpoint(host, port, found[0])
 

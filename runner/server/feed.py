@@ -207,7 +207,7 @@ class Reader:
         if is_same and now - self._looked < CHECK:
             return []
         self._version, self._looked = version, now
-        standing = runs.standing(list(self._readers))
+        standing = runs.states_of(list(self._readers))
         gone = [run for run in self._readers if run not in standing]
         if look.every is None:
             self._next = None
@@ -228,11 +228,11 @@ class Reader:
     def _find_all_positions(self, ws: Workspace, now: float) -> dict[str, tuple[str, int]]:
         """Return the state and next event number of all runs that may have changed."""
         runs = ws.store.runs
-        standing = runs.standing_since(now - SPAN)
+        standing = runs.states_since(now - SPAN)
         if self._next is None:
             self._next = {run: number for run, (_, number) in standing.items()}
             return standing
-        ended = runs.standing([run for run in self._next if run not in standing])
+        ended = runs.states_of([run for run in self._next if run not in standing])
         for run in self._next.keys() - standing.keys():
             state, number = ended.get(run, ("", 0))
             if run not in self._readers and (not state or self._next[run] >= number):

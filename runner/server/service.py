@@ -420,7 +420,7 @@ def _count_machines(ws: Workspace, registry: CollectorRegistry) -> None:
         registry=registry,
     )
     with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
-        for lease in ledger.living():
+        for lease in ledger.living_leases():
             machines.labels(lease.driver).inc()
             prices.labels(lease.driver, gpus_of(lease)[1], lease.state).inc(lease.price)
 

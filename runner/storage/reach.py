@@ -32,7 +32,7 @@ class Reach(NamedTuple):
         if asked is None:
             return False
         return self.trusts(address) or (
-            any(_covers(entry, asked) for entry in self.allow)
+            any(_matches(entry, asked) for entry in self.allow)
             and _host_may_be_public(asked.hostname or "")
         )
 
@@ -40,7 +40,7 @@ class Reach(NamedTuple):
         """Return True if an entry without a wildcard matches the address."""
         asked = _split(address)
         return asked is not None and any(
-            "*" not in entry and _covers(entry, asked) for entry in self.allow
+            "*" not in entry and _matches(entry, asked) for entry in self.allow
         )
 
     def names(self, host: str) -> bool:
@@ -68,7 +68,7 @@ class Reach(NamedTuple):
                 self, host: str, port: int = 0, family: Any = 0
             ) -> list[ResolveResult]:
                 found = await plain.resolve(host, port, family)
-                if not reach.names(host) and not all(public(each["host"]) for each in found):
+                if not reach.names(host) and not all(is_public(each["host"]) for each in found):
                     raise PermissionError(errno.EACCES, f"{host} has a private address")
                 return found
 
@@ -93,7 +93,7 @@ class Reach(NamedTuple):
         )
 
 
-def public(address: str) -> bool:
+def is_public(address: str) -> bool:
     """Return True if an IP address is public.
 
     IPv4 addresses inside IPv6 (mapped, compatible, 6to4, NAT64) are checked too.
@@ -104,7 +104,7 @@ def public(address: str) -> bool:
             return False
         inner = _embedded_ipv4(found)
         if inner is not None:
-            return public(str(inner))
+            return is_public(str(inner))
     if not found.is_global or found.is_multicast:
         return False
     return not any(found in network for network in _NEVER)
@@ -138,7 +138,7 @@ def _host_may_be_public(host: str) -> bool:
     parse as addresses.
     """
     try:
-        return public(host)
+        return is_public(host)
     except ValueError:
         last = host.rstrip(".").rpartition(".")[2]
         return not (
@@ -161,7 +161,7 @@ def _split(address: str) -> SplitResult | None:
         return None
 
 
-def _covers(entry: str, asked: SplitResult) -> bool:
+def _matches(entry: str, asked: SplitResult) -> bool:
     """Return True if an address matches an entry of the allowed addresses."""
     found = _split(entry)
     if found is None or found.scheme != asked.scheme:

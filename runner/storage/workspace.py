@@ -313,7 +313,7 @@ class Workspace:
         if traces := self.traces.changes():
             self.store.index.learn(traces)
 
-    def published(self) -> dict[str, str]:
+    def published_contents(self) -> dict[str, str]:
         """Return the last published content of each path."""
         rows: dict[str, Published] = self.store.index.list_published()
         return {path: row[1] for path, row in rows.items()}

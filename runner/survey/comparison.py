@@ -107,7 +107,7 @@ def collect_results(
                 results.append(result)
     for (step, key), many in attempts.items():
         result = runs.result_of_attempts(step, many, traces.get(key))
-        if _has_numbers(result) or (result.state == "FAILED" and _reports(_deciding(many))):
+        if _has_numbers(result) or (result.state == "FAILED" and _reports(_deciding_attempt(many))):
             results.append(result)
     return sorted(results, key=lambda result: result.made)
 
@@ -146,14 +146,14 @@ class _RunsOfRecipe:
         self, step: str, attempts: Sequence[AttemptRow], trace: Trace | None
     ) -> Result:
         """Return the result of one key from its attempts in the deciding run."""
-        row = self._rows[_deciding(attempts).run]
+        row = self._rows[_deciding_attempt(attempts).run]
         given = {name: value for name, value in row.inputs.items() if name in self._inputs_read}
         own = [each for each in attempts if each.run == row.id]
         result, _ = attempt_result(self._ws, step, own, trace, given)
         return result._replace(where=self._places.get((row.id, step), ""), label=_label(row))
 
 
-def _deciding(attempts: Sequence[AttemptRow]) -> AttemptRow:
+def _deciding_attempt(attempts: Sequence[AttemptRow]) -> AttemptRow:
     """Return the last successful attempt, else the last attempt."""
     return next((each for each in reversed(attempts) if each.outcome == "done"), attempts[-1])
 
@@ -173,7 +173,7 @@ def attempt_result(
 
     `given` are inputs of the run. Values that the step itself read take precedence.
     """
-    last = _deciding(tries)
+    last = _deciding_attempt(tries)
     done = last.outcome == "done"
     points: list[Point] = []
     for each in tries:

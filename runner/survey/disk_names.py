@@ -10,10 +10,10 @@ from pathlib import Path
 
 def as_disk(root: Path) -> Callable[[str], str]:
     """Return a function that maps paths of the same file below `root` to the same text."""
-    return _folded if _ignores_case(root) else str
+    return _fold_path if _ignores_case(root) else str
 
 
-def _folded(path: str) -> str:
+def _fold_path(path: str) -> str:
     return unicodedata.normalize("NFC", path).casefold()
 
 

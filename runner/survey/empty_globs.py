@@ -42,7 +42,9 @@ def empty_globs(ws: Workspace, found: Survey) -> Iterator[EmptyGlob]:
     if not found.only and not found.until:
         for step, pattern in plan.empty:
             yield EmptyGlob(step, pattern, True, _no_folder(ws, pattern))
-    asked = {bare(plan.nodes[n].id) for n in found.wanted(plan) if not plan.nodes[n].flags & SKIP}
+    asked = {
+        bare(plan.nodes[n].id) for n in found.select_wanted(plan) if not plan.nodes[n].flags & SKIP
+    }
     for step, text, allowed in plan.globs:
         if bare(step) in asked and not found.facts.matches.get(text):
             pattern = decode_pattern(text)[0]

@@ -67,7 +67,7 @@ class EnvFiles:
         found: dict[str, str] = {}
         for path in paths:
             if path not in self._read:
-                self._read[path] = self._parsed(path)
+                self._read[path] = self._parse(path)
             found |= self._read[path]
         return found
 
@@ -85,7 +85,7 @@ class EnvFiles:
             except CannotRun as error:
                 yield str(error)
 
-    def _parsed(self, path: str) -> Mapping[str, str]:
+    def _parse(self, path: str) -> Mapping[str, str]:
         try:
             return parse_env(whole(self._root / path).decode("utf-8"))
         except FileNotFoundError:

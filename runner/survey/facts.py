@@ -15,7 +15,7 @@ from ..planning.judge import Facts
 from ..planning.patterns import AUTO, decode_automatic, decode_pattern, is_glob
 from ..planning.plan import Plan
 from ..planning.step import MetricsSpec
-from ..reading import unfit
+from ..reading import why_unreadable
 from ..storage.content.files import Content
 from ..storage.workspace import Workspace
 from . import code_files, locks
@@ -98,7 +98,7 @@ def _lock_content(ws: Workspace, path: Path) -> Content | None:
         locks.make_lock(path, ws.environ)
     path = locks.lock_file(path)
     try:
-        wrong = unfit(path.stat())
+        wrong = why_unreadable(path.stat())
     except OSError:
         return None
     if wrong:

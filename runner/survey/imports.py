@@ -71,7 +71,7 @@ def follow_imports(
             imports = read(f"{base}/{found.file}")
             doubts |= dict.fromkeys((found.file, doubt) for doubt in imports.doubts)
             for each in imports.found:
-                needed = seek.imported(
+                needed = seek.find_imported(
                     each, found.file, folders, lambda file: read(f"{base}/{file}").exported
                 )
                 waiting += [ImportedFile(file, found.file, str(each)) for file in needed]
@@ -108,7 +108,7 @@ class ModuleFinder:
             self._listed[folder] = files, folders
         return self._listed[folder]
 
-    def imported(
+    def find_imported(
         self,
         wanted: Import,
         file: str,
@@ -179,7 +179,7 @@ class ImportCache:
     def read(self, file: str) -> Imports:
         """Return the imports of a file; empty for a missing or non-Python file."""
         if self._known is None:
-            self._known = self._remembered()
+            self._known = self._load()
         content = self._ws.cache.content_of(file)
         if content is None:
             return Imports()
@@ -187,7 +187,7 @@ class ImportCache:
             self._known[content] = self._new[content] = list(read_imports(file))
         return Imports.load(self._known[content])
 
-    def _remembered(self) -> dict[str, list[object]]:
+    def _load(self) -> dict[str, list[object]]:
         try:
             version, known = parse_json(self._path.read_bytes())
         except (OSError, ValueError, TypeError):

@@ -54,7 +54,7 @@ class StepState(NamedTuple):
         name = next(filter(None, said), "")
         return next((each for each in self.checkpoints if each.path.name == name), None)
 
-    def numbered(self, number: int | None) -> Checkpoint:
+    def find_numbered(self, number: int | None) -> Checkpoint:
         """Return the checkpoint with this number, else the newest valid one. Raises NotFound."""
         found = (
             self.newest()
@@ -148,7 +148,7 @@ def go_back(ws: Workspace, state: StepState, number: int) -> Checkpoint:
             fix="stop that run first with Ctrl-C or `recipe cancel`",
         )
     with lock:
-        chosen = state.numbered(number)
+        chosen = state.find_numbered(number)
         if chosen.why:
             raise CannotRun(
                 f"cannot resume from {chosen.path.name}: {chosen.why}",

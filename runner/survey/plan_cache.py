@@ -21,7 +21,7 @@ from ..digest import Digest, of_bytes, of_value
 from ..paths import VERSION, is_path
 from ..planning.plan import COMPILER, Plan
 from ..reading import parse_json, whole
-from ..secrets import unusable
+from ..secrets import describe_unusable
 from ..storage.workspace import Workspace
 from .caller_files import EarlierOutputs, GlobMatcher, WorkspaceGlobs
 from .disk_names import as_disk
@@ -117,7 +117,7 @@ def _is_current(ws: Workspace, note: Mapping[str, Any]) -> bool:
         return True
     # If a secret is missing, parsing the recipe reports its location.
     return not any(
-        unusable(name, ws.environ.get(name), required=required)
+        describe_unusable(name, ws.environ.get(name), required=required)
         for name, required in note["secrets"]
     )
 

@@ -148,10 +148,10 @@ def _read_options(
     base: str, script: str, files: tuple[tuple[str, tuple[int, int, int]], ...]
 ) -> ScriptOptions | None:
     """Return the options of a script. The file versions are part of the cache key."""
-    trees = {file: _parsed(f"{base}/{file}", version) for file, version in files}
+    trees = {file: _parse_file(f"{base}/{file}", version) for file, version in files}
     return options_of(script, trees)
 
 
 @lru_cache(maxsize=256)
-def _parsed(path: str, version: tuple[int, int, int]) -> ast.Module:
+def _parse_file(path: str, version: tuple[int, int, int]) -> ast.Module:
     return ast.parse(whole(Path(path), _LARGE))

@@ -151,7 +151,7 @@ def summarize_runs(
     ids = [row.id for row in rows]
     steps = ws.store.runs.steps_of(ids)
     fresh = {id: _fresh_keys(ws, id, steps.get(id, {})) for id in ids}
-    own = ws.store.runs.tried(ids)
+    own = ws.store.runs.finished_attempts(ids)
     makers = ws.store.runs.makers({key for found in fresh.values() for key in found.values()})
     known = _load_summaries(ws, [*own, *makers.values()])
     answer = {}

@@ -57,7 +57,7 @@ class Survey:
         """Return True if the step must run regardless of the cache."""
         return _is_forced(self.forced, self.all, id)
 
-    def wanted(self, plan: Plan) -> set[int]:
+    def select_wanted(self, plan: Plan) -> set[int]:
         """Return the requested nodes of a plan and their dependencies."""
         return plan.select_nodes(self.only, self.until)
 
@@ -126,7 +126,7 @@ def survey(
         targets = _find_targets(ws, plan, library, request)
         paths = (target.path for each in targets.values() for target in each)
         facts.there = dict(ws.cache.contents(paths))
-        facts.ours = ws.published()
+        facts.ours = ws.published_contents()
         verdicts, made = judge_all(plan, facts, targets, forced=forced, all=all)
         while ws.remote_cache is not None and ws.remote_cache.learn(plan, verdicts):
             verdicts, made = judge_all(plan, facts, targets, forced=forced, all=all)

@@ -82,7 +82,9 @@ def test_a_stack_names_driver_and_settings_and_leaves_those_of_the_driver(space:
         "project": "p",
         "market": "spot",
     }
-    assert ("stacks.tiny.gpu", "L4", f"{space.root}/recipe.toml:7") in settings.listed(config)
+    assert ("stacks.tiny.gpu", "L4", f"{space.root}/recipe.toml:7") in settings.list_settings(
+        config
+    )
 
 
 def test_a_flag_that_fights_the_stack_is_refused_in_a_sentence(space: Space) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from runner.errors import CannotRun
 from runner.storage import sources
-from runner.storage.reach import Reach, public
+from runner.storage.reach import Reach, is_public
 from runner.storage.workspace import Workspace
 
 NAMED = Reach(
@@ -51,7 +51,7 @@ def test_a_star_stands_for_no_machine_of_a_private_network(host: str) -> None:
     assert (
         ANY.allows("https://data.example/x")
         and ANY.allows("https://93.184.216.34/x")
-        and public("2606:2800:220:1::1")
+        and is_public("2606:2800:220:1::1")
     )
 
 

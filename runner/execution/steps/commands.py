@@ -18,7 +18,7 @@ from ...language.template import StatePath
 from ...planning import judge as judging
 from ...planning.secret_values import Passed, secrets_set, variables_passed
 from ...planning.step import StepSpec
-from ...secrets import passwords
+from ...secrets import find_passwords
 from ...storage.workspace import Workspace
 from ...survey.env_files import EnvFiles
 from ...survey.trainings import training_length
@@ -249,7 +249,7 @@ class CommandBuilder:
         ours = {"RECIPE_RUN": self._commits.run, "NODE_RANK": "0", "NNODES": "1"}
         found = Passed({**base, **more.plain, **ours}, more.secrets)
         self._inherited[asked] = found
-        self._commits.masker.learn([*more.secrets, *passwords(found.plain)])
+        self._commits.masker.learn([*more.secrets, *find_passwords(found.plain)])
         return found
 
 

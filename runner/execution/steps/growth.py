@@ -57,7 +57,7 @@ class PlanGrowth:
         published_before = self._target_paths()
         self._replace(plan)
         known = {node.id for node in old.nodes}
-        wanted = {plan.nodes[n].id for n in survey.wanted(plan)}
+        wanted = {plan.nodes[n].id for n in survey.select_wanted(plan)}
         new = wanted - known | wanted & survey.aside
         survey.aside -= new
         if survey.begin:
@@ -75,7 +75,7 @@ class PlanGrowth:
         survey.targets = survey.targets_of(self._ws, plan)
         facts = collect_facts(self._ws, plan, survey.request)
         facts.there = dict(self._ws.cache.contents(self._target_paths()))
-        facts.ours = self._ws.published()
+        facts.ours = self._ws.published_contents()
         self._steps.replace(plan, facts)
         self._running.renumber(plan)
         self._commits.masker.learn(all_given(plan, self._ws.environ))

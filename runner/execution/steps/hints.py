@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from drivers.base import Exit
 
 from ...planning.step import StepSpec
-from ...secrets import tokenlike
+from ...secrets import is_tokenlike
 
 _VARIABLE: Final = r"([A-Za-z_][A-Za-z0-9_]*): (?:parameter (?:null or )?not set|unbound variable)"
 _KEY_ERROR: Final = r"^(?:.*<frozen os>|.*\bos\.environ\b|.*/os\.py\").*\n(?:.*\n)*?KeyError: '([A-Za-z_][A-Za-z0-9_]*)'"
@@ -151,7 +151,7 @@ def unset(
     """Explain how to pass a missing environment variable to a step."""
     if listed := next((each for each in spec.secrets if each.variable == name), None):
         return f'{name} is the secret "{listed.input}", and {listed.source} is not set in your shell: export it'
-    secret = name in spec.unlisted or tokenlike(name, environ.get(name) or "*" * 16)
+    secret = name in spec.unlisted or is_tokenlike(name, environ.get(name) or "*" * 16)
     line = f"`{name.lower()}: {{type: secret, env: {name}}}` among the inputs and `secrets: [{name.lower()}]` in {spec.step}"
     if name in spec.unlisted:
         line = f'`secrets: [{spec.unlisted[name]}]` to {spec.step}: the input "{spec.unlisted[name]}" is this secret'

@@ -14,7 +14,7 @@ from ...errors import CannotRun, RecipeError
 from ...planning.judge import world_of
 from ...planning.schedule import LIMIT
 from ...planning.step import StepSpec
-from ...secrets import tokenlike
+from ...secrets import is_tokenlike
 from ...storage.content.files import no_space
 from .attempt import Attempt
 from .bell import Bell
@@ -257,7 +257,7 @@ def _facts_of_log(attempt: Attempt, folder: str, environ: Mapping[str, str]) -> 
     elif spec.metrics is not None and spec.metrics.pattern:
         facts["pattern"] = spec.metrics.pattern
     hidden = [secret.source for secret in spec.secrets if environ.get(secret.source)]
-    hidden += [name for name in spec.pass_env if tokenlike(name, environ.get(name, ""))]
+    hidden += [name for name in spec.pass_env if is_tokenlike(name, environ.get(name, ""))]
     if hidden:
         facts["secrets"] = hidden
     if spec.env_files:

@@ -103,12 +103,16 @@ def run(args: argparse.Namespace) -> int:
         print(
             safe_line(
                 beside(
-                    str(kept_state.export(_only(states).numbered(args.number), Path(args.export)))
+                    str(
+                        kept_state.export(
+                            _only(states).find_numbered(args.number), Path(args.export)
+                        )
+                    )
                 )
             )
         )
     elif args.path or args.number is not None:
-        print("\n".join(safe_line(str(state.numbered(args.number).path)) for state in states))
+        print("\n".join(safe_line(str(state.find_numbered(args.number).path)) for state in states))
     elif args.json:
         print(json.dumps([_as_json(state) for state in states], indent=2))
     else:

@@ -158,7 +158,7 @@ async def _strange(
     """The machines that bear our mark, or that of another installation, and of which no lease is known; and which providers could not be asked."""
     config = settings.load(root, os.environ)
     with Ledger.open(of_user(os.environ), read_only=True) as ledger:
-        names = {row.driver for row in ledger.living() if row.price}
+        names = {row.driver for row in ledger.living_leases() if row.price}
     found: list[Lease] = []
     silent: list[str] = []
     for name in sorted({*names, *config.drivers} if only is None else {only}):

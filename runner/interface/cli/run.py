@@ -543,7 +543,7 @@ def carried_out(
     Ctrl-C asks that nothing more is started.  Where it came while the last steps ended there was nothing more: all that was asked for is made, and
     the next run would find everything fresh.  So that is 0, unless the caller itself would go on with `more`.
     """
-    from ...logs import through
+    from ...logs import redirect_lines
     from ..console import Live, for_stream
 
     commands = getattr(args, "print_commands", False)
@@ -555,7 +555,7 @@ def carried_out(
         verbose=args.verbose,
         commands=commands,
     )
-    with through(listener.log if isinstance(listener, Live) else None):
+    with redirect_lines(listener.log if isinstance(listener, Live) else None):
         summary = run_session(ws, request, choice, settings, listener, resumed)
     if getattr(args, "notify", False):
         from ..desktop import notify

@@ -267,12 +267,12 @@ def _meter(
 
 
 def _config(args: argparse.Namespace) -> int:
-    from ...settings import listed
+    from ...settings import list_settings
 
     with open_to_look(args.workspace) as ws:
         config = ws.config
         files = settings_files(ws.root, os.environ)
-    rows = listed(config)
+    rows = list_settings(config)
     if args.json:
         read = [{"path": path, "exists": os.path.exists(path)} for path in files]
         facts: dict[str, object] = {

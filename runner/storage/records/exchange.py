@@ -56,7 +56,7 @@ class Exchange:
         """Return the submitted archive; None if this database does not have it."""
         return None
 
-    def made(self, run: str, fence: int, outputs: Sequence[Output]) -> None:
+    def store_outputs(self, run: str, fence: int, outputs: Sequence[Output]) -> None:
         """Store the outputs of a claimed run. Raises Stale."""
 
     def confirm(self, run: str, fence: int) -> None:

@@ -347,7 +347,7 @@ class Ledger:
             _demand(cursor, row)
         return after
 
-    def living(self, driver: str | None = None) -> list[LeaseRow]:
+    def living_leases(self, driver: str | None = None) -> list[LeaseRow]:
         """Return the leases that are not GONE, the oldest first."""
         return _rows(
             self._database,

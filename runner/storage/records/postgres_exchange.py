@@ -23,7 +23,7 @@ class PostgresExchange(Exchange):
         rows = self._database.all("SELECT data FROM bundles WHERE digest = %s", (digest,))
         return bytes(rows[0][0]) if rows else None
 
-    def made(self, run: str, fence: int, outputs: Sequence[Output]) -> None:
+    def store_outputs(self, run: str, fence: int, outputs: Sequence[Output]) -> None:
         ours = "id = %s AND fence = %s AND holder = %s AND claim <> ''"
         if not self._database.all(
             f"UPDATE runs SET outputs = %s WHERE {ours} RETURNING 1",  # noqa: S608

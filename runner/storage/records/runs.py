@@ -426,7 +426,7 @@ class Runs(Protocol):
         )
         return [Event._make((*row[:8], mapping(row[8]))) for row in self.all(query, {"run": run})]
 
-    def tried(self, runs: Collection[str]) -> list[Tried]:
+    def finished_attempts(self, runs: Collection[str]) -> list[Tried]:
         """Return the attempts of finished runs, in order."""
         query = f"SELECT id, run, step, n, key FROM attempts WHERE run {self.words.among.format('runs')} ORDER BY run, step, n"  # noqa: S608
         return [Tried(*row) for row in self.all(query, {"runs": list(runs)})]
@@ -474,7 +474,7 @@ class Runs(Protocol):
             for row in self.all(query, {"run": run, "after": after, "limit": limit})
         ]
 
-    def standing(self, runs: Collection[str]) -> dict[str, tuple[str, int]]:
+    def states_of(self, runs: Collection[str]) -> dict[str, tuple[str, int]]:
         """Return the state and the next event number of each existing run."""
         query = f"SELECT id, state, next_event FROM runs WHERE id {self.words.among.format('runs')}"  # noqa: S608
         return {
@@ -482,7 +482,7 @@ class Runs(Protocol):
             for id, state, number in self.all(query, {"runs": list(runs)})
         }
 
-    def standing_since(self, since: float) -> dict[str, tuple[str, int]]:
+    def states_since(self, since: float) -> dict[str, tuple[str, int]]:
         """Return the state and next event number of all unfinished runs of the workspace, and of
         runs created after `since`.
         """
