@@ -36,7 +36,7 @@ class Clients:
         loop.watch(listener, self._accept)
 
     @property
-    def connected(self) -> bool:
+    def has_clients(self) -> bool:
         return bool(self._inputs)
 
     def _accept(self, _: int) -> None:
@@ -55,13 +55,13 @@ class Clients:
         os.set_inheritable(fd, False)
         self._inputs[fd] = bytearray()
         self._outputs[fd] = bytearray()
-        self._contact.came(fd)
+        self._contact.add_client(fd)
         self._loop.watch(fd, self._hear)
         self.tell(fd, greeting() + b"\n")
 
     def _dismiss(self, fd: int) -> None:
         if self._inputs.pop(fd, None) is not None:
-            self._contact.went(fd)
+            self._contact.remove_client(fd)
             del self._outputs[fd]
             self._loop.close(fd)
 
@@ -109,7 +109,7 @@ class Clients:
             if end > len(buffer):
                 break
             message = bytes(buffer[begin + 4 : end]).split(b"\0")
-            if not _makes_sense(message):
+            if not _is_valid(message):
                 self._obey(fd, messages)
                 self._dismiss(fd)  # an invalid client must not affect the jobs of others
                 return
@@ -117,10 +117,10 @@ class Clients:
             begin = end
         del buffer[:begin]
         self._obey(fd, messages)
-        self._contact.heard(fd)
+        self._contact.record_sign_of_life(fd)
 
 
-def _makes_sense(fields: list[bytes]) -> bool:
+def _is_valid(fields: list[bytes]) -> bool:
     """Return True if a message is valid."""
     try:
         kind, first, *rest = fields

@@ -119,7 +119,7 @@ class Sampler:
         if self.child or (not self._gpus and self._asked_at and now - self._asked_at < PATIENCE):
             return
         self._asked_at = now
-        program = _found("nvidia-smi", [job.programs for job in self._watched.values()])
+        program = _find_program("nvidia-smi", [job.programs for job in self._watched.values()])
         if not program:
             return
         output, written = os.pipe()
@@ -189,7 +189,7 @@ class Sampler:
         try:
             quota, group = cgroups.processors()
             if group:
-                used, whole = _used(group), time.monotonic() * quota
+                used, whole = _cpu_seconds(group), time.monotonic() * quota
             else:
                 ticks = [int(word) for word in read("/proc/stat").split(b"\n", 1)[0].split()[1:9]]
                 used, whole = float(sum(ticks) - ticks[3] - ticks[4]), float(sum(ticks))
@@ -279,7 +279,7 @@ def _memory() -> dict[str, float]:
     return {"ram_used_gb": _giga(used)}
 
 
-def _found(program: str, paths: Iterable[str]) -> str:
+def _find_program(program: str, paths: Iterable[str]) -> str:
     """Return the path of a program in these PATHs, or ""."""
     folders = dict.fromkeys(
         folder for path in paths for folder in path.split(":") if os.path.isabs(folder)
@@ -294,7 +294,7 @@ def _found(program: str, paths: Iterable[str]) -> str:
     )
 
 
-def _used(group: str) -> float:
+def _cpu_seconds(group: str) -> float:
     """Return the CPU seconds of a cgroup."""
     try:
         return _field(f"{group}/cpu.stat", b"usage_usec") / 1e6

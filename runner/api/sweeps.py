@@ -80,10 +80,8 @@ def draft(
 
     `uses` names the swept recipe in the generated recipe. `several` holds the values of the swept
     inputs. If None, the texts in `given` hold them, separated by commas. With `draws`, only this
-    number
-    of random combinations is used. With the same seed, a larger number includes all combinations of
-    a
-    smaller number. Raises Invalid with all problems.
+    number of random combinations is used. With the same seed, a larger number includes all
+    combinations of a smaller number. Raises Invalid with all problems.
     """
     words = find_varied_inputs(recipe, given) if several is None else several
     found, problems = _gather_space(recipe, {**given, **words}, words, preset, origins, metric)

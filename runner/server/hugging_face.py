@@ -180,8 +180,8 @@ def translate(
     """Translate a `config` to recipe inputs.
 
     `gpus` is the number of GPUs of the training, a factor of the global batch size. `preset` holds
-    the
-    inputs set by the preset. Unknown names stay unchanged, and the check of inputs reports them.
+    the inputs set by the preset. Unknown names stay unchanged, and the check of inputs reports
+    them.
     """
     inputs: dict[str, Any] = {}
     sources: dict[str, str] = {}
