@@ -164,23 +164,9 @@ class Sampler:
                 return True
 
     def _of_gpus(self, held: frozenset[str]) -> dict[str, float]:
-        ours = [values for uuid, values in self._gpus.items() if uuid in held] or list(
-            self._gpus.values()
-        )
-        found: dict[str, float] = {}
-        if ours:
-            busy, used, heat, power = (
-                [value for value in column if value is not None] for column in zip(*ours)
-            )
-            if busy:
-                found["gpu_utilization_percent"] = round(sum(busy) / len(busy), 1)
-            if used:
-                found["gpu_memory_used_gb"] = round(max(used) * (1 << 20) / 1e9, 3)
-            if heat:
-                found["gpu_temperature_c"] = max(heat)
-            if power:
-                found["gpu_power_w"] = round(sum(power), 1)
-        return found
+        """Return the metrics of the held GPUs, or of all GPUs if none of them is known."""
+        gpus = [values for uuid, values in self._gpus.items() if uuid in held]
+        return _summarize_gpus(gpus or list(self._gpus.values()))
 
     # --- processors and network
 
@@ -219,6 +205,27 @@ class Sampler:
             "net_received_mb_per_s": round((received - had) / (now - then) / 1e6, 3),
             "net_sent_mb_per_s": round((sent - gave) / (now - then) / 1e6, 3),
         }
+
+
+def _summarize_gpus(gpus: list[list[float | None]]) -> dict[str, float]:
+    """Return mean utilization, maximum memory and temperature, and total power of some GPUs.
+
+    Each GPU is a list of values in the order of `QUERY` without the UUID.
+    """
+    if not gpus:
+        return {}
+    columns = [[value for value in column if value is not None] for column in zip(*gpus)]
+    utilization, memory_mib, temperature, power = columns
+    found: dict[str, float] = {}
+    if utilization:
+        found["gpu_utilization_percent"] = round(sum(utilization) / len(utilization), 1)
+    if memory_mib:
+        found["gpu_memory_used_gb"] = round(max(memory_mib) * (1 << 20) / 1e9, 3)
+    if temperature:
+        found["gpu_temperature_c"] = max(temperature)
+    if power:
+        found["gpu_power_w"] = round(sum(power), 1)
+    return found
 
 
 def _progress(job: _Watched, now: float) -> dict[str, float]:

@@ -106,17 +106,23 @@ class Agent:
                 self._end(job, b"stopped", GRACE)
             if self._sample_at is not None and time.monotonic() >= self._sample_at:
                 self._sample()
-            if self._jobs or self._clients.has_clients:
-                self._quiet_since = None
-            elif self._quiet_since is None:
-                self._quiet_since = time.monotonic()
-            elif time.monotonic() - self._quiet_since >= (
-                FULL if self._ends.has_unwritten else LINGER
-            ):
+            if self._is_unused():
                 # A client that connects now gets no greeting, and starts the next agent.
                 return
 
+    def _is_unused(self) -> bool:
+        """Return True if there were no jobs and no clients for long enough to exit."""
+        if self._jobs or self._clients.has_clients:
+            self._quiet_since = None
+            return False
+        now = time.monotonic()
+        if self._quiet_since is None:
+            self._quiet_since = now
+            return False
+        return now - self._quiet_since >= (FULL if self._ends.has_unwritten else LINGER)
+
     def _seconds_to_wait(self) -> float | None:
+        """Return the seconds until the next deadline, or None to wait for an event."""
         times = [
             when
             for job in self._timed
@@ -310,15 +316,20 @@ class Agent:
         if (job.pid or job in self._orphans) and not job.termed:
             job.reason = reason
             job.termed = True
-            for number in (SIGTERM, SIGCONT):
-                if job.pid:
-                    kill_group(job.pid, number)
-                for pid in self._remains.processes_of(job) if job.orphaned else ():
-                    kill(pid, number)
+            self._send_sigterm(job)
         if job.kill_at is None or kill_at < job.kill_at:
             job.kill_at = kill_at
         job.deadline = job.idle_at = None
         self._timed.add(job)
+
+    def _send_sigterm(self, job: Job) -> None:
+        """Send SIGTERM to a job's processes, and SIGCONT so that stopped ones receive it."""
+        for number in (SIGTERM, SIGCONT):
+            if job.pid:
+                kill_group(job.pid, number)
+            if job.orphaned:
+                for pid in self._remains.processes_of(job):
+                    kill(pid, number)
 
     def _keep_time(self) -> None:
         now = time.monotonic()

@@ -666,7 +666,7 @@ def test_a_lock_folder_of_somebody_else_is_passed_over(
     assert [path.name for path in (places[1] / name / "gpus").iterdir()] == ["x.lock"]
     (places[1] / name).chmod(0o777)  # others could hold its locks
     (places[2] / name).write_text("")
-    with pytest.raises(PermissionError, match="must be a folder of this login") as found:
+    with pytest.raises(PermissionError, match="must be a private directory of this user") as found:
         locks.free_locks(["x"])
     assert str(found.value.filename) == ", ".join(str(each / name) for each in places)
 
