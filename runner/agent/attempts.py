@@ -48,7 +48,7 @@ def stage(
         os.makedirs(state, exist_ok=True)
     aside = f"{request.partial}/attempt.{os.getpid()}"
     trees.remove(aside)
-    request.arriving(aside)
+    request.make_arriving(aside)
     try:
         os.chdir(aside)
         trees.unpack(request.read, request.into, 0o755)
@@ -56,7 +56,7 @@ def stage(
         if stamp and trees.stamp_of(f"{aside}/at") != stamp:
             return None
         trees.remove(f"attempts/{name}")
-        _await(request, coming)
+        _wait_for_objects(request, coming)
         linked = [
             path
             for path, is_object in given
@@ -73,10 +73,10 @@ def stage(
     return linked
 
 
-def _await(request: Request, names: Sequence[str]) -> None:
+def _wait_for_objects(request: Request, names: Sequence[str]) -> None:
     give_up_at = time.monotonic() + AWAITED
     for name in names:
-        while not (os.path.lexists(objects.place(name)) and objects.sealed(request, name)):
+        while not (os.path.lexists(objects.place(name)) and objects.is_verified(request, name)):
             if time.monotonic() > give_up_at:
                 raise objects.Gone
             time.sleep(0.002)
@@ -97,7 +97,7 @@ def take(
     top = os.path.realpath(path)
     inside = (f"{top}/", f"{os.path.realpath(request.root)}/states/")
     found = [_output(f"{path}/{name}", inside) for name in outputs]
-    return found, _changed(f"{path}.in")
+    return found, _find_changed(f"{path}.in")
 
 
 def _output(at: str, inside: tuple[str, ...]) -> tuple[str, list[Row]]:
@@ -124,7 +124,7 @@ def _output(at: str, inside: tuple[str, ...]) -> tuple[str, list[Row]]:
         return "-", []
 
 
-def _changed(note: str) -> list[str]:
+def _find_changed(note: str) -> list[str]:
     """Return the inputs listed in the file `note` that are newer than `note` or missing."""
     try:
         with open(note, encoding="utf-8", errors="surrogateescape") as file:
@@ -156,7 +156,7 @@ def remains(
         return [], 0
     names = sorted(
         name
-        for name, found in trees.seen(path)
+        for name, found in trees.walk(path)
         if not isinstance(found, OSError)
         and stat.S_ISREG(found.st_mode)
         and (found.st_mode & 0o222 or found.st_nlink == 1)
@@ -181,27 +181,27 @@ def keep(request: Request, path: str, outputs: Sequence[tuple[str, str, bool]]) 
 
     Each output is given by its path, its object name, and whether to copy it instead of moving it.
     """
-    request.arriving(request.partial)
+    request.make_arriving(request.partial)
     kept = []
     # Links first, before their targets are moved.
     links_first = sorted(outputs, key=lambda each: not os.path.islink(f"{path}/{each[0]}"))
     for output, name, copied in links_first:
-        with objects.naming(name):
-            if _kept(request, path, output, name, copied):
+        with objects.lock_name(name):
+            if _keep_output(request, path, output, name, copied):
                 kept.append(name)
     request.tidy()
     return kept
 
 
-def _kept(request: Request, path: str, output: str, name: str, copied: bool) -> bool:
+def _keep_output(request: Request, path: str, output: str, name: str, copied: bool) -> bool:
     source, aside, at = f"{path}/{output}", f"{request.partial}/{name}", objects.place(name)
     os.makedirs(os.path.dirname(at), exist_ok=True)
-    if objects.sealed(request, name):
+    if objects.is_verified(request, name):
         return True
     if os.path.lexists(source):
         trees.remove(aside)
         try:
-            _moved(source, aside, copied or os.path.islink(source))
+            _move(source, aside, copied or os.path.islink(source))
         except FileNotFoundError:
             if os.path.lexists(source):
                 raise  # otherwise a request of a killed worker moved it first
@@ -209,7 +209,7 @@ def _kept(request: Request, path: str, output: str, name: str, copied: bool) -> 
     if os.path.lexists(aside):
         trees.remove(at)
         _freeze(aside, name)
-        _date(aside, os.stat(looked).st_mtime_ns if looked else time.time_ns())
+        _reset_future_times(aside, os.stat(looked).st_mtime_ns if looked else time.time_ns())
         os.rename(aside, at)
         if os.path.isdir(at):
             os.chmod(at, 0o555)  # noqa: S103
@@ -219,7 +219,7 @@ def _kept(request: Request, path: str, output: str, name: str, copied: bool) -> 
     return True
 
 
-def _moved(source: str, target: str, copied: bool) -> None:
+def _move(source: str, target: str, copied: bool) -> None:
     if not copied:
         os.rename(source, target)
         return
@@ -242,7 +242,7 @@ def _freeze(path: str, name: str) -> None:
             os.chmod(f"{path}/{each}", 0o444 if kind == "f" else 0o555)
 
 
-def _date(path: str, then: int) -> None:
+def _reset_future_times(path: str, then: int) -> None:
     """Set modification times in the future, for example from archives, to `then`.
 
     Otherwise the files would always look modified.
@@ -338,7 +338,7 @@ def look(request: Request, path: str) -> tuple[list[tuple[str, int, int, bool]],
     Each entry has a path, size, modification time in nanoseconds, and whether it is a link.
     """
     found = []
-    for name, seen in trees.seen(path) if os.path.isdir(path) else ():
+    for name, seen in trees.walk(path) if os.path.isdir(path) else ():
         if isinstance(seen, FileNotFoundError):
             continue  # deleted by the running trainer
         if isinstance(seen, OSError):
@@ -373,15 +373,15 @@ def release(request: Request, name: str, path: str) -> None:
             return  # done by an earlier request, whose answer was lost
         raise objects.Gone
     trees.open_up(aside)
-    _own(aside)
+    _make_independent(aside)
     for each, kind in list(trees.below(aside)) if os.path.isdir(aside) else ():
         if kind in "fx":
-            _own(f"{aside}/{each}")
+            _make_independent(f"{aside}/{each}")
     trees.remove(path)
     os.rename(aside, path)
 
 
-def _own(path: str) -> None:
+def _make_independent(path: str) -> None:
     """Replace a hard link by a copy, and make the file writable."""
     found = os.lstat(path)
     if not stat.S_ISREG(found.st_mode):

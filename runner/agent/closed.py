@@ -98,10 +98,10 @@ def main(words: list[str]) -> int:
     triples = [(rest[n], rest[n + 1], rest[n + 2]) for n in range(0, 3 * count, 3)]
     try:
         command = rest[3 * count :]
-        wanted = Wanted(network, box, os.getcwd(), _shown(triples, python), command)
-        _make(box)
+        wanted = Wanted(network, box, os.getcwd(), _visible_paths(triples, python), command)
+        _make_box(box)
         try:
-            return _carry(wanted)
+            return _run_and_wait(wanted)
         finally:
             _remove(box)
     except (Refused, OSError) as error:
@@ -120,7 +120,7 @@ def _refuse(error: Exception) -> int:
 # -- outside the sandbox
 
 
-def _carry(wanted: Wanted) -> int:
+def _run_and_wait(wanted: Wanted) -> int:
     """Start the first process, wait, and exit like the command."""
     go_read, go = os.pipe()
     alive_read, alive = os.pipe()
@@ -129,14 +129,14 @@ def _carry(wanted: Wanted) -> int:
     if pid == 0:
         for fd in (go, alive, status_read):
             os.close(fd)
-        os._exit(_begin(go_read, alive_read, status, wanted))
+        os._exit(_run_first_process(go_read, alive_read, status, wanted))
     for number in IGNORED:
         libc.signal(number, ctypes.c_void_p(1))
     for fd in (go_read, alive_read, status):
         os.close(fd)
     if has_users:
         try:
-            _map(pid)
+            _map_users(pid)
         except OSError as error:
             os.kill(pid, SIGKILL)
             why = f"cannot map users into the namespace: {os.strerror(error.errno or 0)}"
@@ -189,7 +189,7 @@ def _setting(name: str) -> str:
         return ""
 
 
-def _map(pid: int) -> None:
+def _map_users(pid: int) -> None:
     """Map users to themselves in the user namespace: all users for root, otherwise the current user."""
     uid, gid = os.getuid(), os.getgid()
     if uid == 0:
@@ -224,7 +224,7 @@ def _die(number: int, box: str) -> int:
     return 128 + number  # for a signal that does not end a process
 
 
-def _make(box: str) -> None:
+def _make_box(box: str) -> None:
     _remove(box)
     for path in (box, f"{box}{TMP}", f"{box}{TMP}/home"):
         os.mkdir(path, 0o700)
@@ -247,7 +247,7 @@ def _remove(path: str) -> None:
 # -- visible paths
 
 
-def _shown(triples: list[tuple[str, str, str]], python: str) -> list[Shown]:
+def _visible_paths(triples: list[tuple[str, str, str]], python: str) -> list[Shown]:
     """Return the paths visible to the command besides the system, without redundant nested paths."""
     found: dict[str, Shown] = {}
     for mode, path, at in triples:
@@ -289,11 +289,11 @@ def _programs(python: str) -> list[str]:
                 folders += [part, *_prefix(part)]
     if python.startswith("/"):
         folders += _interpreter(python)
-    home = _login() + "/"
+    home = _home_of_login() + "/"
     return [path for path in folders if not home.startswith(path.rstrip("/") + "/")]
 
 
-def _login() -> str:
+def _home_of_login() -> str:
     """Return the user's home directory. It and its parents are not shown as program directories."""
     try:
         return pwd.getpwuid(os.getuid()).pw_dir.rstrip("/")
@@ -334,7 +334,7 @@ def _interpreter(python: str) -> list[str]:
 # -- inside the sandbox
 
 
-def _begin(go: int, alive: int, status: int, wanted: Wanted) -> int:
+def _run_first_process(go: int, alive: int, status: int, wanted: Wanted) -> int:
     """Run as the first process: wait for `go`, and write the command's wait status to `status`.
 
     `alive` becomes readable when the outer process is gone.
@@ -345,16 +345,16 @@ def _begin(go: int, alive: int, status: int, wanted: Wanted) -> int:
     if os.read(go, 1) != b"1" or select.select([alive], [], [], 0)[0]:
         return REFUSED
     try:
-        _root(wanted.box, wanted.shown)
+        _make_root(wanted.box, wanted.shown)
         if not wanted.network:
             _loopback()
     except (Refused, OSError) as error:
         return _refuse(error)
     pid = os.fork()
     if pid == 0:
-        os._exit(_command(wanted.folder, wanted.command))
+        os._exit(_execute(wanted.folder, wanted.command))
     ended = _wait(pid)
-    _end_rest()
+    _end_leftovers()
     os.write(status, struct.pack("i", ended))
     return 0
 
@@ -367,7 +367,7 @@ def _wait(pid: int) -> int:
             return ended
 
 
-def _end_rest() -> None:
+def _end_leftovers() -> None:
     """Send SIGTERM to the remaining processes, and wait a second.
 
     When this process exits, the kernel kills the others.
@@ -385,7 +385,7 @@ def _end_rest() -> None:
             return
 
 
-def _root(box: str, shown: list[Shown]) -> None:
+def _make_root(box: str, shown: list[Shown]) -> None:
     """Create the root directory of the command and leave the machine's root."""
     _mount("", "/", "", REC | PRIVATE)
     _mount("tmpfs", box, "tmpfs", NOSUID | NODEV, "mode=755")
@@ -397,7 +397,7 @@ def _root(box: str, shown: list[Shown]) -> None:
     _mount("tmpfs", "/new", "tmpfs", NOSUID | NODEV, "mode=755")
     for path in SYSTEM:
         _show_system(path)
-    _devices()
+    _make_devices()
     _bind(f"/old{real}{TMP}", _folder(TMP), True)
     for path in ("/var", "/run"):
         _folder(path)
@@ -426,7 +426,7 @@ def _show(real: str, at: str, writable: bool) -> None:
     _bind(source, _folder(at) if os.path.isdir(source) else _file(at), writable)
 
 
-def _devices() -> None:
+def _make_devices() -> None:
     """Create /dev with GPUs and standard devices."""
     _mount("tmpfs", _folder("/dev"), "tmpfs", NOSUID, "mode=755")
     names = [name for name in os.listdir("/old/dev") if name.startswith(ACCELERATORS)]
@@ -494,7 +494,7 @@ def _loopback() -> None:
 # -- the command
 
 
-def _command(folder: str, command: list[str]) -> int:
+def _execute(folder: str, command: list[str]) -> int:
     """Execute the command. Return the exit code of a shell if that fails."""
     for number in RESTORED:
         libc.signal(number, ctypes.c_void_p(0))

@@ -33,23 +33,23 @@ class Contact:
         except (OSError, ValueError):
             self._patience = None
 
-    def came(self, fd: int) -> None:
+    def add_client(self, fd: int) -> None:
         self._wanted[fd] = set()
 
-    def went(self, fd: int) -> None:
+    def remove_client(self, fd: int) -> None:
         if fd not in self._beating:
-            self.heard(fd)
+            self.record_sign_of_life(fd)
         self._beating.discard(fd)
         del self._wanted[fd]
 
-    def wants(self, fd: int, name: bytes) -> None:
+    def add_job(self, fd: int, name: bytes) -> None:
         self._wanted.get(fd, set()).add(name)
 
-    def over(self, name: bytes) -> None:
+    def remove_job(self, name: bytes) -> None:
         for names in self._wanted.values():
             names.discard(name)
 
-    def heard(self, fd: int) -> None:
+    def record_sign_of_life(self, fd: int) -> None:
         """Record a sign of life of a client for its jobs."""
         if self._patience is not None:
             now = time.monotonic()
@@ -67,7 +67,7 @@ class Contact:
             return
         self._patience = seconds
         for each in self._wanted:
-            self.heard(each)
+            self.record_sign_of_life(each)
         try:
             file = os.open(
                 "deadman",
@@ -86,12 +86,12 @@ class Contact:
             return None
         return min(job.word for job in self._jobs.values()) + self._patience
 
-    def forgotten(self) -> list[Job]:
+    def find_silent_jobs(self) -> list[Job]:
         """Return the jobs whose clients were silent for too long."""
         if self._patience is None:
             return []
         for fd in self._wanted.keys() - self._beating:
-            self.heard(fd)  # the connection is its only sign of life
+            self.record_sign_of_life(fd)  # the connection is its only sign of life
         now = time.monotonic()
         found = [job for job in self._jobs.values() if now - job.word >= self._patience]
         for job in found:

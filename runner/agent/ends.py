@@ -29,16 +29,16 @@ class Ends:
         self._journal, self.open_jobs = open_journal(self.over, REMEMBERED)
 
     @property
-    def waiting(self) -> bool:
+    def has_pending(self) -> bool:
         """True if lines are waiting to be written or sent."""
         return bool(self._lines or self._unwritten)
 
     @property
-    def unwritten(self) -> bool:
+    def has_unwritten(self) -> bool:
         """True if an end could not be written because the disk is full."""
         return bool(self._unwritten)
 
-    def settle(self, name: bytes, line: bytes, slot: int = -1) -> None:
+    def record(self, name: bytes, line: bytes, slot: int = -1) -> None:
         """Record the end of a job. Its slot is freed once the end is on disk."""
         self.over[name] = line
         self._lines.append(line)

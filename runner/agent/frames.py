@@ -34,7 +34,7 @@ def size_of(head: bytes) -> int:
     return size
 
 
-def checked(head: bytes, payload: bytes) -> bytes:
+def verify_payload(head: bytes, payload: bytes) -> bytes:
     """Return the payload if its checksum is correct. Raises Broken."""
     if crc32(payload) != int.from_bytes(head[8:12], "little"):
         raise Broken
@@ -64,7 +64,7 @@ class Frames:
                 end = at + HEAD + size_of(head)
                 if end > len(waiting):
                     break
-                found.append(checked(head, bytes(waiting[at + HEAD : end])))
+                found.append(verify_payload(head, bytes(waiting[at + HEAD : end])))
                 at = end
         except Broken:
             self.broken = True

@@ -13,7 +13,7 @@ LIMIT = 8 << 20
 """Size in bytes above which the journal is compacted."""
 
 
-def line(
+def end_line(
     name: bytes,
     code: int | None,
     number: int | None,
@@ -27,7 +27,7 @@ def line(
     printed: int = -1,
 ) -> bytes:
     ends = [b"null" if each is None else b"%d" % each for each in (code, number)]
-    more = (b', "detail": "%s"' % escaped(detail) if detail else b"") + (
+    more = (b', "detail": "%s"' % escape(detail) if detail else b"") + (
         b', "printed": %d' % printed if printed >= 0 else b""
     )
     form = (
@@ -37,7 +37,7 @@ def line(
     return form % (name, *ends, reason, started, ended, cpu, peak, strays, more)
 
 
-def escaped(text: bytes, errors: str = "replace") -> bytes:
+def escape(text: bytes, errors: str = "replace") -> bytes:
     """Escape a text for a JSON string."""
     return "".join(
         c if " " <= c <= "~" and c not in '"\\' else _code(ord(c))
@@ -51,7 +51,9 @@ def _code(number: int) -> str:
     return f"\\u{0xD7C0 + (number >> 10):04x}\\u{0xDC00 + (number & 0x3FF):04x}"
 
 
-def began(now: float, name: bytes, slot: int, log: bytes, timeout: bytes, idle: bytes) -> bytes:
+def start_line(
+    now: float, name: bytes, slot: int, log: bytes, timeout: bytes, idle: bytes
+) -> bytes:
     """Return the journal line for the start of a job.
 
     For a job with a slot, which outlives this agent, it includes the data that the next agent
@@ -59,7 +61,7 @@ def began(now: float, name: bytes, slot: int, log: bytes, timeout: bytes, idle: 
     """
     more = (
         b', "slot": %d, "log": "%s", "timeout": "%s", "idle": "%s"'
-        % (slot, escaped(log, "surrogateescape"), timeout, idle)
+        % (slot, escape(log, "surrogateescape"), timeout, idle)
         if slot >= 0
         else b""
     )

@@ -43,16 +43,16 @@ class Loop:
         """
         fd = os.pidfd_open(pid)
         try:
-            self.watch(fd, self._ended)
+            self.watch(fd, self._process_ended)
         except OSError:
             os.close(fd)
             raise
 
-    def _ended(self, fd: int) -> None:
+    def _process_ended(self, fd: int) -> None:
         self.close(fd)
         self.stirred = True
 
-    def turn(self, patience: float | None) -> None:
+    def run_once(self, patience: float | None) -> None:
         """Wait at most `patience` seconds (None: indefinitely), and call the functions of ready descriptors."""
         for fd, _ in self._poll.poll(patience):
             act = self._acts.get(fd)

@@ -21,7 +21,7 @@ def meet(request: Request, note: str, word: str) -> tuple[bool, str]:
             read = file.read(len(word) + 1) == word
     except (OSError, ValueError):
         read = False
-    request.arriving(request.partial)
+    request.make_arriving(request.partial)
     path = f"{request.root}/{request.partial}/word-{word}"
     with open(path, "w", encoding="ascii") as file:
         file.write(word)
@@ -54,7 +54,7 @@ def draw(request: Request, contents: Sequence[tuple[str, str]]) -> list[str]:
     """
     import shutil
 
-    request.arriving(request.partial)
+    request.make_arriving(request.partial)
     drawn = []
     for name, path in contents:
         target = f"{request.partial}/{name}"

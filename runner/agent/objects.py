@@ -44,7 +44,7 @@ def place(name: str) -> str:
     return f"objects/{name[:2]}/{name}"
 
 
-def sealed(request: Request, name: str) -> bool:
+def is_verified(request: Request, name: str) -> bool:
     """Return True if an object was hashed in this boot and has not been written since."""
     try:
         with open(f"seals/{name}", encoding="utf-8") as file:
@@ -56,7 +56,7 @@ def sealed(request: Request, name: str) -> bool:
         return False
 
 
-def naming(name: str) -> TextIO:
+def lock_name(name: str) -> TextIO:
     """Lock the name of an object until the returned file is closed.
 
     Steps with equal outputs may end at once, and a request may be repeated while it is still
@@ -91,7 +91,7 @@ def seals(request: Request, name: str, stamp: str) -> bool:
 
 def have(request: Request, names: Sequence[str]) -> list[str]:
     """Return the objects that are verified."""
-    found = [name for name in names if sealed(request, name)]
+    found = [name for name in names if is_verified(request, name)]
     for name in found:
         trees.touch(f"used/{name}")
     return found
@@ -99,12 +99,12 @@ def have(request: Request, names: Sequence[str]) -> list[str]:
 
 def begin(request: Request, names: Sequence[str]) -> dict[str, object]:
     """Return the state of these objects, other senders of them, free bytes, and recently used trees."""
-    request.arriving(request.partial)
+    request.make_arriving(request.partial)
     how: dict[str, str] = {}
     theirs: dict[str, list[str]] = {}
     senders = os.listdir("partial")
     for name in names:
-        if sealed(request, name):
+        if is_verified(request, name):
             trees.touch(f"used/{name}")
             how[name] = "here"
         elif os.path.lexists(f"{request.partial}/{name}"):
@@ -176,11 +176,13 @@ def base(
     except OSError:
         trees.remove(here)
         return None
-    if not sealed(request, older):
+    if not is_verified(request, older):
         trees.remove(here)
         return None
     delete(request, here, without)
-    known = {path: grains for path, digest in alike if (grains := _remembered(digest, grain))}
+    known = {
+        path: grains for path, digest in alike if (grains := _load_block_digests(digest, grain))
+    }
     return {path: (os.path.getsize(f"{there}/{path}"), grains) for path, grains in known.items()}
 
 
@@ -218,7 +220,7 @@ def batch(
     tree with its `stamp`, or the files `loose`.
     """
     into = f"{request.partial}/{folder}"
-    request.arriving(into)
+    request.make_arriving(into)
     os.chdir(into)
     try:
         digests = trees.unpack(request.read, request.into, 0o555)
@@ -253,7 +255,7 @@ def write(
     return the digests of the received blocks. Raises Gone.
     """
     path = f"{folder}/{name}"
-    request.arriving(os.path.dirname(path))
+    request.make_arriving(os.path.dirname(path))
     if older:
         _begin_with(older, path, size)
     if os.path.lexists(path):
@@ -289,13 +291,13 @@ def write(
     finally:
         os.close(fd)
     if grains:
-        _remember(hasher.hexdigest(), grain, grains)
+        _save_block_digests(hasher.hexdigest(), grain, grains)
     return hasher.hexdigest(), []
 
 
 def survey(request: Request, folder: str, names: Sequence[str]) -> list[list[str]]:
     """Return the kind and digest of each file, or empty texts for missing ones. Raises Gone."""
-    _there(folder)
+    _require_directory(folder)
     found = []
     for name in names:
         path = f"{folder}/{name}"
@@ -315,7 +317,7 @@ def chunks(
     A new file starts as a copy of the first `limit` bytes of the file `older`, if given, with the
     digest `known`. Raises Gone.
     """
-    _there(folder)
+    _require_directory(folder)
     path = f"{folder}/{name}"
     if os.path.islink(path):
         return 0, []
@@ -323,7 +325,7 @@ def chunks(
         if not older or not os.path.isfile(older):
             return 0, []
         _begin_with(older, path, limit)
-        if remembered := _remembered(known, grain):
+        if remembered := _load_block_digests(known, grain):
             size = os.path.getsize(path)
             return size, remembered[: -(-size // grain)]
     found, view = [], memoryview(bytearray(trees.BLOCK))
@@ -339,7 +341,7 @@ def chunks(
                 left -= got
             found.append(hasher.hexdigest())
     if older and size == os.path.getsize(older):
-        _remember(known, grain, found)
+        _save_block_digests(known, grain, found)
     return size, found
 
 
@@ -349,7 +351,7 @@ def _begin_with(older: str, path: str, limit: int) -> None:
     Raises Gone.
     """
     # Several streams write parts of the file.
-    with naming(hashlib.sha256(os.fsencode(path)).hexdigest()):
+    with lock_name(hashlib.sha256(os.fsencode(path)).hexdigest()):
         if os.path.lexists(path):
             return
         if not os.path.isfile(older):
@@ -388,11 +390,11 @@ def place_tree(request: Request, name: str, stamp: str, rough: bool) -> bool:
     Returns False if names, kinds and links do not match `stamp`. Raises Gone.
     """
     here, at = f"{request.partial}/{name}", place(name)
-    with naming(name):
-        _there(here)
+    with lock_name(name):
+        _require_directory(here)
         if trees.stamp_of(here) != stamp:
             return False
-        if sealed(request, name):
+        if is_verified(request, name):
             trees.remove(here)  # another sender placed it first
             trees.remove(f"{here}.json")
         else:
@@ -415,10 +417,10 @@ def place_files(request: Request, names: Sequence[str]) -> list[str]:
     placed = []
     for name in names:
         here, at = f"{request.partial}/{name}", place(name)
-        with naming(name):
+        with lock_name(name):
             if not os.path.lexists(here):
                 continue  # placed by an earlier request, whose answer was lost
-            if sealed(request, name):
+            if is_verified(request, name):
                 trees.remove(here)  # another sender placed it first
             else:
                 os.makedirs(os.path.dirname(at), exist_ok=True)
@@ -477,14 +479,14 @@ def sweep(request: Request, unused: int, every: int) -> int:
     return count
 
 
-def _remember(digest: str, grain: int, digests: Sequence[str]) -> None:
+def _save_block_digests(digest: str, grain: int, digests: Sequence[str]) -> None:
     new = f"pieces/{digest}.{os.getpid()}"
     with open(new, "w", encoding="utf-8") as file:
         json.dump([grain, digests], file)
     os.rename(new, f"pieces/{digest}")
 
 
-def _remembered(digest: str, grain: int) -> list[str]:
+def _load_block_digests(digest: str, grain: int) -> list[str]:
     """Return the recorded block digests of a file, or [] if unknown or of another block size."""
     try:
         with open(f"pieces/{digest}", encoding="utf-8") as file:
@@ -495,7 +497,7 @@ def _remembered(digest: str, grain: int) -> list[str]:
     return list(digests) if size == grain else []
 
 
-def _there(folder: str) -> None:
+def _require_directory(folder: str) -> None:
     if not os.path.isdir(folder):
         raise Gone
 

@@ -54,18 +54,18 @@ def pull(
     only `["full", FREE]` is sent. Partial files are hashed and continued.
     """
     folder = f"{request.partial}/{name}"
-    request.arriving(folder)
-    _renew(folder, request.boot)
+    request.make_arriving(folder)
+    _delete_stale(folder, request.boot)
     free = objects.free(request)
     if (
         needed
         - sum(
             os.lstat(f"{folder}/it/{path}" if path else f"{folder}/it").st_size
-            for path in _came(folder)
+            for path in _list_arrived(folder)
         )
         > free
     ):
-        _say(request, "full", free)
+        _send_message(request, "full", free)
         return
     width = min(WIDTH, len(items))
     pulling = Pulling(f"{folder}/it", items, width)
@@ -76,19 +76,19 @@ def pull(
         while pulling.working:
             pulling.news.wait(TICK)
             request.check()
-            request.arriving(request.partial)  # mark the sender as alive
+            request.make_arriving(request.partial)  # mark the sender as alive
             for words in pulling.fresh_lines():
-                _say(request, *words)
+                _send_message(request, *words)
     finally:
         pulling.over.set()
         for thread in threads:
             thread.join(FAREWELL)
     for words in pulling.fresh_lines():
-        _say(request, *words)
+        _send_message(request, *words)
     if pulling.failed is not None:
         raise pulling.failed
     if pulling.problem:
-        _say(request, "problem", pulling.problem)
+        _send_message(request, "problem", pulling.problem)
 
 
 def settle(request: Request, pulled: str, name: str, stamp: str) -> bool:
@@ -144,7 +144,7 @@ class Pulling:
                     item = next(self._items, None)
                 if item is None:
                     return
-                digest = self._one(opener, view, *item)
+                digest = self._download(opener, view, *item)
                 if not self.over.is_set():
                     with self._lock:
                         self._lines.append(("file", item[0], digest))
@@ -162,7 +162,7 @@ class Pulling:
                 self.working -= 1
             self.news.set()
 
-    def _one(
+    def _download(
         self,
         opener: OpenerDirector,
         view: memoryview,
@@ -186,7 +186,7 @@ class Pulling:
                 self._count(got)
             tries, most = 0, have
             while have < size and not self.over.is_set():
-                words, answer = _asked(opener, address, have, etag)
+                words, answer = _request_object(opener, address, have, etag)
                 if answer is not None:
                     with answer:
                         if have and answer.status != 206:  # the server ignores ranges
@@ -226,7 +226,7 @@ class Pulling:
             self._bytes += size
 
 
-def _renew(folder: str, boot: str) -> None:
+def _delete_stale(folder: str, boot: str) -> None:
     """Delete data of an earlier boot."""
     try:
         with open(f"{folder}/boot", encoding="utf-8") as file:
@@ -239,14 +239,14 @@ def _renew(folder: str, boot: str) -> None:
         file.write(boot)
 
 
-def _came(folder: str) -> list[str]:
+def _list_arrived(folder: str) -> list[str]:
     """Return the paths of complete and partial files. The path of a single file is empty."""
     if os.path.isdir(f"{folder}/it"):
         return [path for path, kind in trees.below(f"{folder}/it") if kind == "f"]
     return [""] if os.path.lexists(f"{folder}/it") else []
 
 
-def _say(request: Request, *words: object) -> None:
+def _send_message(request: Request, *words: object) -> None:
     request.emit(json.dumps(words).encode() + b"\n")
     request.flush()
 
@@ -267,7 +267,7 @@ def _opener() -> OpenerDirector:
     return opener
 
 
-def _asked(
+def _request_object(
     opener: OpenerDirector, address: str, start: int, etag: str
 ) -> tuple[str, HTTPResponse | None]:
     """Request an object from byte `start`.

@@ -60,10 +60,10 @@ def answers(root: str) -> bool:
 
 def context_of(root: str) -> str:
     """Return the identity of the current or last agent of `root`, or "" if unknown."""
-    return _noted(root)[0]
+    return _read_context(root)[0]
 
 
-def _noted(root: str) -> list[str]:
+def _read_context(root: str) -> list[str]:
     try:
         with open(f"{root}/{CONTEXT}", encoding="ascii") as file:
             return [*file.read().split("\n"), "", ""][:2]
@@ -71,7 +71,7 @@ def _noted(root: str) -> list[str]:
         return ["", ""]
 
 
-def _note(root: str, context: str) -> bool:
+def _write_context(root: str, context: str) -> bool:
     """Record the identity of the agent to start.
 
     Returns True if the previous agent saw other processes, in another container or on another
@@ -84,7 +84,7 @@ def _note(root: str, context: str) -> bool:
             seen = f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         seen = "unknown"
-    before = _noted(root)[1]
+    before = _read_context(root)[1]
     with open(f"{root}/{CONTEXT}", "w", encoding="ascii") as file:
         file.write(f"{context}\n{seen}\n")
     return before not in ("", seen)
@@ -154,7 +154,9 @@ def _begin(root: str, lock: int, context: str) -> socket.socket:
     Data can be sent immediately. It waits until the agent is ready.
     """
     make_private(f"{root}/logs")
-    blind = _note(root, context)  # before the socket exists, so that clients know the identity
+    blind = _write_context(
+        root, context
+    )  # before the socket exists, so that clients know the identity
     try:
         os.unlink(f"{root}/socket")
     except FileNotFoundError:

@@ -60,11 +60,11 @@ class Remains:
         value = rest.split(b"\0", 1)[0]
         return value[: -len(self._mark)] if found and value.endswith(self._mark) else None
 
-    def of(self, job: Job) -> list[int]:
+    def processes_of(self, job: Job) -> list[int]:
         """Return the processes with a job's RECIPE_JOB variable."""
         return [pid for pid in processes() if self.name_of(pid) == job.name]
 
-    def first_ended(self, job: Job) -> None:
+    def add_ending(self, job: Job) -> None:
         """Record that the first process of a job has ended."""
         self.ending.append(job)
         if self._tolerated:
@@ -74,23 +74,23 @@ class Remains:
                 if owner is not job and (owner or self.running)
             }
 
-    def reaped(self, pid: int, cpu: float) -> None:
+    def record_reaped(self, pid: int, cpu: float) -> None:
         """Record the end and CPU seconds of a child that was not a first process."""
         if self._tolerated.pop(pid, None) is None:
             for job in self.ending:
                 if pid in job.strays:
                     job.cpu += cpu
 
-    def over(self) -> list[Job]:
+    def end_leftovers(self) -> list[Job]:
         """Return the ending jobs without remaining processes, and end processes of the others."""
         if not self.ending:
             return []
-        if self._bereft():
+        if self._has_no_leftovers():
             done, self.ending[:] = list(self.ending), []
             return done
         return self.sweep()
 
-    def _bereft(self) -> bool:
+    def _has_no_leftovers(self) -> bool:
         """Return True if all children belong to running jobs, so that ended jobs left nothing behind."""
         if self._children is None:
             return False

@@ -8,7 +8,7 @@ import os
 import select
 
 from . import trees
-from .frames import HEAD, checked, frame, size_of
+from .frames import HEAD, frame, size_of, verify_payload
 from .squeeze import Squeezer, bytes_of, plain
 
 SENT = 1 << 17
@@ -101,7 +101,7 @@ class Request:
             self._tidy()
         trees.put(1, last + frame(kind, json.dumps(answer, separators=(",", ":")).encode()))
 
-    def arriving(self, folder: str) -> None:
+    def make_arriving(self, folder: str) -> None:
         """Create a directory of arriving objects, and mark its sender as alive."""
         os.makedirs(folder, exist_ok=True)
         trees.touch(f"{self.partial}/.alive")
@@ -134,7 +134,7 @@ class Request:
 
 def _next() -> bytes:
     head = _exactly(HEAD)
-    return checked(head, _exactly(size_of(head)))
+    return verify_payload(head, _exactly(size_of(head)))
 
 
 def _exactly(count: int) -> bytes:

@@ -119,7 +119,7 @@ class Sampler:
         if self.child or (not self._gpus and self._asked_at and now - self._asked_at < PATIENCE):
             return
         self._asked_at = now
-        program = _found("nvidia-smi", [job.programs for job in self._watched.values()])
+        program = _find_program("nvidia-smi", [job.programs for job in self._watched.values()])
         if not program:
             return
         output, written = os.pipe()
@@ -164,23 +164,9 @@ class Sampler:
                 return True
 
     def _of_gpus(self, held: frozenset[str]) -> dict[str, float]:
-        ours = [values for uuid, values in self._gpus.items() if uuid in held] or list(
-            self._gpus.values()
-        )
-        found: dict[str, float] = {}
-        if ours:
-            busy, used, heat, power = (
-                [value for value in column if value is not None] for column in zip(*ours)
-            )
-            if busy:
-                found["gpu_utilization_percent"] = round(sum(busy) / len(busy), 1)
-            if used:
-                found["gpu_memory_used_gb"] = round(max(used) * (1 << 20) / 1e9, 3)
-            if heat:
-                found["gpu_temperature_c"] = max(heat)
-            if power:
-                found["gpu_power_w"] = round(sum(power), 1)
-        return found
+        """Return the metrics of the held GPUs, or of all GPUs if none of them is known."""
+        gpus = [values for uuid, values in self._gpus.items() if uuid in held]
+        return _summarize_gpus(gpus or list(self._gpus.values()))
 
     # --- processors and network
 
@@ -189,7 +175,7 @@ class Sampler:
         try:
             quota, group = cgroups.processors()
             if group:
-                used, whole = _used(group), time.monotonic() * quota
+                used, whole = _cpu_seconds(group), time.monotonic() * quota
             else:
                 ticks = [int(word) for word in read("/proc/stat").split(b"\n", 1)[0].split()[1:9]]
                 used, whole = float(sum(ticks) - ticks[3] - ticks[4]), float(sum(ticks))
@@ -219,6 +205,27 @@ class Sampler:
             "net_received_mb_per_s": round((received - had) / (now - then) / 1e6, 3),
             "net_sent_mb_per_s": round((sent - gave) / (now - then) / 1e6, 3),
         }
+
+
+def _summarize_gpus(gpus: list[list[float | None]]) -> dict[str, float]:
+    """Return mean utilization, maximum memory and temperature, and total power of some GPUs.
+
+    Each GPU is a list of values in the order of `QUERY` without the UUID.
+    """
+    if not gpus:
+        return {}
+    columns = [[value for value in column if value is not None] for column in zip(*gpus)]
+    utilization, memory_mib, temperature, power = columns
+    found: dict[str, float] = {}
+    if utilization:
+        found["gpu_utilization_percent"] = round(sum(utilization) / len(utilization), 1)
+    if memory_mib:
+        found["gpu_memory_used_gb"] = round(max(memory_mib) * (1 << 20) / 1e9, 3)
+    if temperature:
+        found["gpu_temperature_c"] = max(temperature)
+    if power:
+        found["gpu_power_w"] = round(sum(power), 1)
+    return found
 
 
 def _progress(job: _Watched, now: float) -> dict[str, float]:
@@ -279,7 +286,7 @@ def _memory() -> dict[str, float]:
     return {"ram_used_gb": _giga(used)}
 
 
-def _found(program: str, paths: Iterable[str]) -> str:
+def _find_program(program: str, paths: Iterable[str]) -> str:
     """Return the path of a program in these PATHs, or ""."""
     folders = dict.fromkeys(
         folder for path in paths for folder in path.split(":") if os.path.isabs(folder)
@@ -294,7 +301,7 @@ def _found(program: str, paths: Iterable[str]) -> str:
     )
 
 
-def _used(group: str) -> float:
+def _cpu_seconds(group: str) -> float:
     """Return the CPU seconds of a cgroup."""
     try:
         return _field(f"{group}/cpu.stat", b"usage_usec") / 1e6

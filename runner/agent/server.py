@@ -43,14 +43,14 @@ from .clients import Clients
 from .contact import Contact
 from .ends import Ends
 from .job import SIGCONT, SIGKILL, SIGTERM, Job, signal_of
-from .journal import began, escaped, line
+from .journal import end_line, escape, start_line
 from .locks import free_locks, take_locks
 from .loop import Loop
 from .processes import kill, kill_group, processes, words
 from .regular import size_of
 from .remains import HOPELESS, Remains
 from .slots import Slots
-from .spawning import spawn, why_not
+from .spawning import explain_failure, spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Agent:
         self._loop = Loop()
         self._contact = Contact(self._jobs)
         self._clients = Clients(self._loop, self._contact, listener, self._obey)
-        self._remains = Remains(self._loop, self._jobs, self._timed, self._samples)
+        self._remains = Remains(self._loop, self._jobs, self._timed, self._is_sampler)
         self._slots = Slots()
         self._ends = Ends(self._slots)
         self._inherit(self._ends.open_jobs)
@@ -93,28 +93,36 @@ class Agent:
     def serve(self) -> None:
         """Run until there are no jobs and no clients."""
         while True:
-            self._loop.turn(self._patience())
+            self._loop.run_once(self._seconds_to_wait())
             if self._loop.stirred:
                 self._reap()
             if self._orphans:
-                self._look_after()
+                self._check_orphans()
             if self._timed:
                 self._keep_time()
-            if self._ends.waiting and (data := self._ends.publish()):
+            if self._ends.has_pending and (data := self._ends.publish()):
                 self._clients.tell_all(data)
-            for job in self._contact.forgotten():
+            for job in self._contact.find_silent_jobs():
                 self._end(job, b"stopped", GRACE)
             if self._sample_at is not None and time.monotonic() >= self._sample_at:
                 self._sample()
-            if self._jobs or self._clients.connected:
-                self._quiet_since = None
-            elif self._quiet_since is None:
-                self._quiet_since = time.monotonic()
-            elif time.monotonic() - self._quiet_since >= (FULL if self._ends.unwritten else LINGER):
+            if self._is_unused():
                 # A client that connects now gets no greeting, and starts the next agent.
                 return
 
-    def _patience(self) -> float | None:
+    def _is_unused(self) -> bool:
+        """Return True if there were no jobs and no clients for long enough to exit."""
+        if self._jobs or self._clients.has_clients:
+            self._quiet_since = None
+            return False
+        now = time.monotonic()
+        if self._quiet_since is None:
+            self._quiet_since = now
+            return False
+        return now - self._quiet_since >= (FULL if self._ends.has_unwritten else LINGER)
+
+    def _seconds_to_wait(self) -> float | None:
+        """Return the seconds until the next deadline, or None to wait for an event."""
         times = [
             when
             for job in self._timed
@@ -129,7 +137,7 @@ class Agent:
             times.append(self._sample_at)
         if times:
             return max(0.0, min(times) - time.monotonic())
-        if self._jobs or self._clients.connected:
+        if self._jobs or self._clients.has_clients:
             return None
         return LINGER
 
@@ -149,7 +157,7 @@ class Agent:
                 self._sampler = Sampler()
             self._sampler.look([(job.name, job.log, *job.sampled) for job in watched])
 
-    def _samples(self, pid: int) -> bool:
+    def _is_sampler(self, pid: int) -> bool:
         """Return True if a child belongs to the sampler, not to a job."""
         return self._sampler is not None and pid == self._sampler.child
 
@@ -185,10 +193,10 @@ class Agent:
         elif name in self._ends.over:
             self._clients.tell(fd, self._ends.over[name])
         else:  # recorded, so that all clients receive the same end
-            self._ends.settle(name, line(name, None, None, b"lost", ended=time.time()))
+            self._ends.record(name, end_line(name, None, None, b"lost", ended=time.time()))
 
     def _tell_going(self, fd: int, name: bytes) -> None:
-        self._contact.wants(fd, name)
+        self._contact.add_job(fd, name)
         self._clients.tell(fd, b'{"job": "%s", "going": true}\n' % name)
 
     def _tell_free(self, fd: int, number: bytes, names: list[str]) -> None:
@@ -199,7 +207,7 @@ class Agent:
         self._clients.tell(
             fd,
             b'{"free": %s, "locks": "%s", "problem": "%s"}\n'
-            % (number, escaped(" ".join(free).encode()), escaped(problem)),
+            % (number, escape(" ".join(free).encode()), escape(problem)),
         )
 
     # --- starting jobs
@@ -217,7 +225,7 @@ class Agent:
             elif name not in self._jobs:
                 job = Job(name, fields[3])
                 job.outlives = fields[7] == b"1"
-                if self._holds(job, fields[6].decode().split()):
+                if self._take_locks(job, fields[6].decode().split()):
                     self._jobs[name] = job
                     fresh.append(fields)
         if fresh:
@@ -225,7 +233,7 @@ class Agent:
             self._ends.write(
                 b"".join(
                     [
-                        began(now, fields[1], self._jobs[fields[1]].slot, *fields[3:6])
+                        start_line(now, fields[1], self._jobs[fields[1]].slot, *fields[3:6])
                         for fields in fresh
                     ]
                 )
@@ -236,7 +244,7 @@ class Agent:
             if fields[1] in self._jobs:
                 self._tell_going(fd, fields[1])
 
-    def _holds(self, job: Job, locks: list[str]) -> bool:
+    def _take_locks(self, job: Job, locks: list[str]) -> bool:
         """Take the locks of a job. Return False if the job cannot start. Its end is then sent."""
         held: list[int] | None = []
         try:
@@ -253,10 +261,12 @@ class Agent:
                 words(error),
             )
             now = time.time()
-            self._ends.settle(job.name, line(job.name, 126, None, b"exit", now, now, detail=detail))
+            self._ends.record(
+                job.name, end_line(job.name, 126, None, b"exit", now, now, detail=detail)
+            )
             return False
         if held is None:
-            self._ends.tell(line(job.name, None, None, b"busy"))
+            self._ends.tell(end_line(job.name, None, None, b"busy"))
             return False
         job.held = held
         return True
@@ -276,13 +286,15 @@ class Agent:
             inherited = (self._slots.for_every_job(), *job.held)
             job.pid = job.session = spawn(self._loop, job, cwd, argv, env, inherited)
         except OSError as error:
-            code, why = why_not(job.log, argv[0], cwd, error)
-            self._over(job, line(name, code, None, b"exit", job.started, time.time(), detail=why))
+            code, why = explain_failure(job.log, argv[0], cwd, error)
+            self._record_end(
+                job, end_line(name, code, None, b"exit", job.started, time.time(), detail=why)
+            )
             return
         self._remains.running[job.pid] = job
-        self._time(job, timeout, idle, 0.0)
+        self._set_limits(job, timeout, idle, 0.0)
 
-    def _time(self, job: Job, timeout: bytes | str, idle: bytes | str, since: float) -> None:
+    def _set_limits(self, job: Job, timeout: bytes | str, idle: bytes | str, since: float) -> None:
         """Set the limits of a job, relative to `since` in seconds from now."""
         if timeout or idle:
             now = time.monotonic()
@@ -304,15 +316,20 @@ class Agent:
         if (job.pid or job in self._orphans) and not job.termed:
             job.reason = reason
             job.termed = True
-            for number in (SIGTERM, SIGCONT):
-                if job.pid:
-                    kill_group(job.pid, number)
-                for pid in self._remains.of(job) if job.orphaned else ():
-                    kill(pid, number)
+            self._send_sigterm(job)
         if job.kill_at is None or kill_at < job.kill_at:
             job.kill_at = kill_at
         job.deadline = job.idle_at = None
         self._timed.add(job)
+
+    def _send_sigterm(self, job: Job) -> None:
+        """Send SIGTERM to a job's processes, and SIGCONT so that stopped ones receive it."""
+        for number in (SIGTERM, SIGCONT):
+            if job.pid:
+                kill_group(job.pid, number)
+            if job.orphaned:
+                for pid in self._remains.processes_of(job):
+                    kill(pid, number)
 
     def _keep_time(self) -> None:
         now = time.monotonic()
@@ -334,7 +351,7 @@ class Agent:
                             None  # the process cannot be signaled from here, so wait for its end
                         )
                         continue
-                    self._over_at_last(job)
+                    self._finish_orphan(job)
                     job.killed = True
                     job.kill_at = now + HOPELESS
                 sweep = True
@@ -365,8 +382,8 @@ class Agent:
             if job is not None:
                 self._first_process_ended(job, status, usage)
             else:
-                self._remains.reaped(pid, usage.ru_utime + usage.ru_stime)
-        self._finish(self._remains.over())
+                self._remains.record_reaped(pid, usage.ru_utime + usage.ru_stime)
+        self._finish(self._remains.end_leftovers())
 
     def _first_process_ended(self, job: Job, status: int, usage: resource.struct_rusage) -> None:
         job.pid = 0
@@ -387,26 +404,27 @@ class Agent:
                     job.reason = b"oom"
                 self._ooms = kills
         job.deadline = job.idle_at = None
-        self._remains.first_ended(job)
+        self._remains.add_ending(job)
 
     def _finish(self, jobs: list[Job]) -> None:
         """Record the end of jobs without remaining processes."""
         for job in jobs:
             printed = size_of(job.log) if job.log else -1
             spent = job.started, job.ended, job.cpu, job.peak, len(job.strays)
-            self._over(
-                job, line(job.name, job.code, job.signal, job.reason, *spent, job.detail, printed)
+            self._record_end(
+                job,
+                end_line(job.name, job.code, job.signal, job.reason, *spent, job.detail, printed),
             )
 
-    def _over(self, job: Job, end: bytes) -> None:
+    def _record_end(self, job: Job, end: bytes) -> None:
         self._jobs.pop(job.name, None)
-        self._contact.over(job.name)
+        self._contact.remove_job(job.name)
         if self._sampler is not None:
             self._sampler.over(job.name)
         self._timed.discard(job)
         while job.held:
             os.close(job.held.pop())
-        self._ends.settle(job.name, end, job.slot)
+        self._ends.record(job.name, end, job.slot)
 
     # --- jobs of a killed agent
 
@@ -426,7 +444,7 @@ class Agent:
                 self._jobs[name] = job
                 self._orphans.append(job)
                 self._sample_at = now + SAMPLED
-                self._time(job, noted["timeout"], noted["idle"], job.started - time.time())
+                self._set_limits(job, noted["timeout"], noted["idle"], job.started - time.time())
                 continue
             if self._blind and name not in cookies and self._slots.any_alive():
                 self._jobs[name] = job
@@ -443,10 +461,10 @@ class Agent:
         if self._remains.ending:
             self._finish(self._remains.sweep())
         if self._orphans:
-            self._look_after()  # before reading requests, so that no client stops an ended job
+            self._check_orphans()  # before reading requests, so that no client stops an ended job
         self._ends.write(b"")
 
-    def _look_after(self) -> None:
+    def _check_orphans(self) -> None:
         """Check which jobs of a killed agent have ended."""
         now = time.monotonic()
         if now < self._orphans_at:
@@ -458,7 +476,7 @@ class Agent:
             if self._slots.status(job.slot, job.name) is not None or not self._lives(job)
         ]
         for job in over:
-            self._over_at_last(job)
+            self._finish_orphan(job)
         if over:
             self._finish(self._remains.sweep())
 
@@ -466,7 +484,7 @@ class Agent:
         """Return True if any process of a killed agent's job lives."""
         return self._slots.alive(job.slot) if job.slot >= 0 else self._slots.any_alive()
 
-    def _over_at_last(self, job: Job) -> None:
+    def _finish_orphan(self, job: Job) -> None:
         """Record the exit status of an orphaned job from its slot."""
         self._orphans.remove(job)
         job.code, job.ended = self._slots.status(job.slot, job.name), time.time()

@@ -56,7 +56,7 @@ def spawn(
     finally:
         for fd in inherited:
             os.set_inheritable(fd, False)
-    _prefer(pid)
+    _raise_oom_score(pid)
     try:
         loop.watch_process(pid)
     except OSError:  # no descriptor to watch the process: do not let it run unwatched
@@ -79,7 +79,7 @@ def _program(name: bytes, env: dict[bytes, bytes]) -> bytes:
     return next((candidate for candidate in there if os.access(candidate, os.X_OK)), there[0])
 
 
-def why_not(log: bytes, program: bytes, cwd: bytes, error: OSError) -> tuple[int, bytes]:
+def explain_failure(log: bytes, program: bytes, cwd: bytes, error: OSError) -> tuple[int, bytes]:
     """Return a shell's exit code and a message for a failed start, and write the message to the log.
 
     posix_spawn does not tell which part failed.
@@ -113,7 +113,7 @@ def why_not(log: bytes, program: bytes, cwd: bytes, error: OSError) -> tuple[int
     return code, what + b": " + why
 
 
-def _prefer(pid: int) -> None:
+def _raise_oom_score(pid: int) -> None:
     """Make the kernel kill this process before the agent when memory runs out."""
     try:
         fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY)

@@ -44,13 +44,13 @@ def below(top: str) -> Iterator[tuple[str, str]]:
 
     Raises OSError.
     """
-    for path, found in seen(top):
+    for path, found in walk(top):
         if isinstance(found, OSError):
             raise found
         yield path, kind_of(found.st_mode)
 
 
-def seen(top: str) -> Iterator[tuple[str, os.stat_result | OSError]]:
+def walk(top: str) -> Iterator[tuple[str, os.stat_result | OSError]]:
     """Yield path and status of all entries in a directory, or the error, for example of a deleted entry."""
     waiting = [""]
     while waiting:
@@ -257,7 +257,7 @@ def make_real(at: str, is_object: bool) -> bool:
     top = os.readlink(at)
     os.unlink(at)
     if not os.path.isdir(top):
-        return _named(top, at, is_object)
+        return _link(top, at, is_object)
     os.mkdir(at)
     real = True
     for path, kind in below(top):
@@ -266,11 +266,11 @@ def make_real(at: str, is_object: bool) -> bool:
         elif kind == "l":
             os.symlink(os.readlink(f"{top}/{path}"), f"{at}/{path}")
         else:
-            real = _named(f"{top}/{path}", f"{at}/{path}", is_object) and real
+            real = _link(f"{top}/{path}", f"{at}/{path}", is_object) and real
     return real
 
 
-def _named(source: str, target: str, is_object: bool) -> bool:
+def _link(source: str, target: str, is_object: bool) -> bool:
     """Create a hard link to an object's file, otherwise a symbolic link.
 
     Returns False for the latter.

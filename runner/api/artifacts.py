@@ -85,10 +85,8 @@ def list_artifacts(ws: Workspace, row: RunRow, name: str = "", after: str = "") 
     """Return the outputs of a run, or only the output `name`.
 
     `stored` tells whether the content is in this workspace. `type` is the media type, and `step`
-    the
-    training step in the path, if any. For a directory, `files` holds the first `FILES` entries
-    whose
-    paths sort after `after`.
+    the training step in the path, if any. For a directory, `files` holds the first `FILES` entries
+    whose paths sort after `after`.
     """
     found: list[Facts] = []
     for each in list_outputs(ws, row):

@@ -63,8 +63,7 @@ def resume_from(ws: Workspace, row: RunRow, step: str, state: str, number: int) 
     """Set aside checkpoints newer than `number`, and return the name of the newest one left.
 
     Raises NotHere, NotFound, Busy if a run uses the checkpoints, and CannotRun if checkpoint
-    `number`
-    is incomplete.
+    `number` is incomplete.
     """
     for each in find_checkpoints(ws, row).kept:
         if (each.step, each.state) == (step, state):

@@ -166,22 +166,21 @@ def compare_steps(
 
 
 def _aspects(left: StepRecord, right: StepRecord) -> dict[str, list[Change]]:
-    found: dict[str, list[Change]] = {}
+    """Return the changes between two records of a step, by aspect."""
+    found: dict[str, list[Change]] = {name: [] for name in ASPECTS}
     if left.preimage is not None and right.preimage is not None:
         for change in fingerprint.explain(left.preimage, right.preimage):
-            found.setdefault(aspect_of(change.part), []).append(change)
+            found[aspect_of(change.part)].append(change)
     if "python" in left.facts and "python" in right.facts:
-        found.setdefault("env", []).extend(
-            diff_mappings({"python": left.facts["python"]}, {"python": right.facts["python"]})
-        )
+        before, after = {"python": left.facts["python"]}, {"python": right.facts["python"]}
+        found["env"] += diff_mappings(before, after)
     if left.state == right.state:  # missing outputs of a failed step are not a difference
         if left.outputs is not None and right.outputs is not None:
-            found.setdefault("outputs", []).extend(diff_mappings(left.outputs, right.outputs))
-        found.setdefault("metrics", []).extend(diff_mappings(left.metrics, right.metrics))
-        found["time"] = [
-            change for change in diff_mappings(_timing(left), _timing(right)) if _differs(change)
-        ]
-    return {name: found[name] for name in ASPECTS if found.get(name)}
+            found["outputs"] += diff_mappings(left.outputs, right.outputs)
+        found["metrics"] += diff_mappings(left.metrics, right.metrics)
+        timings = diff_mappings(_timing(left), _timing(right))
+        found["time"] += [change for change in timings if _differs(change)]
+    return {name: changes for name, changes in found.items() if changes}
 
 
 def diff_mappings(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:

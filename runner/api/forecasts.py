@@ -68,20 +68,29 @@ def forecast_run(
 def _machine(step: str, shelves: Sequence[Shelf]) -> Facts:
     """Return the best offer for a step, or the reason if no offer matches."""
     ranked = rank_offers(shelves)
-    shelf, offer = ranked[0] if ranked else (shelves[0], None)
-    none = "" if offer else shelf.failed or f"{shelf.driver} offers no machine that does"
+    if not ranked:
+        shelf = shelves[0]
+        return {
+            "step": step,
+            "driver": shelf.driver,
+            **dict.fromkeys(("offer", "gpu", "gpus", "region", "market", "usd_an_hour")),
+            "hours": shelf.wish.hours,
+            "usd": None,
+            "failed": shelf.failed or f"{shelf.driver} offers no machine that does",
+        }
+    shelf, offer = ranked[0]
     return {
         "step": step,
         "driver": shelf.driver,
-        "offer": offer.id if offer else None,
-        "gpu": offer.resources.gpu if offer else None,
-        "gpus": offer.resources.gpus if offer else None,
-        "region": offer.region if offer else None,
-        "market": offer.market if offer else None,
-        "usd_an_hour": offer.price if offer else None,
+        "offer": offer.id,
+        "gpu": offer.resources.gpu,
+        "gpus": offer.resources.gpus,
+        "region": offer.region,
+        "market": offer.market,
+        "usd_an_hour": offer.price,
         "hours": shelf.wish.hours,
-        "usd": shelf.total_of(offer).usd if offer else None,
-        "failed": none,
+        "usd": shelf.total_of(offer).usd,
+        "failed": "",
     }
 
 

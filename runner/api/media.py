@@ -48,8 +48,7 @@ def type_of(path: str, head: bytes = b"") -> str:
     """Return the media type of a file.
 
     The content takes precedence over the name, so HTML in a file named `.png` is HTML. With an
-    empty
-    `head`, the name alone decides.
+    empty `head`, the name alone decides.
     """
     named = _BY_SUFFIX.get(path.rpartition(".")[2].lower(), "") if "." in path else ""
     if not head:

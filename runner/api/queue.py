@@ -79,21 +79,28 @@ def _runs_claimed_by(rows: Sequence[RunRow], name: str) -> list[str]:
 
 def _waits(ws: Workspace, rows: Sequence[RunRow]) -> list[Wait]:
     live = _executing_runs(ws, rows)
-    waiting = [row for row in rows if row.state != "PAUSED" and row.id not in live]
-    busy = {row.claim for row in rows if row.id in live}
-    takers = [
-        Taker(
-            worker.driver,
-            _texts(worker.labels),
-            {name: most for name, most in worker.at_most.items() if isinstance(most, int)},
-            worker.store,
-            free=worker.name not in busy,
-        )
-        for worker in ws.store.runs.workers.all(str(ws.root))
-        if worker.alive
-    ]
-    worked_on = [_queue_entry(row) for row in rows if row.id in live]
-    return explain_waits([_queue_entry(row) for row in waiting], takers, worked_on, time.time())
+    executing = [row for row in rows if row.id in live]
+    waiting = [row for row in rows if row.id not in live and row.state != "PAUSED"]
+    busy = {row.claim for row in executing}
+    workers = ws.store.runs.workers.all(str(ws.root))
+    takers = [_taker(worker, busy) for worker in workers if worker.alive]
+    return explain_waits(
+        [_queue_entry(row) for row in waiting],
+        takers,
+        [_queue_entry(row) for row in executing],
+        time.time(),
+    )
+
+
+def _taker(worker: WorkerRow, busy: set[str]) -> Taker:
+    """Return what a worker accepts. `busy` holds the names of workers with a run."""
+    return Taker(
+        worker.driver,
+        _texts(worker.labels),
+        {name: most for name, most in worker.at_most.items() if isinstance(most, int)},
+        worker.store,
+        free=worker.name not in busy,
+    )
 
 
 def _queue_entry(row: RunRow) -> Waiting:

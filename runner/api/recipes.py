@@ -47,8 +47,7 @@ def list_recipes(
     """Return the recipes that can be requested by name: library, packages and `recipes.allow`.
 
     With `in_folder`, include the recipe files in the workspace directory. Raises Invalid if an
-    entry of
-    `recipes.allow` is not a recipe file, or has the name of another recipe.
+    entry of `recipes.allow` is not a recipe file, or has the name of another recipe.
     """
     found = {entry.id: AvailableRecipe(entry, entry.id) for entry in library.entries()}
     for word in load(root, environ).lists.get("recipes.allow", ()):

@@ -96,8 +96,7 @@ def resume(ws: Workspace, run: str, *, queue: bool = True) -> Outcome:
     """Resume a run that is paused, about to pause, or without a live worker.
 
     With `queue`, queue the run for workers. Otherwise, if no worker has the run, leave it unchanged
-    and
-    return an outcome that is not done, so that the caller can execute the run.
+    and return an outcome that is not done, so that the caller can execute the run.
 
     Raises NotFound, CannotAsk (final, not-paused, not-noted), Busy.
     """
@@ -134,8 +133,7 @@ def retry(
     """Submit the request of a finished run as a new run with the same user, priority, labels and webhooks.
 
     `begin` is the first step to rerun regardless of the cache. `reach` lists the hosts and buckets
-    that
-    the new run may read. None keeps those of the finished run.
+    that the new run may read. None keeps those of the finished run.
 
     Raises NotFound, CannotAsk (not-final, not-noted), Invalid, Infrastructure.
     """

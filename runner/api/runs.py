@@ -52,8 +52,7 @@ def list_runs(
     """Return up to `limit` matching runs. Without `numbers`, leave out metrics.
 
     `after` is the `next` cursor of the previous page, or the ID of a run. Raises Invalid for any
-    other
-    value.
+    other value.
     """
     if after:
         wanted = wanted._replace(before=_place(ws, after))

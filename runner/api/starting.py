@@ -60,8 +60,7 @@ def read_start(root: Path, row: RunRow) -> Start:
     For a run of `recipe sweep`, return the swept recipe and its axes.
 
     Raises CannotAsk for a run stored without a request, and for a search, whose trials are not part
-    of
-    the request.
+    of the request.
     """
     request = request_of_run(row)
     if request is None:

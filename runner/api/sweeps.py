@@ -80,10 +80,8 @@ def draft(
 
     `uses` names the swept recipe in the generated recipe. `several` holds the values of the swept
     inputs. If None, the texts in `given` hold them, separated by commas. With `draws`, only this
-    number
-    of random combinations is used. With the same seed, a larger number includes all combinations of
-    a
-    smaller number. Raises Invalid with all problems.
+    number of random combinations is used. With the same seed, a larger number includes all
+    combinations of a smaller number. Raises Invalid with all problems.
     """
     words = find_varied_inputs(recipe, given) if several is None else several
     found, problems = _gather_space(recipe, {**given, **words}, words, preset, origins, metric)
@@ -315,33 +313,45 @@ def _range(spec: Input, text: str, problems: list[Problem]) -> Range | Sequence[
 
 
 def _several(spec: Input, value: object) -> list[object] | None:
-    """Return the values in one input text, or None if the text is a single value."""
+    """Return the values given for an input, or None if it is a single value."""
     if isinstance(value, list):  # from a file
-        return (
-            value
-            if spec.type != "list" or (value and all(isinstance(item, list) for item in value))
-            else None
-        )
+        return _several_in_list(spec, value)
     if not isinstance(value, str):
         return None
     if spec.type in ("list", "object"):
-        try:
-            read = json.loads(f"[{value}]")
-        except ValueError:
-            return None
-        return (
-            read if len(read) > 1 and all(isinstance(item, (list, dict)) for item in read) else None
-        )
+        return _several_collections(value)
     if value.startswith("["):
-        try:
-            read = json.loads(value)
-        except ValueError:
-            read = None
-        if isinstance(read, list):
+        read = _parse_list(value)
+        if read is not None:
             return read
     if not value.strip() and spec.type != "string":
         return []
     return _parts(value) if "," in value else None
+
+
+def _several_in_list(spec: Input, values: list[object]) -> list[object] | None:
+    """Return the values in a list, or None if the list itself is one value of a list input."""
+    if spec.type != "list":
+        return values
+    is_list_of_lists = bool(values) and all(isinstance(item, list) for item in values)
+    return values if is_list_of_lists else None
+
+
+def _several_collections(text: str) -> list[object] | None:
+    """Return the lists or objects in a text such as `[1],[2]`, or None if there is only one."""
+    read = _parse_list(f"[{text}]")
+    if read is None or len(read) < 2:
+        return None
+    return read if all(isinstance(item, (list, dict)) for item in read) else None
+
+
+def _parse_list(text: str) -> list[object] | None:
+    """Parse a JSON list. None if the text is something else."""
+    try:
+        read = json.loads(text)
+    except ValueError:
+        return None
+    return read if isinstance(read, list) else None
 
 
 _PART: Final = re.compile(r'\s*(?:"((?:[^"\\]|\\.)*)"\s*(?=,|$)|((?:\\,|[^,])*))', re.DOTALL)

@@ -231,8 +231,7 @@ class File(NamedTuple):
     """An entry of a download.
 
     The content of a regular file (`f:`) or executable (`x:`) follows. `content` includes its digest
-    if
-    known. `l:` is a link with its target, and `d:` a directory.
+    if known. `l:` is a link with its target, and `d:` a directory.
     """
 
     path: str

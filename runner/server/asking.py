@@ -36,8 +36,7 @@ class BackgroundRequests:
         If it takes longer than `WAIT`, return an outcome that is not done.
 
         The request then continues in the background. A repeated request waits for the first one.
-        The run is
-        claimed in the meantime, so no worker takes it. Raises the errors of the request.
+        The run is claimed in the meantime, so no worker takes it. Raises the errors of the request.
         """
         pending = self._pending.get((run, verb)) or self._begin(room, run, verb, request)
         done, _ = await asyncio.wait({pending}, timeout=WAIT)

@@ -591,8 +591,7 @@ class Feed:
         """Register a stream of a token for the duration of the context.
 
         Raises Refused if the token has too many streams. `cut` closes the connection of a client
-        that does
-        not read the end of its stream.
+        that does not read the end of its stream.
         """
         if self._is_stopping:
             raise Refused(503, STOPS.code, STOPS.message, "reconnect in a few seconds")

@@ -50,8 +50,7 @@ def load_state(path: Path) -> StreamState | None:
     """Read and delete the state of the previous server process.
 
     None if no readable state exists, for example because the process was killed. Deletion prevents
-    the
-    use of an outdated state after a later kill.
+    the use of an outdated state after a later kill.
     """
     try:
         text = path.read_text()

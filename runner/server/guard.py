@@ -188,8 +188,7 @@ class Guard:
         """Return the token of a request.
 
         None for /health without a token and for the files of the web page, which contain no data.
-        Raises
-        Refused for other requests without a valid token.
+        Raises Refused for other requests without a valid token.
         """
         kind, _, secret = headers.get(b"authorization", b"").partition(b" ")
         if path in page.PARTS or (not kind and path == "/health"):

@@ -6,6 +6,7 @@ functions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -180,58 +181,79 @@ def translate(
     """Translate a `config` to recipe inputs.
 
     `gpus` is the number of GPUs of the training, a factor of the global batch size. `preset` holds
-    the
-    inputs set by the preset. Unknown names stay unchanged, and the check of inputs reports them.
+    the inputs set by the preset. Unknown names stay unchanged, and the check of inputs reports
+    them.
     """
-    inputs: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    ignored: dict[str, str] = {}
-    problems: list[Problem] = []
-    every = 1
-
-    def put(name: str, input: str, value: object) -> None:
-        if input in inputs and inputs[input] != value:
-            words = f'"{sources[input]}" and "{name}" set different values for {input}'
-            problems.append(Problem("clash", words, None, "remove one of the two"))
-        inputs[input], sources[input] = value, name
-
+    draft = _Draft(recipe)
     for name, value in config.items():
+        draft.add(name, value)
+    if "global_batch" in recipe.inputs:
+        draft.add_global_batch(config, gpus, preset)
+    return TranslatedConfig(draft.inputs, draft.ignored, draft.every, tuple(draft.problems))
+
+
+class _Draft:
+    """A `config` during its translation to the inputs of a recipe."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._sources: dict[str, str] = {}
+        self.inputs: dict[str, Any] = {}
+        self.ignored: dict[str, str] = {}
+        self.problems: list[Problem] = []
+        self.every = 1
+
+    def add(self, name: str, value: object) -> None:
+        """Translate one argument of the config."""
+        recipe = self._recipe
         if name == "max_steps" and value == -1:
-            ignored[name] = "-1 leaves the number of steps to the epochs, or to the recipe"
+            self.ignored[name] = "-1 leaves the number of steps to the epochs, or to the recipe"
         elif name in recipe.inputs:
-            put(name, name, value)
+            self._put(name, name, value)
         elif name == EVERY:
-            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-                every = value
-            else:
-                words = f'"{EVERY}" must be a whole number above 0'
-                problems.append(Problem("bad-value", words, None, "use 1 for every step"))
+            self._set_every(value)
         elif name == ACCUMULATED and "global_batch" in recipe.inputs:
-            pass  # below: it is a factor
+            pass  # a factor in `add_global_batch`
         elif input := input_of(recipe, name):
             try:
-                put(name, input, NAMES[name].read(value))
+                self._put(name, input, NAMES[name].read(value))
             except _Untranslatable as error:
-                ignored[name] = str(error)
+                self.ignored[name] = str(error)
         elif name in NO_COUNTERPART:
-            ignored[name] = NO_COUNTERPART[name]
+            self.ignored[name] = NO_COUNTERPART[name]
         elif name in NAMES or name == ACCUMULATED:
-            ignored[name] = f"{recipe.id} has no such input"
+            self.ignored[name] = f"{recipe.id} has no such input"
         else:
-            put(name, name, value)
-    micro = next((config[name] for name in BATCHES if name in config), None)
-    if "global_batch" in recipe.inputs and (micro is not None or ACCUMULATED in config):
-        factors = [1 if micro is None else micro, config.get(ACCUMULATED, 1), max(1, gpus)]
-        named = " × ".join(name for name in (*BATCHES, ACCUMULATED) if name in config)
+            self._put(name, name, value)
+
+    def add_global_batch(
+        self, config: Mapping[str, Any], gpus: int, preset: Mapping[str, Any]
+    ) -> None:
+        """Set the global batch size: batch size per device × accumulation steps × GPUs."""
+        micro = next((config[name] for name in BATCHES if name in config), None)
+        if micro is None and ACCUMULATED not in config:
+            return
         if micro is None:
-            own = {"micro_batch": recipe.inputs["micro_batch"].default, **preset, **inputs}
-            factors[0] = own["micro_batch"]
+            default = self._recipe.inputs["micro_batch"].default
+            micro = {"micro_batch": default, **preset, **self.inputs}["micro_batch"]
+        factors = [micro, config.get(ACCUMULATED, 1), max(1, gpus)]
+        product = " × ".join(name for name in (*BATCHES, ACCUMULATED) if name in config)
         if all(isinstance(each, int) and not isinstance(each, bool) for each in factors):
-            put(
-                f"{named} × {factors[2]} GPUs", "global_batch", factors[0] * factors[1] * factors[2]
-            )
-        else:
-            problems.append(
-                Problem("bad-value", f"{named}: whole numbers are required", None, "write 1, 2, …")
-            )
-    return TranslatedConfig(inputs, ignored, every, tuple(problems))
+            self._put(f"{product} × {factors[2]} GPUs", "global_batch", math.prod(factors))
+            return
+        words = f"{product}: whole numbers are required"
+        self.problems.append(Problem("bad-value", words, None, "write 1, 2, …"))
+
+    def _set_every(self, value: object) -> None:
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            self.every = value
+            return
+        words = f'"{EVERY}" must be a whole number above 0'
+        self.problems.append(Problem("bad-value", words, None, "use 1 for every step"))
+
+    def _put(self, name: str, input: str, value: object) -> None:
+        """Set an input, and report a problem if another argument set a different value."""
+        if input in self.inputs and self.inputs[input] != value:
+            words = f'"{self._sources[input]}" and "{name}" set different values for {input}'
+            self.problems.append(Problem("clash", words, None, "remove one of the two"))
+        self.inputs[input], self._sources[input] = value, name

@@ -2,8 +2,7 @@
 
 Plans are computed in separate processes, often while a user types. These processes only read the
 cached offers and report missing ones. The server process, which has loaded the drivers, then
-queries
-the providers.
+queries the providers.
 """
 
 from __future__ import annotations

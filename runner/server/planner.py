@@ -100,10 +100,8 @@ class Planner:
         """Call `function` in a child process and return its result.
 
         The function must be a module-level function, and its arguments and result picklable. Raises
-        Refused
-        from the function, 503 if too many calls are waiting, and 422 if the call exceeds its time
-        or memory
-        limit.
+        Refused from the function, 503 if too many calls are waiting, and 422 if the call exceeds
+        its time or memory limit.
         """
         if self._asked >= WAITING:
             many = self._subject.many

@@ -136,8 +136,7 @@ class Needs:
     """A check that the caller's token has this scope.
 
     A token of one run may only use paths with this run, and with `any_run` also paths that hide
-    other
-    runs.
+    other runs.
     """
 
     def __init__(self, scope: Scope, *, run: bool = False, any_run: bool = False) -> None:

@@ -489,8 +489,7 @@ def store_run(
     """Queue the run of a checked request.
 
     `job` is a platform's job, which receives reports in addition to the webhooks of the settings.
-    `out`
-    is the directory of results.
+    `out` is the directory of results.
     """
     reports_to: dict[str, object] = {"job": job} if job is not None else {}
     if asked.webhooks:

@@ -37,8 +37,7 @@ class Stream(Response):
     """A response that continues until the stream ends.
 
     It counts as a stream of its token until it is closed. No await separates checking and
-    increasing
-    the count, so concurrent requests cannot exceed the limit.
+    increasing the count, so concurrent requests cannot exceed the limit.
     """
 
     def __init__(

@@ -126,8 +126,7 @@ def serve(
     """Serve the workspace at `root` until SIGINT or SIGTERM.
 
     `ready` receives the URL, and the token if one was created. A token is created with `new_token`,
-    or
-    if no admin token exists. `for_owner` is as in ServedWorkspace; no token is created
+    or if no admin token exists. `for_owner` is as in ServedWorkspace; no token is created
     automatically.
 
     Raises Invalid if traffic would be unencrypted, and Infrastructure if the port is unavailable.

@@ -666,7 +666,7 @@ def test_a_lock_folder_of_somebody_else_is_passed_over(
     assert [path.name for path in (places[1] / name / "gpus").iterdir()] == ["x.lock"]
     (places[1] / name).chmod(0o777)  # others could hold its locks
     (places[2] / name).write_text("")
-    with pytest.raises(PermissionError, match="must be a folder of this login") as found:
+    with pytest.raises(PermissionError, match="must be a private directory of this user") as found:
         locks.free_locks(["x"])
     assert str(found.value.filename) == ", ".join(str(each / name) for each in places)
 
@@ -768,7 +768,7 @@ def test_an_agent_lets_go_of_what_it_inherited_and_of_nothing_up_to_a_limit_of_a
 )
 def test_the_journal_has_the_name_of_a_log_as_it_is(log: str) -> None:
     """Under another name a job that an agent had left was taken for one that prints nothing, and ended by its `idle_timeout`."""
-    line = journal.began(0.0, b"job", 1, os.fsencode(log), b"", b"5")
+    line = journal.start_line(0.0, b"job", 1, os.fsencode(log), b"", b"5")
     assert json.loads(line)["log"] == log
 
 

@@ -180,10 +180,10 @@ def test_what_came_before_is_gone_on_with_and_what_is_too_long_is_not_believed(
 def test_a_part_of_an_earlier_boot_is_not_believed(tmp_path: Path) -> None:
     (tmp_path / "it").mkdir()
     (tmp_path / "it" / "a").write_text("zeros, after a power cut")
-    pulling._renew(str(tmp_path), "1")
+    pulling._delete_stale(str(tmp_path), "1")
     assert not (tmp_path / "it").exists()
     (tmp_path / "it").write_text("of this boot")
-    pulling._renew(str(tmp_path), "1")
+    pulling._delete_stale(str(tmp_path), "1")
     assert (tmp_path / "it").exists()
 
 
