@@ -210,13 +210,13 @@ def _said(recipe: Recipe, name: str, value: object) -> str | None:
 def _listed(recipe: Recipe, name: str, values: Sequence[object]) -> str | None:
     """NAME=VALUE,VALUE for the values of an axis."""
     spec = recipe.inputs[name]
-    wanted = [inputs.converted(spec, value) for value in values]
+    wanted = [inputs.convert(spec, value) for value in values]
     for text in (",".join(map(_typed, values)), json.dumps(list(values), ensure_ascii=False)):
         read = in_words(recipe, {name: text}).get(name)
         if read is None or isinstance(read, str):
             continue
         try:
-            if [inputs.converted(spec, each) for each in read] == wanted:
+            if [inputs.convert(spec, each) for each in read] == wanted:
                 return f"{name}={text}"
         except inputs.BadValue:
             continue
@@ -231,6 +231,6 @@ def _typed(value: object) -> str:
 def _same(spec: Input, text: str, value: object) -> bool:
     """Whether a text means a value."""
     try:
-        return inputs.converted(spec, text) == inputs.converted(spec, value)
+        return inputs.convert(spec, text) == inputs.convert(spec, value)
     except inputs.BadValue:
         return False

@@ -42,7 +42,7 @@ _NOUNS: dict[str, str] = {
 }
 
 
-def converted(spec: Input, value: object) -> Tree:
+def convert(spec: Input, value: object) -> Tree:
     """Return `value` converted to the input's type and within its limits.  Raises BadValue."""
     if _is_null(spec, value):
         _check_null(spec)
@@ -207,7 +207,7 @@ def as_mapping(value: object) -> Tree:
 
 def _address(kind: AddressType, spec: Input, value: object) -> str:
     if spec.member and isinstance(value, str):
-        _, member = spec.parted(value)
+        _, member = spec.split_member(value)
         if not member:
             message = "must be FILE.py:NAME, a Python file and a class or function in it"
             raise BadValue("wrong-type", f"{message}, not {show(value)}")

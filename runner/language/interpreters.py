@@ -153,7 +153,7 @@ def rulings(words: Sequence[Word]) -> Iterator[Ruling]:
         if word.redirect in (">&", "<&"):
             # bash expands a word that is no number a second time.
             yield Ruling("number", word.start, word.end, word.redirect)
-    command = _called(words)
+    command = _strip_prefixes(words)
     if command:
         yield from _builtin(command)
 
@@ -169,12 +169,12 @@ def assignment(word: Word) -> tuple[str, Role | None] | None:
     return name, "number" if name in _NUMBERS else None
 
 
-def evaluated(words: Sequence[Word]) -> Iterator[str]:
+def find_evaluated(words: Sequence[Word]) -> Iterator[str]:
     """Yield the variables that a command declares as integers or name references.
 
     A shell evaluates the values of such variables.
     """
-    command = _called(words)
+    command = _strip_prefixes(words)
     if not command or command[0].text not in ("declare", "typeset", "local"):
         return
     if {"i", "n"}.isdisjoint(_options(command)):
@@ -189,7 +189,7 @@ def declares(words: Sequence[Word], name: str, arrays: Container[str]) -> bool:
 
     The variable is in `arrays`, or the command declares it as an array.
     """
-    command = _called(words)
+    command = _strip_prefixes(words)
     if not command or command[0].text not in _DECLARING:
         return False
     return (
@@ -202,7 +202,7 @@ def declares(words: Sequence[Word], name: str, arrays: Container[str]) -> bool:
 # -- the shell's own commands --
 
 
-def _called(words: Sequence[Word]) -> list[Word]:
+def _strip_prefixes(words: Sequence[Word]) -> list[Word]:
     """Return a command without redirections and without a leading `command -p` or `builtin`."""
     command = [word for word in words if not word.redirect]
     while command and command[0].text in ("command", "builtin"):
@@ -312,7 +312,7 @@ def _test(command: Sequence[Word]) -> Iterator[Ruling]:
 
 def source(words: Sequence[Word]) -> SourceWords:
     """Return the words of a command that another interpreter evaluates as code."""
-    command = _called(words)
+    command = _strip_prefixes(words)
     if not command:
         return SourceWords()
     head = command[0].text
@@ -419,7 +419,7 @@ def _reads_input(name: str, command: Sequence[Word]) -> bool:
         return True
     if name == "xargs":
         return any(_program(word.text) for word in command)
-    carried = command[_behind_host(command) :] if name == "ssh" else command[1:]
+    carried = command[_skip_host(command) :] if name == "ssh" else command[1:]
     rest = [word._replace(text=part) for word in carried for part in word.text.split()]
     starts_shell = name != "ssh" and any(word.text in ("-s", "-i") for word in rest)
     if not rest or starts_shell:
@@ -430,7 +430,7 @@ def _reads_input(name: str, command: Sequence[Word]) -> bool:
     return False
 
 
-def _behind_host(command: Sequence[Word]) -> int:
+def _skip_host(command: Sequence[Word]) -> int:
     """Return the index of the first word after the options and the host of `ssh`."""
     at = 1
     while at < len(command) and command[at].text.startswith("-"):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from .document import Document
 
-__all__ = ["MANY", "Fault", "Schema", "check", "faults", "load", "located"]
+__all__ = ["MANY", "Fault", "Schema", "check", "faults", "load", "locate_fault"]
 
 MANY = 200
 """Maximum number of reported problems."""
@@ -29,13 +29,13 @@ MANY = 200
 
 def check(document: Document) -> list[Problem]:
     """Return every schema violation of `document` as a problem."""
-    return [located(document, fault) for fault in faults(document.value)]
+    return [locate_fault(document, fault) for fault in faults(document.value)]
 
 
-def located(document: Document, fault: Fault) -> Problem:
+def locate_fault(document: Document, fault: Fault) -> Problem:
     """Return a fault as a problem with its location, and with numbers as the file spells them."""
     message, fix = fault.message, fault.fix
-    written = document.written(fault.path) if fault.read else ""
+    written = document.source_text(fault.path) if fault.read else ""
     if written:
         message = message.replace(f"the number {fault.read}", f"the number {written}")
         fix = fix.replace(f'"{fault.read}"', f'"{written}"')

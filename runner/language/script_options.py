@@ -191,7 +191,7 @@ class _Reader:
         if isinstance(node, ast.Call):
             self._call(node, scope, known, certain)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            self._visit(self._named(node.id, scope.file), False)
+            self._visit(self._resolve_name(node.id, scope.file), False)
         perhaps = (ast.IfExp, ast.BoolOp, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp)
         certain = certain and not isinstance(node, (*perhaps, ast.GeneratorExp))
         for child in ast.iter_child_nodes(node):
@@ -249,7 +249,7 @@ class _Reader:
     def _target(self, function: ast.expr, file: str) -> tuple[list[ast.AST], bool]:
         """Return the functions that a call may mean, and whether it certainly calls one of them."""
         if isinstance(function, ast.Name):
-            found = self._named(function.id, file)
+            found = self._resolve_name(function.id, file)
             return found, len(found) == 1
         if not isinstance(function, ast.Attribute):
             return [], False
@@ -270,7 +270,7 @@ class _Reader:
         ]
         return everywhere, False
 
-    def _named(self, name: str, file: str) -> list[ast.AST]:
+    def _resolve_name(self, name: str, file: str) -> list[ast.AST]:
         """Return the functions and classes that a plain name in a file may mean."""
         if own := self._definitions[file].get(name):
             return list(own)

@@ -28,16 +28,16 @@ class EmptyRead(NamedTuple):
     value: object
 
 
-def facts(node: nodes.Node, chains: Mapping[nodes.Node, Chain], *, holds: bool) -> Facts:
+def known_values(node: nodes.Node, chains: Mapping[nodes.Node, Chain], *, holds: bool) -> Facts:
     """Return the values that are known if a condition holds, or if it does not."""
     part: Any = node
     kind = type(node).__name__
     if kind == "Not":
-        return facts(part.node, chains, holds=not holds)
+        return known_values(part.node, chains, holds=not holds)
     if kind in ("And", "Or"):
         if holds is (kind == "And"):
-            left = facts(part.left, chains, holds=holds)
-            return {**left, **facts(part.right, chains, holds=holds)}
+            left = known_values(part.left, chains, holds=holds)
+            return {**left, **known_values(part.right, chains, holds=holds)}
         return _NOTHING
     if kind == "Test":
         chain = chains.get(part.node)
@@ -76,9 +76,9 @@ def empty_reads(
         ):
             if branch is None:
                 continue
-            here = facts(part.test, chains, holds=holds)
+            here = known_values(part.test, chains, holds=holds)
             yield from empty_reads(branch, chains, {**known, **here})
-            yield from _renamed(branch, other, chains, here)
+            yield from _find_constant_branch(branch, other, chains, here)
     elif kind not in ("Test", "Compare"):  # these may test a known value
         for child in node.iter_child_nodes():
             yield from empty_reads(child, chains, known)
@@ -92,7 +92,7 @@ def _read_of(chain: Chain, known: Facts) -> Iterator[EmptyRead]:
                 yield EmptyRead(reference, value)
 
 
-def _renamed(
+def _find_constant_branch(
     branch: Any, other: Any, chains: Mapping[nodes.Node, Chain], here: Facts
 ) -> Iterator[EmptyRead]:
     """Yield the read of a known value in a branch beside a constant: `x if x == "a" else "b"`."""

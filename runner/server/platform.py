@@ -184,7 +184,7 @@ def _said(done: Executed) -> Executed:
 def store_job(room: ServedWorkspace, asked: Job, driver: str) -> Executed:
     """Store a job of the platform as a run.  Raises Refused, or a RecipeError, with every problem."""
     recipe = read_recipe(recipes.meant(room, asked.recipe))
-    chosen = presets.chosen(recipe, asked.preset)
+    chosen = presets.combine(recipe, asked.preset)
     said = hugging_face.translated(
         recipe, asked.config, _gpus(recipe, chosen, asked), chosen.inputs if chosen else {}
     )

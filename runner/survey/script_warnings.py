@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ..language.imports import BY_VALUE, Imports, Start, started
+from ..language.imports import BY_VALUE, Imports, Start, find_starts
 from ..language.recipe import GitCode
 from ..language.script_options import ScriptOptions, options_of
 from ..language.script_words import (
@@ -61,7 +61,7 @@ def warnings(recipe: Recipe, read: Callable[[str], Imports]) -> Iterator[Problem
 
 def _scripts(step: Step) -> list[Start]:
     """The files and modules that a step starts for certain: of a list of arguments the first alone, as another may be an argument of it."""
-    found = started(step.run, step.accelerate)
+    found = find_starts(step.run, step.accelerate)
     return found if isinstance(step.run, str) else found[:1]
 
 

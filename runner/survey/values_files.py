@@ -40,11 +40,11 @@ def read_values(paths: Sequence[tuple[str, Path]]) -> tuple[dict[str, object], d
 def _with_spelling(document: Document, value: Tree, key: str) -> object:
     """A value that an input of text takes as it is written.  A number that stands alone is as good as typed: text, also to a server."""
     from ..language.inputs import number_of
-    from ..language.spelling import remembering, written_of
+    from ..language.spelling import keep_spelling, written_of
 
     if "." in key:
         return value  # a part of an object, which has no type
-    found = remembering(document, value, (key,))
+    found = keep_spelling(document, value, (key,))
     written = written_of(found)
     return found if written is None or number_of(written) is None else written
 
