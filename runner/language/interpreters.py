@@ -411,18 +411,30 @@ def _is_code(text: str, program: _Program) -> bool:
 
 def _reads_input(name: str, command: Sequence[Word]) -> bool:
     """Return whether a command of _READ_ANY_WORD evaluates its input."""
-    if name in ("source", "."):
-        return any(_INPUT.fullmatch(word.text) for word in command[1:])
-    if name == "su":
-        return not any(_is_code(word.text, _SHELL) for word in command[1:])
-    if name == "parallel":
-        return True
-    if name == "xargs":
-        return any(_program(word.text) for word in command)
-    carried = command[_skip_host(command) :] if name == "ssh" else command[1:]
+    match name:
+        case "source" | ".":
+            return any(_INPUT.fullmatch(word.text) for word in command[1:])
+        case "su":
+            return not any(_is_code(word.text, _SHELL) for word in command[1:])
+        case "parallel":
+            return True
+        case "xargs":
+            return any(_program(word.text) for word in command)
+        case "ssh":
+            return _inner_reads_input(command[_skip_host(command) :])
+        case _:
+            options = (part for word in command[1:] for part in word.text.split())
+            starts_shell = any(option in ("-s", "-i") for option in options)
+            return starts_shell or _inner_reads_input(command[1:])
+
+
+def _inner_reads_input(carried: Sequence[Word]) -> bool:
+    """Return whether the command inside `ssh` or `sudo` evaluates its input.
+
+    Without a command, these start a shell.
+    """
     rest = [word._replace(text=part) for word in carried for part in word.text.split()]
-    starts_shell = name != "ssh" and any(word.text in ("-s", "-i") for word in rest)
-    if not rest or starts_shell:
+    if not rest:
         return True
     for at, word in enumerate(rest):
         if _program(word.text) or word.text in _READ_ANY_WORD:

@@ -127,18 +127,20 @@ def _is_sound(key: str, value: object) -> bool:
     if key == "run":
         return _is_command(value)
     if key == "outputs" and type(value) is dict:
-        return all(_is_name(name) and type(path) is str and path for name, path in value.items())
+        return all(map(_is_name, value)) and all(map(_is_text, value.values()))
     if key in ("deps", "outputs", "code", "needs") and type(value) is list:
-        if not all(type(item) is str and item for item in value):
-            return False
-        return key != "needs" or _are_names(value)
+        return all(map(_is_text, value)) and (key != "needs" or _are_names(value))
     return False
+
+
+def _is_text(value: object) -> bool:
+    return type(value) is str and value != ""
 
 
 def _is_command(value: object) -> bool:
     if type(value) is list:
         return bool(value) and all(type(item) is str for item in value)
-    return type(value) is str and value != ""
+    return _is_text(value)
 
 
 def _are_names(words: list[str]) -> bool:
