@@ -63,10 +63,10 @@ def load(recipe: str | Path, *, workspace: str | Path | None = None) -> Recipe:
     Raises errors.NotFound, and errors.Invalid with all problems.
     """
     from .language import parse
-    from .language.library import find, meant
+    from .language.library import find, resolve
 
     location = _standing(workspace, recipe)
-    return parse.load(find(meant(location, str(recipe)), location.root))
+    return parse.load(find(resolve(location, str(recipe)), location.root))
 
 
 def plan(
@@ -290,7 +290,7 @@ def _request(
     python: str | None,
     nodes: int,
 ) -> Request:
-    from .language.library import meant
+    from .language.library import resolve
     from .storage.workspace import results_place
     from .survey.request import Request
 
@@ -298,7 +298,7 @@ def _request(
     below = Path(location.typed(str(place))) if isinstance(place, Path) else None
     given = dict(inputs or {})
     return Request(
-        meant(location, str(recipe)),
+        resolve(location, str(recipe)),
         given,
         preset,
         below,

@@ -24,7 +24,7 @@ from . import prime_rl, rule_files, rules
 from .declared import Declarations
 from .facts import GB, LARGE, contents, data, machine, missing_inputs, model, packages, program
 from .rules import Facts, Verdict
-from .tool_settings import Settings, Unknown, Word, of_inputs, of_tree, of_words, words
+from .tool_settings import Setting, Settings, Unknown, Word, of_inputs, of_tree, of_words, words
 
 if TYPE_CHECKING:
     from ..storage.workspace import Workspace
@@ -112,14 +112,9 @@ class _FactGatherer:
         configs, broken = self._read_configs(
             n, [*(word.text for word in line if word.text), *map(str, inputs.values())]
         )
-        given = [
-            *of_words(line),
-            *(
-                each
-                for tree, file, found_at in configs
-                for each in of_tree(tree, scope, file, found_at)
-            ),
-        ]
+        given = list(of_words(line))
+        for tree, file, found_at in configs:
+            given += of_tree(tree, scope, file, found_at)
         imports: list[list[str]] = []
 
         def code() -> dict[str, object]:
@@ -139,15 +134,7 @@ class _FactGatherer:
             bool(rules.find_tools(plainly, (), self._library.tools)),
             spec.accelerate is not None,
         )
-        settings = Settings(
-            [
-                *known.of_program(program.derive_settings(given)),
-                *known.of_program(given),
-                *known.of_inputs(of_inputs(inputs)),
-                *known.of_inputs(program.derive_settings(of_inputs(inputs))),
-            ],
-            self._library.names,
-        )
+        settings = self._merge_settings(known, given, inputs)
         step = self._step_facts(n, plainly, tools, configs, broken, code)
         facts: dict[str, object] = {
             "recipe": Facts(self._recipe_facts()),
@@ -166,6 +153,19 @@ class _FactGatherer:
             {}, rules.NEEDS["memory"], partial(_memory_facts, self._ws, self._found, n, facts)
         )
         return facts, trains
+
+    def _merge_settings(
+        self, known: Declarations, given: Sequence[Setting], inputs: Mapping[str, object]
+    ) -> Settings:
+        """Return the settings of the program and of the recipe's inputs, program first."""
+        own = list(of_inputs(inputs))
+        merged = [
+            *known.of_program(program.derive_settings(given)),
+            *known.of_program(given),
+            *known.of_inputs(own),
+            *known.of_inputs(program.derive_settings(own)),
+        ]
+        return Settings(merged, self._library.names)
 
     def _input_types_of(self, recipe: str) -> Mapping[str, str]:
         """Return the input types of a recipe; empty if the recipe cannot be read."""
@@ -269,7 +269,7 @@ class _FactGatherer:
         Each file is a tuple of its parsed content, name and path; the path is empty for files in
         `files`. Files in `named` count if the step can see them.
         """
-        spec, node = self._found.plan.specs()[n], self._found.plan.nodes[n]
+        spec = self._found.plan.specs()[n]
         found: list[tuple[object, str, str]] = []
         broken: list[str] = []
 
@@ -280,37 +280,29 @@ class _FactGatherer:
                 broken.append(f"{name}: {error}")
 
         for path, tree in spec.files.items():
-            if isinstance(tree, str):
-                if path.endswith(program.CONFIGS) and "{{" not in tree:
-                    add(path, tree.encode())
-            elif path.endswith(program.CONFIGS):
+            if not path.endswith(program.CONFIGS):
+                continue
+            if not isinstance(tree, str):
                 found.append((tree, path, ""))
-        brought = [
+            elif "{{" not in tree:
+                add(path, tree.encode())
+        visible = self._visible_files(n)
+        for name in dict.fromkeys(named):
+            is_config = name.endswith(program.CONFIGS) and not name.startswith("-")
+            file = _find_file(name, visible) if is_config and name not in spec.files else None
+            if file is not None:
+                add(name, file[1], str(file[0]))
+        return found, broken
+
+    def _visible_files(self, n: int) -> list[tuple[Path, list[str]]]:
+        """Return the directories with a step's declared files, each with its path patterns."""
+        node = self._found.plan.nodes[n]
+        home = Path(self._found.plan.homes[node.home])
+        return [
             (self._ws.root, [decode_pattern(dep)[0] for dep in node.deps]),
             (self._ws.root, list(self._input_addresses(node.prefix).values())),
+            (home, [decode_pattern(pattern)[0] for pattern in node.code]),
         ]
-        brought.append(
-            (
-                Path(self._found.plan.homes[node.home]),
-                [decode_pattern(pattern)[0] for pattern in node.code],
-            )
-        )
-        for name in dict.fromkeys(named):
-            if (
-                name.endswith(program.CONFIGS)
-                and not name.startswith("-")
-                and name not in spec.files
-            ):
-                for place, patterns in brought:
-                    # A step sees only its declared files, even if another local file has this name.
-                    there = os.path.isabs(name) or any(
-                        fnmatch.fnmatch(name, each) or name.startswith(f"{each.rstrip('/')}/")
-                        for each in patterns
-                    )
-                    if there and (data := contents(place / name, LARGE)) is not None:
-                        add(name, data, str(place / name))
-                        break
-        return found, broken
 
     def _model_facts(self, settings: Settings) -> Facts:
         found = settings.setting("base")
@@ -421,6 +413,24 @@ class _FactGatherer:
             if verdict.ok:
                 return kept | {"checkpoint": each, "processes": verdict.world or made["world"]}
         return kept
+
+
+def _find_file(name: str, visible: Iterable[tuple[Path, list[str]]]) -> tuple[Path, bytes] | None:
+    """Return the path and content of a file that a step can see; None for any other file.
+
+    Absolute paths are always visible.
+    """
+    for directory, patterns in visible:
+        if os.path.isabs(name) or any(_covers(pattern, name) for pattern in patterns):
+            data = contents(directory / name, LARGE)
+            if data is not None:
+                return directory / name, data
+    return None
+
+
+def _covers(pattern: str, name: str) -> bool:
+    """Return whether a path pattern matches a file or contains it as a directory."""
+    return fnmatch.fnmatch(name, pattern) or name.startswith(f"{pattern.rstrip('/')}/")
 
 
 def _find_torch_release(state: Path) -> list[int] | None:

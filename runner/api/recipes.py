@@ -53,7 +53,8 @@ def list_recipes(
     for word in load(root, environ).lists.get("recipes.allow", ()):
         path = root / word
         entry = next(
-            (each for each in library.beside(path.parent) if each.path.name == path.name), None
+            (each for each in library.list_recipes(path.parent) if each.path.name == path.name),
+            None,
         )
         if entry is None:
             fix = (
@@ -72,7 +73,7 @@ def list_recipes(
                 ]
             )
         found[entry.id] = AvailableRecipe(entry, f"./{os.path.relpath(path, root)}")
-    for entry in library.beside(root) if in_folder else ():
+    for entry in library.list_recipes(root) if in_folder else ():
         found.setdefault(entry.id, AvailableRecipe(entry, f"./{entry.path.name}"))
     return sorted(found.values(), key=lambda each: (each.entry.name, -each.entry.version))
 

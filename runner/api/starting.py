@@ -225,13 +225,13 @@ def _input_argument(recipe: Recipe, name: str, value: object) -> str | None:
 def _axis_argument(recipe: Recipe, name: str, values: Sequence[object]) -> str | None:
     """Return NAME=VALUE,VALUE for the values of an axis, or None if no text expresses them."""
     spec = recipe.inputs[name]
-    wanted = [inputs.converted(spec, value) for value in values]
+    wanted = [inputs.convert(spec, value) for value in values]
     for text in (",".join(map(_typed_value, values)), json.dumps(list(values), ensure_ascii=False)):
         read = find_varied_inputs(recipe, {name: text}).get(name)
         if read is None or isinstance(read, str):
             continue
         try:
-            if [inputs.converted(spec, each) for each in read] == wanted:
+            if [inputs.convert(spec, each) for each in read] == wanted:
                 return f"{name}={text}"
         except inputs.BadValue:
             continue
@@ -246,6 +246,6 @@ def _typed_value(value: object) -> str:
 def _is_same_value(spec: Input, text: str, value: object) -> bool:
     """Return True if a text converts to the same input value."""
     try:
-        return inputs.converted(spec, text) == inputs.converted(spec, value)
+        return inputs.convert(spec, text) == inputs.convert(spec, value)
     except inputs.BadValue:
         return False

@@ -227,8 +227,8 @@ def _gather_space(
         )
     fixed = {name: value for name, value in given.items() if name not in axes}
     one = {name: axis.low if isinstance(axis, Range) else axis[0] for name, axis in axes.items()}
-    bound, wrong = inputs.tried(recipe, {**fixed, **one}, preset=preset, origins=origins)
-    problems += unread.refused(recipe, given, preset, origins)
+    bound, wrong = inputs.try_bind(recipe, {**fixed, **one}, preset=preset, origins=origins)
+    problems += unread.find_refused(recipe, given, preset, origins)
     problems += [
         problem for problem in wrong if problem.input not in axes or problem.where is not None
     ]
@@ -277,7 +277,7 @@ def _range(spec: Input, text: str, problems: list[Problem]) -> Range | Sequence[
     ends: list[float] = []
     for each in match.group(1, 2):
         try:
-            ends.append(float(str(inputs.converted(spec, each))))
+            ends.append(float(str(inputs.convert(spec, each))))
         except inputs.BadValue as wrong:
             problems.append(
                 Problem(
@@ -385,7 +385,7 @@ def _axis(spec: Input, texts: Sequence[object], problems: list[Problem]) -> list
     found: list[Tree] = []
     for text in texts:
         try:
-            found.append(inputs.converted(spec, text))
+            found.append(inputs.convert(spec, text))
         except inputs.BadValue as wrong:
             problems.append(
                 Problem(

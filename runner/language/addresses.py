@@ -34,7 +34,7 @@ def kind_of(address: str) -> Kind:
     return next((scheme for scheme in _SCHEMES if found and found[1] == scheme), "path")
 
 
-def divided(address: str) -> tuple[str, tuple[str, ...]]:
+def split_secrets(address: str) -> tuple[str, tuple[str, ...]]:
     """Split an https address into its public form and its secrets.
 
     The public form keeps host and path. Secrets are the login, the query, and each query value that

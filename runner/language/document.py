@@ -70,7 +70,7 @@ class Document:
         start, end = places.starts[node], places.ends[node]
         return self._at(*inside(self.text[start:end], start, found.value, offset, length))
 
-    def written(self, path: tuple[str | int, ...]) -> str:
+    def source_text(self, path: tuple[str | int, ...]) -> str:
         """Return the source text of the scalar at `path`, with quotes; empty without a scalar."""
         found = self._walk(path)
         if not found.is_whole or isinstance(found.value, (dict, list)):

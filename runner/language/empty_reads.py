@@ -29,12 +29,12 @@ def warnings(recipe: Recipe) -> Iterator[Problem]:
     for name in recipe.inputs:
         yield from _of_part(recipe, None, ("inputs", name, "default"), {})
     for step in recipe.steps.values():
-        known = {path: value for path, value in _known(step).items() if value in EMPTY}
+        known = {path: value for path, value in _certain_values(step).items() if value in EMPTY}
         for part in _PARTS:
             yield from _of_part(recipe, step, (*step.origin, part), known)
 
 
-def _known(step: Step) -> Facts:
+def _certain_values(step: Step) -> Facts:
     """Return the values that are certain while a step runs, from its `when`."""
     if not isinstance(step.when, str):
         return {}
@@ -59,7 +59,7 @@ def _of_part(recipe: Recipe, step: Step | None, where: Where, known: Facts) -> I
         except TemplateError:
             continue  # said elsewhere
         for reference, value in found:
-            message, fix = _say(step, known, reference, value)
+            message, fix = _describe_read(step, known, reference, value)
             yield recipe.document.problem(
                 "empty-read",
                 message,
@@ -71,7 +71,9 @@ def _of_part(recipe: Recipe, step: Step | None, where: Where, known: Facts) -> I
             )
 
 
-def _say(step: Step | None, known: Facts, reference: Reference, value: object) -> tuple[str, str]:
+def _describe_read(
+    step: Step | None, known: Facts, reference: Reference, value: object
+) -> tuple[str, str]:
     """Return the message and the fix for an empty read."""
     name = ".".join(reference.path)
     shown = show(value)

@@ -44,7 +44,7 @@ class Imports(NamedTuple):
     doubts: tuple[str, ...] = ()
 
     @property
-    def dotted(self) -> tuple[str, ...]:
+    def module_names(self) -> tuple[str, ...]:
         """Every name that may be a module of another package, such as `a` and `a.b`."""
         names: dict[str, None] = {}
         for each in self.found:
@@ -71,7 +71,9 @@ class Start(NamedTuple):
     name: str
 
 
-def started(run: Sequence[Tree] | str | None, accelerate: Mapping[str, Tree] | None) -> list[Start]:
+def find_starts(
+    run: Sequence[Tree] | str | None, accelerate: Mapping[str, Tree] | None
+) -> list[Start]:
     """Return the distinct scripts and modules in a command, as written.
 
     Words with a template are left out.

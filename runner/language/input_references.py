@@ -29,7 +29,7 @@ def leaves(tree: Tree, path: Where = ()) -> Iterator[tuple[str, Where]]:
                 yield from leaves(item, (*path, key))
 
 
-def mentioned(tree: Tree) -> Iterator[str]:
+def find_inputs(tree: Tree) -> Iterator[str]:
     """Yield the inputs that the templates in `tree` read.  Raises TemplateError."""
     for leaf, _ in leaves(tree):
         for reference in references(leaf):
@@ -37,7 +37,7 @@ def mentioned(tree: Tree) -> Iterator[str]:
                 yield reference.path[1]
 
 
-def derived(
+def find_dependents(
     recipe: Recipe, given: Collection[str], preset: str | None, names: Collection[str]
 ) -> set[str]:
     """Return `names` and all inputs whose presets or defaults depend on them."""
@@ -64,12 +64,12 @@ def _value_in_recipe(recipe: Recipe, preset: str | None, name: str) -> Tree:
 def _reads_any(tree: Tree, names: Collection[str]) -> bool:
     """Return whether a value reads one of these inputs; an invalid template reads none."""
     try:
-        return any(name in names for name in mentioned(tree))
+        return any(name in names for name in find_inputs(tree))
     except TemplateError:
         return False  # reported when the value is made
 
 
-def ordered(needs: Mapping[str, set[str]]) -> tuple[list[str], tuple[str, ...]]:
+def sort_dependencies(needs: Mapping[str, set[str]]) -> tuple[list[str], tuple[str, ...]]:
     """Return the names in dependency order, and a cycle, empty if there is none.
 
     The cycle starts and ends with the same name. Names that depend on it are left out.
@@ -89,7 +89,7 @@ def ordered(needs: Mapping[str, set[str]]) -> tuple[list[str], tuple[str, ...]]:
     return found, circle
 
 
-def misread(document: Document, path: Where, error: TemplateError) -> Problem:
+def template_problem(document: Document, path: Where, error: TemplateError) -> Problem:
     """Return a template error as a problem located inside the value at `path`."""
     return document.problem(
         "template", str(error), path, fix=error.fix, offset=error.offset, length=error.length

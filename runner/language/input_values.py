@@ -42,7 +42,7 @@ _NOUNS: dict[str, str] = {
 }
 
 
-def converted(spec: Input, value: object) -> Tree:
+def convert(spec: Input, value: object) -> Tree:
     """Return `value` converted to the input's type and within its limits.  Raises BadValue."""
     if _is_null(spec, value):
         _check_null(spec)
@@ -163,13 +163,17 @@ def _choice(spec: Input, value: object) -> Tree:
     for choice in known:
         if type(choice) is type(value) and choice == value:
             return choice
-    if isinstance(value, str):
-        for choice in known:
-            if text_of(choice) == value or (is_number(choice) and number_of(value) == choice):
-                return choice
+    for choice in known:
+        if isinstance(value, str) and _spells(value, choice):
+            return choice
     words = [text_of(choice) for choice in known]
     near = did_you_mean(value, words) if isinstance(value, str) else ""
     raise BadValue("not-allowed", f"must be {join_or(words)}, not {show(value)}", near)
+
+
+def _spells(text: str, choice: Tree) -> bool:
+    """Return whether a text means a choice; numbers may be spelled in any way."""
+    return text_of(choice) == text or (is_number(choice) and number_of(text) == choice)
 
 
 def _list(spec: Input, value: object) -> list[Tree]:
@@ -207,7 +211,7 @@ def as_mapping(value: object) -> Tree:
 
 def _address(kind: AddressType, spec: Input, value: object) -> str:
     if spec.member and isinstance(value, str):
-        _, member = spec.parted(value)
+        _, member = spec.split_member(value)
         if not member:
             message = "must be FILE.py:NAME, a Python file and a class or function in it"
             raise BadValue("wrong-type", f"{message}, not {show(value)}")

@@ -14,10 +14,16 @@ from runner.errors import Invalid, Problem, did_you_mean, nearest
 from runner.secrets import describe_unusable
 
 from . import library, presets
-from .addresses import Kind, divided, kind_of
+from .addresses import Kind, kind_of, split_secrets
 from .bad_values import BadValue
-from .input_references import derived, leaves, mentioned, misread, ordered
-from .input_values import as_mapping, converted, number_of, set_parts
+from .input_references import (
+    find_dependents,
+    find_inputs,
+    leaves,
+    sort_dependencies,
+    template_problem,
+)
+from .input_values import as_mapping, convert, number_of, set_parts
 from .recipe import Input, Recipe
 from .template import TemplateError, evaluate, has
 from .values import Tree, Where
@@ -27,17 +33,17 @@ __all__ = [
     "BadValue",
     "Kind",
     "bind",
-    "converted",
-    "derived",
-    "divided",
+    "convert",
+    "find_dependents",
+    "find_inputs",
     "kind_of",
     "leaves",
-    "mentioned",
-    "misread",
     "number_of",
-    "ordered",
     "provenance",
-    "tried",
+    "sort_dependencies",
+    "split_secrets",
+    "template_problem",
+    "try_bind",
 ]
 
 _SECRET = re.compile(r"\{\{\s*inputs\.[a-z][a-z0-9_]*\s*\}\}")
@@ -59,7 +65,7 @@ def bind(
     variables of secrets; without it, secrets are not checked. `origins` maps values to the files
     they were read from, for messages.
     """
-    values, problems = tried(recipe, given, preset=preset, origins=origins)
+    values, problems = try_bind(recipe, given, preset=preset, origins=origins)
     if environment is not None:
         for spec in recipe.inputs.values():
             if spec.type == "secret" and spec.name not in given:
@@ -69,7 +75,7 @@ def bind(
     return values
 
 
-def tried(
+def try_bind(
     recipe: Recipe,
     given: Mapping[str, object],
     *,
@@ -198,7 +204,7 @@ class _Binder:
         """Return the values that can be bound, in the order of the recipe."""
         inputs = {name: spec for name, spec in self.recipe.inputs.items() if spec.type != "secret"}
         needs = {name: self._needs(name) & inputs.keys() for name in inputs}
-        names, circle = ordered(needs)
+        names, circle = sort_dependencies(needs)
         for name in names:
             if needs[name] <= self.values.keys():
                 self._bind_input(inputs[name])
@@ -215,7 +221,7 @@ class _Binder:
             return set()
         tree, _ = self._value_in_recipe(name)
         try:
-            return set(mentioned(tree))
+            return set(find_inputs(tree))
         except TemplateError:
             return set()  # reported when the value is made
 
@@ -247,7 +253,7 @@ class _Binder:
             if spec.type == "object" and spec.name in self.parts:
                 whole = {} if value is None else as_mapping(value)
                 value = set_parts(spec.name, whole, self.parts[spec.name])
-            self.values[spec.name] = converted(spec, value)
+            self.values[spec.name] = convert(spec, value)
         except BadValue as wrong:
             self._report_bad_value(spec, wrong, path)
         except Invalid as error:
@@ -262,7 +268,7 @@ class _Binder:
                 try:
                     return evaluate(tree, scope)  # type: ignore[return-value]
                 except TemplateError as error:
-                    raise Invalid([misread(self.recipe.document, path, error)]) from error
+                    raise Invalid([template_problem(self.recipe.document, path, error)]) from error
             case list():
                 return [self._render(item, (*path, index)) for index, item in enumerate(tree)]
             case dict():

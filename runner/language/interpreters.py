@@ -153,7 +153,7 @@ def rulings(words: Sequence[Word]) -> Iterator[Ruling]:
         if word.redirect in (">&", "<&"):
             # bash expands a word that is no number a second time.
             yield Ruling("number", word.start, word.end, word.redirect)
-    command = _called(words)
+    command = _strip_prefixes(words)
     if command:
         yield from _builtin(command)
 
@@ -169,12 +169,12 @@ def assignment(word: Word) -> tuple[str, Role | None] | None:
     return name, "number" if name in _NUMBERS else None
 
 
-def evaluated(words: Sequence[Word]) -> Iterator[str]:
+def find_evaluated(words: Sequence[Word]) -> Iterator[str]:
     """Yield the variables that a command declares as integers or name references.
 
     A shell evaluates the values of such variables.
     """
-    command = _called(words)
+    command = _strip_prefixes(words)
     if not command or command[0].text not in ("declare", "typeset", "local"):
         return
     if {"i", "n"}.isdisjoint(_options(command)):
@@ -189,7 +189,7 @@ def declares(words: Sequence[Word], name: str, arrays: Container[str]) -> bool:
 
     The variable is in `arrays`, or the command declares it as an array.
     """
-    command = _called(words)
+    command = _strip_prefixes(words)
     if not command or command[0].text not in _DECLARING:
         return False
     return (
@@ -202,7 +202,7 @@ def declares(words: Sequence[Word], name: str, arrays: Container[str]) -> bool:
 # -- the shell's own commands --
 
 
-def _called(words: Sequence[Word]) -> list[Word]:
+def _strip_prefixes(words: Sequence[Word]) -> list[Word]:
     """Return a command without redirections and without a leading `command -p` or `builtin`."""
     command = [word for word in words if not word.redirect]
     while command and command[0].text in ("command", "builtin"):
@@ -312,7 +312,7 @@ def _test(command: Sequence[Word]) -> Iterator[Ruling]:
 
 def source(words: Sequence[Word]) -> SourceWords:
     """Return the words of a command that another interpreter evaluates as code."""
-    command = _called(words)
+    command = _strip_prefixes(words)
     if not command:
         return SourceWords()
     head = command[0].text
@@ -411,18 +411,30 @@ def _is_code(text: str, program: _Program) -> bool:
 
 def _reads_input(name: str, command: Sequence[Word]) -> bool:
     """Return whether a command of _READ_ANY_WORD evaluates its input."""
-    if name in ("source", "."):
-        return any(_INPUT.fullmatch(word.text) for word in command[1:])
-    if name == "su":
-        return not any(_is_code(word.text, _SHELL) for word in command[1:])
-    if name == "parallel":
-        return True
-    if name == "xargs":
-        return any(_program(word.text) for word in command)
-    carried = command[_behind_host(command) :] if name == "ssh" else command[1:]
+    match name:
+        case "source" | ".":
+            return any(_INPUT.fullmatch(word.text) for word in command[1:])
+        case "su":
+            return not any(_is_code(word.text, _SHELL) for word in command[1:])
+        case "parallel":
+            return True
+        case "xargs":
+            return any(_program(word.text) for word in command)
+        case "ssh":
+            return _inner_reads_input(command[_skip_host(command) :])
+        case _:
+            options = (part for word in command[1:] for part in word.text.split())
+            starts_shell = any(option in ("-s", "-i") for option in options)
+            return starts_shell or _inner_reads_input(command[1:])
+
+
+def _inner_reads_input(carried: Sequence[Word]) -> bool:
+    """Return whether the command inside `ssh` or `sudo` evaluates its input.
+
+    Without a command, these start a shell.
+    """
     rest = [word._replace(text=part) for word in carried for part in word.text.split()]
-    starts_shell = name != "ssh" and any(word.text in ("-s", "-i") for word in rest)
-    if not rest or starts_shell:
+    if not rest:
         return True
     for at, word in enumerate(rest):
         if _program(word.text) or word.text in _READ_ANY_WORD:
@@ -430,7 +442,7 @@ def _reads_input(name: str, command: Sequence[Word]) -> bool:
     return False
 
 
-def _behind_host(command: Sequence[Word]) -> int:
+def _skip_host(command: Sequence[Word]) -> int:
     """Return the index of the first word after the options and the host of `ssh`."""
     at = 1
     while at < len(command) and command[at].text.startswith("-"):

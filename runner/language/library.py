@@ -57,7 +57,7 @@ def entries() -> list[Entry]:
     Sorted by name, newest version first.
     """
     return sorted(
-        (*_entries(shipped() / "recipes", ""), *_brought()),
+        (*_entries(shipped() / "recipes", ""), *_list_package_recipes()),
         key=lambda entry: (entry.origin, entry.name, -entry.version),
     )
 
@@ -66,7 +66,7 @@ def faults() -> list[Problem]:
     """Return the problems of other packages: duplicate recipe names and missing folders."""
     ours = {entry.name for entry in _entries(shipped() / "recipes", "")}
     entries_of: dict[str, list[Entry]] = {}
-    for entry in _brought():
+    for entry in _list_package_recipes():
         entries_of.setdefault(entry.name, []).append(entry)
     problems: list[Problem] = []
     for name, brought in entries_of.items():
@@ -81,7 +81,7 @@ def faults() -> list[Problem]:
     return problems
 
 
-def beside(folder: Path) -> list[Entry]:
+def list_recipes(folder: Path) -> list[Entry]:
     """Return every recipe file in `folder` by file name; empty if the folder is unreadable."""
     try:
         paths = sorted(
@@ -116,7 +116,7 @@ def find(name: str, workspace: Path) -> Path:
     word, at, version = name.partition("@")
     files = {(found[1], int(found[2])): path for path, found in _files(shipped() / "recipes")}
     if not any(other == word for other, _ in files):
-        files |= _brought_files(word)
+        files |= _find_package_files(word)
     versions = sorted(number for other, number in files if other == word)
     if not versions:
         names = {f"{other}@{number}" if at else other for other, number in files}
@@ -129,12 +129,12 @@ def find(name: str, workspace: Path) -> Path:
     return files[word, int(version)]
 
 
-def _brought_files(name: str) -> dict[tuple[str, int], Path]:
+def _find_package_files(name: str) -> dict[tuple[str, int], Path]:
     """Return the recipes of other packages by name and version.
 
     Raises Invalid if several packages have recipes called `name`.
     """
-    brought = _brought()
+    brought = _list_package_recipes()
     problem = _clash(name, [entry for entry in brought if entry.name == name], False)
     if problem is not None:
         raise Invalid([problem])
@@ -156,16 +156,16 @@ def _no_recipe(name: str, known: set[str], workspace: Path) -> NotFound:
     return NotFound(f'there is no recipe "{name}" in the library', fix=fix)
 
 
-def meant(location: Location, word: str | None) -> str:
+def resolve(location: Location, word: str | None) -> str:
     """Return the recipe for a command-line word: a path in the workspace or a library name.
 
     `train` is the file train.yaml in the caller's directory or the workspace, or else a library
     recipe. Without a word it is recipe.yaml. Raises NotFound.
     """
     if word is not None and is_path(word):
-        return path(location, word)
+        return resolve_path(location, word)
     if word is None or "@" not in word:
-        file = _file_called(location, word or "recipe")
+        file = _find_file(location, word or "recipe")
         if file:
             return f"./{file}"
     if word is None:
@@ -180,7 +180,7 @@ def meant(location: Location, word: str | None) -> str:
     return word
 
 
-def _file_called(location: Location, stem: str) -> str:
+def _find_file(location: Location, stem: str) -> str:
     """Return `stem`.yaml or .yml in the caller's directory or the workspace, or an empty text."""
     for folder in dict.fromkeys((location.below, "")):
         for name in (f"{stem}.yaml", f"{stem}.yml"):
@@ -190,13 +190,13 @@ def _file_called(location: Location, stem: str) -> str:
     return ""
 
 
-def path(location: Location, word: str) -> str:
-    """Return the recipe for a word that is a path, like `meant`."""
+def resolve_path(location: Location, word: str) -> str:
+    """Return the recipe for a word that is a path, like `resolve`."""
     found = location.typed(word)
     return found if "/" in found else f"./{found}"
 
 
-def _brought() -> list[Entry]:
+def _list_package_recipes() -> list[Entry]:
     """Return the recipes of other packages, each file once."""
     found: dict[Path, Entry] = {}
     for each in extensions.find_extensions(extensions.RECIPES):

@@ -37,20 +37,20 @@ def recipe(document: Document, *, sound: bool = False) -> Recipe:
 
     `sound`: the document is known to satisfy the schema.
     """
-    result, problems = tried(document, sound=sound)
+    result, problems = try_parse(document, sound=sound)
     if problems:
         raise Invalid(problems)
     return result
 
 
-def tried(document: Document, *, sound: bool = False) -> tuple[Recipe, list[Problem]]:
+def try_parse(document: Document, *, sound: bool = False) -> tuple[Recipe, list[Problem]]:
     """Return the readable part of a recipe, and every problem.
 
     The recipe is `partial` if there are problems.
     """
     value: object = document.value
     found = [] if sound else schema.faults(value)
-    problems = [schema.located(document, fault) for fault in found]
+    problems = [schema.locate_fault(document, fault) for fault in found]
     if found:
         value = _sound_part(value, found)
     source = Source(document, value if isinstance(value, dict) else {})

@@ -10,14 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 from .bad_values import BadValue
-from .input_references import leaves, misread, ordered
-from .input_values import converted
+from .input_references import leaves, sort_dependencies, template_problem
+from .input_values import convert
 from .recipe import Input, Preset
 from .source import Source
 from .spelling import as_written, value_as_written
 from .template import Reference, TemplateError, references
 from .values import Where
-from .yaml_mistakes import quoted
+from .yaml_mistakes import quote
 
 _TEMPLATE_NAMES = frozenset(
     (
@@ -199,7 +199,7 @@ class InputsReader:
             needs[name] = self._check_templates(spec.default, path) & inputs.keys()
             if spec.has_default and spec.default is not None:
                 self._check_value(spec, spec.default, path)
-        _, circle = ordered(needs)
+        _, circle = sort_dependencies(needs)
         if circle:
             message = f"these defaults depend on each other: {' -> '.join(circle)}"
             path = ("inputs", circle[0], "default")
@@ -213,11 +213,11 @@ class InputsReader:
         if spec.type == "secret" or has_no_choices or any(leaves(value)):
             return
         try:
-            converted(spec, value)
+            convert(spec, value)
         except BadValue as wrong:
             fix = wrong.fix
             if spec.type == "string" and isinstance(value, bool):
-                fix = f"quote it: {quoted(self._source.document.written(path))}"
+                fix = f"quote it: {quote(self._source.document.source_text(path))}"
             self._source.problem(wrong.code, f'"{spec.name}" {wrong.message}', path, fix)
 
     def _check_templates(self, tree: Any, path: Where) -> set[str]:
@@ -233,7 +233,7 @@ class InputsReader:
                         found.add(name)
                     self._check_reference(reference, place)
             except TemplateError as error:
-                problems.append(misread(document, place, error))
+                problems.append(template_problem(document, place, error))
         return found
 
     def _check_reference(self, reference: Reference, place: Where) -> None:
@@ -256,7 +256,7 @@ class InputsReader:
         if root == "fixtures":
             return "", ""
         if root != "inputs":
-            fix = self._source.near(root, ("inputs", "fixtures"))
+            fix = self._source.suggest(root, ("inputs", "fixtures"))
             fix = fix or "use {{ inputs.NAME }} or {{ fixtures }}"
             return f'"{root}" is not available here', fix
         name = _input_of(reference)
@@ -264,7 +264,7 @@ class InputsReader:
             fix = "name one input: {{ inputs.NAME }}"
             return "a value cannot depend on all inputs at once", fix
         if name not in self._source.inputs:
-            return f'there is no input "{name}"', self._source.near(name, self._source.inputs)
+            return f'there is no input "{name}"', self._source.suggest(name, self._source.inputs)
         if self._source.type(name) == "secret":
             message = f'the secret "{name}" cannot be part of a value'
             return message, "list the secret under `secrets`"
@@ -303,7 +303,7 @@ class InputsReader:
     def _check_preset_value(self, name: str, value: Any, spec: Input | None, path: Where) -> None:
         """Check a value in a preset; `spec` is None for an unreadable input."""
         if name not in self._source.inputs:
-            near = self._source.near(name, [*self._source.inputs, *_REPLACED_BY_PRESETS])
+            near = self._source.suggest(name, [*self._source.inputs, *_REPLACED_BY_PRESETS])
             message = f'there is no input "{name}"'
             self._source.problem("unknown-input", message, path, near, key=True)
         elif spec is None:

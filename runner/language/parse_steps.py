@@ -105,7 +105,7 @@ class StepsReader:
             self._source.problem("cycle", message, path, "remove this dependency")
         elif name not in self._source.steps:
             others = (other for other in self._source.steps if other != id)
-            fix = self._source.near(name, others)
+            fix = self._source.suggest(name, others)
             self._source.problem("unknown-step", f'there is no step "{name}"', path, fix)
 
     def _check_program(self, run: Any, path: Where) -> None:
@@ -170,7 +170,7 @@ class StepsReader:
             if name not in self._source.inputs:
                 message = f'there is no input "{name}"'
                 where = (*path, "retries", "oom", name)
-                fix = self._source.near(name, self._source.inputs)
+                fix = self._source.suggest(name, self._source.inputs)
                 self._source.problem("unknown-input", message, where, fix, key=True)
         failure, preemption = raw.get("failure", 0), raw.get("preemption", DEFAULT_PREEMPTIONS)
         return _Retries(int(failure), int(preemption), oom)

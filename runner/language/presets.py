@@ -10,12 +10,12 @@ def split(word: str | None) -> list[str]:
     return [name.strip() for name in word.split(",")] if word else []
 
 
-def known(recipe: Recipe, word: str | None) -> str | None:
+def filter_known(recipe: Recipe, word: str | None) -> str | None:
     """Return `word` without presets that the recipe lacks; None if none is left."""
     return ",".join(preset.name for preset in _presets(recipe, word)) or None
 
 
-def chosen(recipe: Recipe, word: str | None) -> Preset | None:
+def combine(recipe: Recipe, word: str | None) -> Preset | None:
     """Return the presets in `word` as one preset; None if the recipe has none of them."""
     presets = _presets(recipe, word)
     if len(presets) < 2:

@@ -54,7 +54,7 @@ class Input:
     stream: bool = False
     member: bool = False  # FILE.py:NAME, a class or function in a file
 
-    def parted(self, address: str) -> tuple[str, str]:
+    def split_member(self, address: str) -> tuple[str, str]:
         """Split the value of a `member` input, FILE:NAME; the name is empty for other inputs."""
         file, _, name = address.rpartition(":")
         is_file = file.endswith(".py") and "?" not in file

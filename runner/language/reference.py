@@ -91,7 +91,7 @@ def markdown(schema: Schema) -> str:
     return "\n".join(line for heading in _TABLES for line in table(schema, *heading))
 
 
-def refreshed(text: str, schema: Schema) -> str:
+def refresh(text: str, schema: Schema) -> str:
     """Return `text` with the generated reference between its markers."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from .document import Document
 
-__all__ = ["MANY", "Fault", "Schema", "check", "faults", "load", "located"]
+__all__ = ["MANY", "Fault", "Schema", "check", "faults", "load", "locate_fault"]
 
 MANY = 200
 """Maximum number of reported problems."""
@@ -29,13 +29,13 @@ MANY = 200
 
 def check(document: Document) -> list[Problem]:
     """Return every schema violation of `document` as a problem."""
-    return [located(document, fault) for fault in faults(document.value)]
+    return [locate_fault(document, fault) for fault in faults(document.value)]
 
 
-def located(document: Document, fault: Fault) -> Problem:
+def locate_fault(document: Document, fault: Fault) -> Problem:
     """Return a fault as a problem with its location, and with numbers as the file spells them."""
     message, fix = fault.message, fault.fix
-    written = document.written(fault.path) if fault.read else ""
+    written = document.source_text(fault.path) if fault.read else ""
     if written:
         message = message.replace(f"the number {fault.read}", f"the number {written}")
         fix = fix.replace(f'"{fault.read}"', f'"{written}"')
@@ -127,18 +127,20 @@ def _is_sound(key: str, value: object) -> bool:
     if key == "run":
         return _is_command(value)
     if key == "outputs" and type(value) is dict:
-        return all(_is_name(name) and type(path) is str and path for name, path in value.items())
+        return all(map(_is_name, value)) and all(map(_is_text, value.values()))
     if key in ("deps", "outputs", "code", "needs") and type(value) is list:
-        if not all(type(item) is str and item for item in value):
-            return False
-        return key != "needs" or _are_names(value)
+        return all(map(_is_text, value)) and (key != "needs" or _are_names(value))
     return False
+
+
+def _is_text(value: object) -> bool:
+    return type(value) is str and value != ""
 
 
 def _is_command(value: object) -> bool:
     if type(value) is list:
         return bool(value) and all(type(item) is str for item in value)
-    return type(value) is str and value != ""
+    return _is_text(value)
 
 
 def _are_names(words: list[str]) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runner.errors import did_you_mean
 
-from .schema_file import Schema, describe_key, expected, join, load, resolve, types_of
+from .schema_file import Schema, describe_expected, describe_key, join, load, resolve, types_of
 from .values import Where, is_number
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def explain(error: ValidationError, above: Where = ()) -> Iterator[Fault]:
 
 def _bad_name(mismatch: _Mismatch) -> Fault:
     name, path = mismatch.value, mismatch.path
-    message = f'"{_shorten(name)}" is not {expected(mismatch.schema)}'
+    message = f'"{_shorten(name)}" is not {describe_expected(mismatch.schema)}'
     return Fault("bad-name", message, (*path, name), _better_name(name, mismatch.schema), key=True)
 
 
@@ -100,7 +100,7 @@ def _any_of(mismatch: _Mismatch) -> Iterator[Fault]:
     branches = [resolve(branch) for branch in mismatch.schema["anyOf"]]
     meant = [n for n, errors in errors_of.items() if not any(map(_is_of_another_kind, errors))]
     if not meant:
-        kinds = join([expected(branch) for branch in branches])
+        kinds = join([describe_expected(branch) for branch in branches])
         yield _wrong_type(path, kinds, mismatch.schema, mismatch.value)
         return
     closest = max(meant, key=lambda n: _count_known_keys(branches[n], mismatch.value))
@@ -151,7 +151,7 @@ def _one_of(mismatch: _Mismatch) -> Iterator[Fault]:
         yield Fault("missing-key", message, path, fix, key=True)
 
 
-def _reserved(mismatch: _Mismatch) -> Iterator[Fault]:
+def _explain_reserved(mismatch: _Mismatch) -> Iterator[Fault]:
     message = f'"{mismatch.path[-1]}" is not in this version of the language'
     fix = "start and stop the service in the step's script"
     yield Fault("reserved", message, mismatch.path, fix, key=True)
@@ -159,7 +159,7 @@ def _reserved(mismatch: _Mismatch) -> Iterator[Fault]:
 
 def _type(mismatch: _Mismatch) -> Iterator[Fault]:
     schema = mismatch.schema
-    yield _wrong_type(mismatch.path, expected(schema), schema, mismatch.value)
+    yield _wrong_type(mismatch.path, describe_expected(schema), schema, mismatch.value)
 
 
 def _enum(mismatch: _Mismatch) -> Iterator[Fault]:
@@ -174,10 +174,10 @@ def _enum(mismatch: _Mismatch) -> Iterator[Fault]:
 
 def _pattern(mismatch: _Mismatch) -> Iterator[Fault]:
     fix = _fix_of_pattern(mismatch.schema, mismatch.value, _mapping_around(mismatch.error))
-    yield _not_allowed(mismatch, expected(mismatch.schema), fix)
+    yield _not_allowed(mismatch, describe_expected(mismatch.schema), fix)
 
 
-def _bound(mismatch: _Mismatch) -> Iterator[Fault]:
+def _explain_bound(mismatch: _Mismatch) -> Iterator[Fault]:
     yield _not_allowed(mismatch, f"{_BOUNDS[str(mismatch.error.validator)]} {mismatch.rule}")
 
 
@@ -226,7 +226,7 @@ _EXPLAIN: Mapping[str, Callable[[_Mismatch], Iterator[Fault]]] = {
     "required": _missing_keys,
     "anyOf": _any_of,
     "oneOf": _one_of,
-    "not": _reserved,
+    "not": _explain_reserved,
     "type": _type,
     "enum": _enum,
     "pattern": _pattern,
@@ -235,7 +235,7 @@ _EXPLAIN: Mapping[str, Callable[[_Mismatch], Iterator[Fault]]] = {
     "minItems": _empty_collection,
     "minProperties": _empty_collection,
     "uniqueItems": _repeated_item,
-    **dict.fromkeys(_BOUNDS, _bound),
+    **dict.fromkeys(_BOUNDS, _explain_bound),
 }
 
 

@@ -66,7 +66,7 @@ def _types(schema: Schema) -> Sequence[str]:
     return [types] if isinstance(types, str) else types
 
 
-def expected(schema: Schema) -> str:
+def describe_expected(schema: Schema) -> str:
     """Return the expected value for messages: the schema's title, or else its types."""
     if "title" in schema:
         return str(schema["title"])

@@ -14,6 +14,8 @@ _MANY: Final = 1 << 30
 _CHANGES_OF_WORDS: Final = frozenset({"append", "insert", "extend", "remove", "pop", "clear"})
 _GROUPS: Final = frozenset({"add_argument_group", "add_mutually_exclusive_group"})
 _OPEN_KEYWORDS: Final = frozenset({"parents", "prefix_chars", "fromfile_prefix_chars"})
+_OPEN_CALLS: Final = frozenset({"add_subparsers", "set_defaults", "CLI", "LightningCLI", "Fire"})
+_PRIVATE_NAMES: Final = frozenset({"_actions", "_option_string_actions"})
 _VALUES: Final = {"store": (1, 1), "append": (1, 1), "extend": (1, _MANY)}
 _NARGS: Final = {"?": (0, 1), "+": (1, _MANY), "None": (1, 1)}
 _BARE: Final = frozenset(
@@ -51,12 +53,11 @@ class ScriptOptions(NamedTuple):
                 return option
         if not flag.startswith("--") or not self.abbreviations:
             return None
-        long = [
-            option
-            for option in self.options
-            if any(each.startswith(flag) for each in option.flags if each.startswith("--"))
-        ]
-        return long[0] if long else None
+        for option in self.options:
+            long = [each for each in option.flags if each.startswith("--")]
+            if any(each.startswith(flag) for each in long):
+                return option
+        return None
 
 
 def options_of(entry: str, trees: Mapping[str, ast.Module]) -> ScriptOptions | None:
@@ -110,21 +111,11 @@ class _Reader:
     def _check_names(self, tree: ast.Module) -> None:
         """Raise _Open if a file changes sys.argv or the private data of a parser."""
         for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and node.attr in (
-                "_actions",
-                "_option_string_actions",
-            ):
+            if isinstance(node, ast.Attribute) and node.attr in _PRIVATE_NAMES:
                 raise _Open
-            if isinstance(node, (ast.Assign, ast.AugAssign, ast.Delete)):
-                targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets
-                if any(_is_argv(each) or _name(each) == "required" for each in targets):
-                    raise _Open
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Attribute)
-                and node.func.attr in _CHANGES_OF_WORDS
-                and _is_argv(node.func.value)
-            ):
+            if any(_is_argv(each) or _name(each) == "required" for each in _targets(node)):
+                raise _Open
+            if isinstance(node, ast.Call) and _changes_argv(node.func):
                 raise _Open
 
     # -- statements --
@@ -191,7 +182,7 @@ class _Reader:
         if isinstance(node, ast.Call):
             self._call(node, scope, known, certain)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            self._visit(self._named(node.id, scope.file), False)
+            self._visit(self._resolve_name(node.id, scope.file), False)
         perhaps = (ast.IfExp, ast.BoolOp, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp)
         certain = certain and not isinstance(node, (*perhaps, ast.GeneratorExp))
         for child in ast.iter_child_nodes(node):
@@ -207,7 +198,7 @@ class _Reader:
             self._parser(node, scope.file)
         elif word == "add_argument":
             self._add(node, known, certain)
-        elif word in ("add_subparsers", "set_defaults", "CLI", "LightningCLI", "Fire"):
+        elif word in _OPEN_CALLS:
             raise _Open
         elif word.startswith("parse_known"):
             self._strict = False
@@ -215,25 +206,26 @@ class _Reader:
             if node.args and not _is_command_line(node.args[0]):
                 raise _Open
         elif word not in _GROUPS:
-            found, sure = self._target(node.func, scope.file)
-            if not found and any(_is_parser(each, scope) for each in node.args):
-                raise _Open
-            self._visit(found, certain and sure)
+            self._follow(node, scope, certain)
+
+    def _follow(self, node: ast.Call, scope: _Scope, certain: bool) -> None:
+        """Visit the functions that a call may mean."""
+        found, sure = self._target(node.func, scope.file)
+        if not found and any(_is_parser(each, scope) for each in node.args):
+            raise _Open
+        self._visit(found, certain and sure)
 
     def _parser(self, node: ast.Call, file: str) -> None:
         named = ast.unparse(node.func)
-        origin = self._names[file].get(named, ("", ""))[0] or named.rpartition(".")[0]
-        if origin != "argparse" or any(each.arg in _OPEN_KEYWORDS for each in node.keywords):
+        module, _ = self._names[file].get(named, ("", ""))
+        origin = module or named.rpartition(".")[0]
+        given = {each.arg: each.value for each in node.keywords}
+        if origin != "argparse" or None in given or not _OPEN_KEYWORDS.isdisjoint(given):
             raise _Open
         self._parsers.add(id(node))
-        given = {each.arg: each.value for each in node.keywords}
-        if None in given:
-            raise _Open
-        short = given.get("allow_abbrev")
-        if isinstance(short, ast.Constant) and short.value is False:
+        if _is_false(given.get("allow_abbrev")):
             self._abbreviations = False
-        extra = given.get("add_help")
-        if not (isinstance(extra, ast.Constant) and extra.value is False):
+        if not _is_false(given.get("add_help")):
             self._options[0, ()] = ScriptOption("--help", ("-h", "--help"), 0, 0)
 
     def _add(self, node: ast.Call, known: Mapping[str, str], certain: bool) -> None:
@@ -249,7 +241,7 @@ class _Reader:
     def _target(self, function: ast.expr, file: str) -> tuple[list[ast.AST], bool]:
         """Return the functions that a call may mean, and whether it certainly calls one of them."""
         if isinstance(function, ast.Name):
-            found = self._named(function.id, file)
+            found = self._resolve_name(function.id, file)
             return found, len(found) == 1
         if not isinstance(function, ast.Attribute):
             return [], False
@@ -270,7 +262,7 @@ class _Reader:
         ]
         return everywhere, False
 
-    def _named(self, name: str, file: str) -> list[ast.AST]:
+    def _resolve_name(self, name: str, file: str) -> list[ast.AST]:
         """Return the functions and classes that a plain name in a file may mean."""
         if own := self._definitions[file].get(name):
             return list(own)
@@ -291,16 +283,19 @@ class _Reader:
             if known or known is certain:
                 continue
             self._seen[id(definition)] = certain
-            file = next(
-                file
-                for file, definitions in self._definitions.items()
-                if any(definition in each for each in definitions.values())
-            )
             if isinstance(definition, ast.ClassDef):
                 methods = [each for each in definition.body if isinstance(each, ast.FunctionDef)]
                 self._visit(methods, False)
             elif isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                file = self._file_of(definition)
                 self._waiting.append(_Scope(file, definition.body, certain))
+
+    def _file_of(self, definition: ast.AST) -> str:
+        return next(
+            file
+            for file, definitions in self._definitions.items()
+            if any(definition in each for each in definitions.values())
+        )
 
 
 # -- parts of a file --
@@ -367,6 +362,24 @@ def _is_argv(node: ast.AST) -> bool:
     return isinstance(bare, ast.Attribute) and bare.attr == "argv" and _name(bare.value) == "sys"
 
 
+def _is_false(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and node.value is False
+
+
+def _targets(node: ast.AST) -> Sequence[ast.expr]:
+    """Return the targets of an assignment or deletion; empty for other nodes."""
+    if isinstance(node, ast.AugAssign):
+        return [node.target]
+    return node.targets if isinstance(node, (ast.Assign, ast.Delete)) else []
+
+
+def _changes_argv(function: ast.expr) -> bool:
+    """Return whether a called function changes sys.argv, such as `sys.argv.append`."""
+    if not isinstance(function, ast.Attribute):
+        return False
+    return function.attr in _CHANGES_OF_WORDS and _is_argv(function.value)
+
+
 def _is_command_line(node: ast.expr) -> bool:
     """Return whether an argument of `parse_args` is sys.argv, None, or a variable."""
     if isinstance(node, ast.Constant):
@@ -411,12 +424,18 @@ def _text(node: ast.AST, known: Mapping[str, str]) -> str | None:
         return None
     parts: list[str] = []
     for each in node.values:
-        inner = each.value if isinstance(each, ast.FormattedValue) else each
-        part = _text(inner, known)
-        if part is None or (isinstance(each, ast.FormattedValue) and each.format_spec):
+        part = _text_of_part(each, known)
+        if part is None:
             return None
         parts.append(part)
     return "".join(parts)
+
+
+def _text_of_part(part: ast.expr, known: Mapping[str, str]) -> str | None:
+    """Return the text of a part of an f-string; None if it is computed or has a format."""
+    if not isinstance(part, ast.FormattedValue):
+        return _text(part, known)
+    return None if part.format_spec else _text(part.value, known)
 
 
 # -- one option --

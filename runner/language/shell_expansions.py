@@ -70,12 +70,12 @@ class Expansions:
             if at in self.spans:
                 at = self.spans[at]
             elif self.text[at] == "\\":
-                at = self.escaped(at)
+                at = self.skip_escaped(at)
             else:
                 yield at, self.text[at]
                 at += 1
 
-    def escaped(self, at: int) -> int:
+    def skip_escaped(self, at: int) -> int:
         """Return the index after an escaped character; an expression cannot be escaped."""
         return at + 1 if at + 1 in self.spans else at + 2
 
@@ -91,7 +91,7 @@ class Expansions:
             elif self.text[at] == "'":
                 return at + 1
             elif ansi and self.text[at] == "\\":
-                at = self.escaped(at)
+                at = self.skip_escaped(at)
             else:
                 at += 1
         return at
@@ -132,7 +132,7 @@ class Expansions:
             return self.values.place(at, frame, quoted=context.quoted)
         char = self.text[at]
         if char == "\\":
-            return self.escaped(at)
+            return self.skip_escaped(at)
         if char == "$":
             return self._dollar_in_text(at, frame, context)
         if char == "`":
@@ -197,7 +197,7 @@ class Expansions:
                 at += len(close)
                 break
             elif char == "\\":
-                at = self.escaped(at)
+                at = self.skip_escaped(at)
             elif char in "$`":
                 start, at = at, self._expansion_in_arithmetic(at, frame)
                 self.values.program(start, at, "$(( ))")

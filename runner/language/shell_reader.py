@@ -47,7 +47,7 @@ class _Reader:
             self._commands(0, Frame(""))
         except RecursionError:
             raise TemplateError("this script is nested too deeply") from None
-        return self.values.reading(tuple(self.pipes))
+        return self.values.finish(tuple(self.pipes))
 
     def _commands(self, at: int, frame: Frame) -> int:
         """Read a list of commands from `at` on, and return the index after it."""
@@ -86,7 +86,7 @@ class _Reader:
             return
         elif self._ends_case_part(raw, frame):
             self._end_case_part(raw, at, frame)
-        elif frame.bare:
+        elif frame.is_empty:
             self._first_word(raw, word, frame)
         else:
             self._next_word(raw, word, frame)
@@ -96,7 +96,7 @@ class _Reader:
         state = frame.cases[-1] if frame.cases else ""
         if raw == "in":
             return state == "subject"
-        return raw == "esac" and (state == "pattern" or (state == "body" and frame.bare))
+        return raw == "esac" and (state == "pattern" or (state == "body" and frame.is_empty))
 
     def _end_case_part(self, raw: str, at: int, frame: Frame) -> None:
         if raw == "in":
@@ -150,7 +150,7 @@ class _Reader:
     def _end_command(self, at: int, frame: Frame, *, piped: bool = False) -> None:
         """End a simple command; if `piped`, the pipeline continues."""
         self._end_word(at, frame)
-        if frame.testing and at < len(self.text):
+        if frame.is_test and at < len(self.text):
             return
         self.values.judge(at, frame)
         frame.piped = piped
@@ -170,7 +170,7 @@ class _Reader:
     def _on_newline(self, at: int, frame: Frame) -> int:
         self._end_word(at, frame)
         if not (frame.cases and frame.cases[-1] == "subject"):
-            self._end_command(at, frame, piped=frame.piped and frame.bare)
+            self._end_command(at, frame, piped=frame.piped and frame.is_empty)
         at += 1
         pending, frame.pending = frame.pending, []
         for document in pending:
@@ -180,7 +180,7 @@ class _Reader:
     def _on_backslash(self, at: int, frame: Frame) -> int:
         if not self.text.startswith("\\\n", at):
             frame.begin_word(at)
-        return self.expansions.escaped(at)
+        return self.expansions.skip_escaped(at)
 
     def _on_single(self, at: int, frame: Frame) -> int:
         frame.begin_word(at)
@@ -211,7 +211,7 @@ class _Reader:
             name = _NAME.match(self.text, frame.word, at)
             elements = Frame(")", array=name[0] if name else "=", places=frame.places)
             return self._commands(at + 1, elements)
-        if frame.testing:
+        if frame.is_test:
             self._end_word(at, frame)
             frame.depth += 1
             return at + 1
@@ -246,7 +246,7 @@ class _Reader:
         """Return the variable before the bracket at `at`; empty without one."""
         if frame.array:
             return frame.array if frame.word < 0 else ""
-        if frame.word < 0 or not frame.bare:
+        if frame.word < 0 or not frame.is_empty:
             return ""
         name = self.text[frame.word : at]
         return name if _NAME.fullmatch(name) else ""
@@ -257,7 +257,7 @@ class _Reader:
             frame.cases[-1] = "body"
         elif frame.depth:
             frame.depth -= 1
-            if not frame.testing:
+            if not frame.is_test:
                 self._close(at + 1, frame)
         elif frame.close == ")":
             return ~(at + 1)
@@ -280,7 +280,7 @@ class _Reader:
         self._end_command(at, frame, piped=piped)
         if not piped:
             return at + 2
-        if frame.testing:
+        if frame.is_test:
             return at + 1
         self.pipes.append(at)
         return at + (2 if self.text.startswith("|&", at) else 1)
@@ -316,7 +316,7 @@ class _Reader:
         self._end_word(at, frame)
         if frame.begin < 0:
             frame.begin = at
-        frame.redirect = "" if frame.testing else operator
+        frame.redirect = "" if frame.is_test else operator
         return at + max(1, len(operator))
 
 

@@ -19,7 +19,7 @@ from .interpreters import (
     Word,
     assignment,
     declares,
-    evaluated,
+    find_evaluated,
     rulings,
     source,
 )
@@ -128,14 +128,14 @@ class Frame:
     pending: list[HereDocument] = field(default_factory=list)  # whose bodies come next
 
     @property
-    def bare(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether the current command has no words yet."""
         return all(word.redirect for word in self.words)
 
     @property
-    def testing(self) -> bool:
+    def is_test(self) -> bool:
         """Whether this is the inside of `[[ ]]`."""
-        return not self.bare and self.words[0].text == "[["
+        return not self.is_empty and self.words[0].text == "[["
 
     def begin_word(self, at: int) -> None:
         """Add the character at `at` to the current word, or start a new one."""
@@ -170,7 +170,7 @@ class Values:
             if name
         }
 
-    def reading(self, pipes: tuple[int, ...]) -> Reading:
+    def finish(self, pipes: tuple[int, ...]) -> Reading:
         """Return the result, after the whole script is read."""
         for name, at in self.assigned:
             if name in self.computed:
@@ -358,7 +358,7 @@ class Values:
             ]
         for ruling in rulings(words):
             self._rule(ruling, frame)
-        self.computed.update(evaluated(words))
+        self.computed.update(find_evaluated(words))
         found = source(words)
         self.sources += [Ruling("program", word.start, word.end, found.by) for word in found.words]
         if found.input:

@@ -30,7 +30,7 @@ class Source:
         self.steps = self._names("steps")
         self.inputs = self._names("inputs")
 
-    def near(self, word: str, known: Iterable[str]) -> str:
+    def suggest(self, word: str, known: Iterable[str]) -> str:
         """Return a fix with the most similar known word, or an empty text.
 
         After 20 problems nothing is compared, because each comparison covers all names.
@@ -92,7 +92,7 @@ class Source:
         for other in secrets:
             if self.raw["inputs"][other].get("env") == name.upper():
                 return f'use the input "{other}", which reads ${name.upper()}'
-        return self.near(name, secrets)
+        return self.suggest(name, secrets)
 
     def secrets(self, raw: Mapping[str, Any], path: Where) -> tuple[str, ...]:
         """Return the valid names under `secrets` of a recipe or step."""

@@ -60,18 +60,18 @@ def as_written(document: Document, tree: Any, path: Where, *, every: bool = Fals
     if isinstance(tree, list):
         return [as_written(document, item, (*path, n), every=every) for n, item in enumerate(tree)]
     if every and is_number(tree):
-        return document.written(path)
+        return document.source_text(path)
     return _other_text(document, tree, path) or tree
 
 
-def remembering(document: Document, tree: Any, path: Where) -> Any:
+def keep_spelling(document: Document, tree: Any, path: Where) -> Any:
     """Return the tree at `path` with numbers, also in lists, that keep their source text."""
     if isinstance(tree, list):
-        return [remembering(document, item, (*path, n)) for n, item in enumerate(tree)]
+        return [keep_spelling(document, item, (*path, n)) for n, item in enumerate(tree)]
     if not is_number(tree):
         return tree
     number = WrittenInt(tree) if isinstance(tree, int) else WrittenFloat(tree)
-    number.written = document.written(path)
+    number.written = document.source_text(path)
     return number
 
 
@@ -116,5 +116,5 @@ def _other_text(document: Document, leaf: object, path: Where) -> str:
     """Return the source text of a number; empty if Python spells it alike, or for other values."""
     if not is_number(leaf):
         return ""
-    written = document.written(path)
+    written = document.source_text(path)
     return "" if written == text_of(leaf) else written

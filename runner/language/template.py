@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from .template_chains import ABSENT, Reads, Reference, Scope, dotted
+from .template_chains import ABSENT, Reads, Reference, Scope, join_path
 from .template_syntax import FILTERS, TESTS, Expression, find_expressions, parse_expression
 from .template_values import (
     LONGEST_TEXT,
@@ -41,10 +41,10 @@ __all__ = [
     "TemplateError",
     "args",
     "argv",
-    "dotted",
     "evaluate",
     "expressions",
     "has",
+    "join_path",
     "references",
     "render",
     "text_of",

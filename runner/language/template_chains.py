@@ -81,19 +81,19 @@ class Evaluation:
             for key in value:
                 self.record((*path, key), value[key])
         else:
-            self.reads[dotted(path)] = {} if isinstance(value, Mapping) else value
+            self.reads[join_path(path)] = {} if isinstance(value, Mapping) else value
 
     def record_absence(self, path: tuple[str, ...]) -> None:
         """Record that `path` was read but does not exist."""
         if self.reads is not None:
-            self.reads[dotted(path)] = dict(ABSENT)
+            self.reads[join_path(path)] = dict(ABSENT)
 
 
 Deferred: TypeAlias = Callable[[Evaluation], object]
 """A part of an expression that has a value only in an evaluation."""
 
 
-def dotted(path: Sequence[str]) -> str:
+def join_path(path: Sequence[str]) -> str:
     """Return the unique text of a path; parts that are not names are quoted."""
     first, *rest = path
     return first + "".join(map(_dotted_part, rest))
@@ -130,7 +130,9 @@ class Link:
         """Return a TemplateError that points at this part."""
         return TemplateError(message, self.offset, self.length, fix)
 
-    def missing(self, message: str, path: tuple[str, ...] | None, fix: str = "") -> TemplateError:
+    def missing_error(
+        self, message: str, path: tuple[str, ...] | None, fix: str = ""
+    ) -> TemplateError:
         """Return a MissingValueError that points at this part."""
         return MissingValueError(message, self.offset, self.length, fix, path)
 
@@ -189,7 +191,7 @@ class Chain:
                 recorded = True
             if value is None:
                 message = f"{_describe_path(path)} is null"
-                raise link.missing(message, None, "add `| default(…)`")
+                raise link.missing_error(message, None, "add `| default(…)`")
             value = _read_item(value, key, path, link, evaluation)
         if recorded:
             return value
@@ -236,11 +238,11 @@ def _missing_name(
     fix = did_you_mean(name, known)
     if not fix and known:
         fix = f"available: {', '.join(sorted(known)[:12])}"
-    return link.missing(message, None if recorded else (*path, name), fix)
+    return link.missing_error(message, None if recorded else (*path, name), fix)
 
 
 def _describe_path(path: tuple[str, ...]) -> str:
-    return f"`{dotted(path)}`" if path else "this value"
+    return f"`{join_path(path)}`" if path else "this value"
 
 
 # -- items and slices --
@@ -324,5 +326,5 @@ def _no_such_part(value: object, path: tuple[str, ...], link: Link) -> TemplateE
     message = f"{_describe_path(path)} is {describe_type(value)} and has no such part"
     if isinstance(value, Unknown) and value.may_be_null:
         # `default` stands in for parts of null.
-        return link.missing(message, None)
+        return link.missing_error(message, None)
     return link.error(message)

@@ -107,7 +107,7 @@ class _Walk:
 
     def _branches(self, test: Any, yes: Any, no: Any, certain: bool, asks: bool) -> None:
         self.visit(test, certain=certain, asks=True)
-        known, value = self._evaluated(test)
+        known, value = self._try_value(test)
         truth = truth_of(value) if known else None
         for branch, taken in ((yes, truth), (no, None if truth is None else not truth)):
             if branch is not None and taken is not False:
@@ -115,7 +115,7 @@ class _Walk:
 
     def _default(self, node: Any, certain: bool, asks: bool) -> None:
         self.visit(node.node, certain=certain, asks=True)
-        known, value = self._evaluated(node.node)
+        known, value = self._try_value(node.node)
         is_null = known and value is None
         if is_null or not known or (isinstance(value, Unknown) and value.may_be_null):
             for argument in node.args:
@@ -129,7 +129,7 @@ class _Walk:
         for operand in operands:
             self.visit(operand, certain=certain, asks=with_null)
 
-    def _evaluated(self, node: Any) -> tuple[bool, object]:
+    def _try_value(self, node: Any) -> tuple[bool, object]:
         """Return whether a part has a value, and the value; errors are reported elsewhere."""
         try:
             return True, self._value(node)

@@ -28,32 +28,44 @@ class EmptyRead(NamedTuple):
     value: object
 
 
-def facts(node: nodes.Node, chains: Mapping[nodes.Node, Chain], *, holds: bool) -> Facts:
+def known_values(node: nodes.Node, chains: Mapping[nodes.Node, Chain], *, holds: bool) -> Facts:
     """Return the values that are known if a condition holds, or if it does not."""
     part: Any = node
-    kind = type(node).__name__
-    if kind == "Not":
-        return facts(part.node, chains, holds=not holds)
-    if kind in ("And", "Or"):
-        if holds is (kind == "And"):
-            left = facts(part.left, chains, holds=holds)
-            return {**left, **facts(part.right, chains, holds=holds)}
-        return _NOTHING
-    if kind == "Test":
-        chain = chains.get(part.node)
-        known = part.name == "none" and holds and chain is not None and chain.root is None
-        return {chain.reference().path: None} if known and chain is not None else _NOTHING
-    if kind == "Compare" and len(part.ops) == 1 and part.ops[0].op == ("eq" if holds else "ne"):
-        return _equal(part.expr, part.ops[0].expr, chains)
+    match type(node).__name__:
+        case "Not":
+            return known_values(part.node, chains, holds=not holds)
+        case "And" if holds:
+            return _values_of_both(part, chains, holds=True)
+        case "Or" if not holds:
+            return _values_of_both(part, chains, holds=False)
+        case "Test" if holds and part.name == "none":
+            path = _path_of(part.node, chains)
+            return {path: None} if path is not None else _NOTHING
+        case "Compare" if len(part.ops) == 1:
+            operand = part.ops[0]
+            is_equal = operand.op == ("eq" if holds else "ne")
+            return _equal(part.expr, operand.expr, chains) if is_equal else _NOTHING
     return _NOTHING
+
+
+def _values_of_both(part: Any, chains: Mapping[nodes.Node, Chain], *, holds: bool) -> Facts:
+    left = known_values(part.left, chains, holds=holds)
+    return {**left, **known_values(part.right, chains, holds=holds)}
 
 
 def _equal(one: Any, other: Any, chains: Mapping[nodes.Node, Chain]) -> Facts:
+    """Return the value of the name in an equality of a name and a constant."""
     for name, value in ((one, other), (other, one)):
-        chain = chains.get(name)
-        if chain is not None and chain.root is None and type(value).__name__ == "Const":
-            return {chain.reference().path: value.value}
+        path = _path_of(name, chains)
+        if path is not None and type(value).__name__ == "Const":
+            return {path: value.value}
     return _NOTHING
+
+
+def _path_of(node: nodes.Node, chains: Mapping[nodes.Node, Chain]) -> tuple[str, ...] | None:
+    """Return the path of a node that is a name; None for other nodes."""
+    chain = chains.get(node)
+    return chain.reference().path if chain is not None and chain.root is None else None
 
 
 def empty_reads(
@@ -76,9 +88,9 @@ def empty_reads(
         ):
             if branch is None:
                 continue
-            here = facts(part.test, chains, holds=holds)
+            here = known_values(part.test, chains, holds=holds)
             yield from empty_reads(branch, chains, {**known, **here})
-            yield from _renamed(branch, other, chains, here)
+            yield from _find_constant_branch(branch, other, chains, here)
     elif kind not in ("Test", "Compare"):  # these may test a known value
         for child in node.iter_child_nodes():
             yield from empty_reads(child, chains, known)
@@ -92,14 +104,12 @@ def _read_of(chain: Chain, known: Facts) -> Iterator[EmptyRead]:
                 yield EmptyRead(reference, value)
 
 
-def _renamed(
+def _find_constant_branch(
     branch: Any, other: Any, chains: Mapping[nodes.Node, Chain], here: Facts
 ) -> Iterator[EmptyRead]:
     """Yield the read of a known value in a branch beside a constant: `x if x == "a" else "b"`."""
-    chain = chains.get(branch)
-    if chain is None or chain.root is not None or type(other).__name__ != "Const":
+    path = _path_of(branch, chains)
+    if path is None or path not in here or type(other).__name__ != "Const":
         return
-    reference = chain.reference()
-    value = here.get(reference.path)
-    if reference.path in here and value not in EMPTY:
-        yield EmptyRead(reference, value)
+    if here[path] not in EMPTY:
+        yield EmptyRead(chains[branch].reference(), here[path])

@@ -29,7 +29,7 @@ from .template_chains import (
     Slice,
 )
 from .template_choices import Needs, chooses, needs_of
-from .template_conditions import EmptyRead, Facts, empty_reads, facts
+from .template_conditions import EmptyRead, Facts, empty_reads, known_values
 from .template_values import (
     LONGEST_TEXT,
     NoTextError,
@@ -196,7 +196,7 @@ def empty_reads_of(text: str, start: int, end: int, known: Facts) -> list[EmptyR
 def facts_of(text: str, start: int, end: int) -> Facts:
     """Return the values that are known if an expression is true.  Raises TemplateError."""
     root, chains = _syntax(text, start, end)
-    return facts(root, chains, holds=True)
+    return known_values(root, chains, holds=True)
 
 
 def _syntax(text: str, start: int, end: int) -> tuple[nodes.Expr, Mapping[nodes.Node, Chain]]:
@@ -571,7 +571,9 @@ class _Evaluator:
         if truth is not None:
             return left if truth else self.value(node.right)
         assert isinstance(left, Unknown)
-        return self._one_of_branches([node.right], [True if left == A_BOOLEAN else left.given])
+        return self._one_of_branches(
+            [node.right], [True if left == A_BOOLEAN else left.without_null]
+        )
 
     def _not(self, node: nodes.Not) -> object:
         truth = truth_of(self.value(node.node))
@@ -660,7 +662,7 @@ class _Evaluator:
         if value is None:
             return self.value(arguments[0])
         if isinstance(value, Unknown) and value.may_be_null:
-            others: list[object] = [value.given] if value.given.kinds else []
+            others: list[object] = [value.without_null] if value.without_null.kinds else []
             return self._one_of_branches(arguments, others)
         return value
 

@@ -43,7 +43,7 @@ class Unknown:
     part: bool = False  # a part of another unknown value, which may not be there at all
 
     @property
-    def given(self) -> Unknown:
+    def without_null(self) -> Unknown:
         """The same value, without the possibility of null."""
         return replace(self, kinds=self.kinds - {NULL}, part=False)
 
@@ -69,7 +69,7 @@ def unknown(*kinds: str, items: Unknown | None = None) -> Unknown:
 
 
 ANYTHING: Final = unknown(NULL, BOOLEAN, INTEGER, FRACTION, TEXT, LIST, MAPPING)
-GIVEN: Final = ANYTHING.given
+GIVEN: Final = ANYTHING.without_null
 A_TEXT: Final = unknown(TEXT)
 A_BOOLEAN: Final = unknown(BOOLEAN)
 AN_INTEGER: Final = unknown(INTEGER)

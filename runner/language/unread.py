@@ -18,7 +18,7 @@ _PROSE_KEYS = frozenset({"doc", "summary"})
 """Keys whose text is for people."""
 
 
-def unread(recipe: Recipe) -> list[str]:
+def find_unread(recipe: Recipe) -> list[str]:
     """Return the inputs that no template, `secret`, `secrets` or `retries` of a recipe reads."""
     names = set(recipe.inputs) - _named_by_keys(recipe)
     for leaf in _texts(recipe.document.value):
@@ -43,11 +43,11 @@ def _named_by_keys(recipe: Recipe) -> set[str]:
 
 def warnings(recipe: Recipe) -> Iterator[Problem]:
     """Yield a warning for each unused input."""
-    for name in unread(recipe):
+    for name in find_unread(recipe):
         yield _problem(recipe, name, ("inputs", name), key=True, severity="warning")
 
 
-def refused(
+def find_refused(
     recipe: Recipe,
     given: Iterable[str],
     preset: str | None,
@@ -55,12 +55,12 @@ def refused(
 ) -> list[Problem]:
     """Return the problems of values for unused inputs, given or from presets."""
     given = list(given)
-    chosen = presets.chosen(recipe, preset)
+    chosen = presets.combine(recipe, preset)
     preset_inputs = chosen.inputs if chosen is not None else {}
     if not given and not preset_inputs:
         return []
     found = []
-    idle = set(unread(recipe))
+    idle = set(find_unread(recipe))
     for name in given:
         whole = name.partition(".")[0]
         if whole in idle:

@@ -37,7 +37,7 @@ def rest_of_value(text: str, start: int, *, comments: bool = False) -> str:
     return value
 
 
-def quoted(value: str) -> str:
+def quote(value: str) -> str:
     """Return a text in quotes: double quotes unless it needs single ones."""
     if "\\" in value or '"' in value:
         return "'" + value.replace("'", "''") + "'"
@@ -56,7 +56,7 @@ def unquoted_expression(text: str, index: int) -> Mistake:
     end = tail.end() if tail else end
     message = "an expression must be in quotes: YAML reads `{` as a mapping"
     return Mistake(
-        "unquoted-expression", message, start, end, f"quote it: {quoted(text[start:end])}"
+        "unquoted-expression", message, start, end, f"quote it: {quote(text[start:end])}"
     )
 
 
@@ -207,7 +207,7 @@ _END_OF_ITEM = re.compile(r"[^\s,]*?(?=,|\s|\]\s*(?:#.*)?$|\}\s*(?:#.*)?$)", re.
 def _unquoted_start(text: str, start: int, what: str) -> Mistake:
     rest = rest_of_value(text, start)
     message = f"{what} that starts with {text[start : start + 1]} must be in quotes"
-    return Mistake("unquoted-text", message, start, start + len(rest), f"quote it: {quoted(rest)}")
+    return Mistake("unquoted-text", message, start, start + len(rest), f"quote it: {quote(rest)}")
 
 
 def _in_brackets(text: str, index: int, begun: int, line_start: int) -> Mistake:
@@ -231,7 +231,7 @@ def _bracket_in_value(text: str, index: int, line_start: int) -> Mistake:
     end = closing.end() if closing else index + 1
     kind = "list" if text[index] == "[" else "mapping"
     message = f"`{text[index]}` inside a value within brackets starts a new {kind}"
-    return Mistake("unquoted-text", message, start, end, f"quote it: {quoted(text[start:end])}")
+    return Mistake("unquoted-text", message, start, end, f"quote it: {quote(text[start:end])}")
 
 
 def _bare_braces(line: str) -> int:
@@ -247,7 +247,7 @@ def _bare_braces(line: str) -> int:
 def _unquoted_colon(index: int, line_start: int, line: str) -> Mistake:
     head = re.match(r"\s*(?:- +)*(?:\"[^\"]*\"|'[^']*'|[^\s:]+) *:\s+", line)
     value = line[head.end() :].rstrip() if head and line_start + head.end() <= index else ""
-    fix = f"quote the whole value: {quoted(value)}" if value else "quote the value"
+    fix = f"quote the whole value: {quote(value)}" if value else "quote the value"
     return Mistake(
         "unquoted-colon",
         "a colon and a space inside a value must be in quotes",

@@ -15,7 +15,7 @@ from runner.errors import Location, Problem
 
 from .node_places import NO_NODE, Places
 from .scalar_places import inside
-from .yaml_mistakes import Mistake, explain, quoted, rest_of_value, unquoted_expression
+from .yaml_mistakes import Mistake, explain, quote, rest_of_value, unquoted_expression
 from .yaml_scalars import FIRST_OF_NO_STRING, plain_value
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ class YamlReader:
             return plain_value(text)
         except ValueError:
             message = "a number must be finite and of reasonable length"
-            fix = f"if this is text, quote it: {quoted(text)}"
+            fix = f"if this is text, quote it: {quote(text)}"
             self._report("number", message, start, end, fix)
             return text
 
@@ -284,7 +284,7 @@ class YamlReader:
         value: object = None
         if target == NO_NODE:
             message = f"`*{event.anchor}` refers to an anchor that nothing defines"
-            fix = f"if this is text, quote it: {quoted(rest_of_value(self.text, start))}"
+            fix = f"if this is text, quote it: {quote(rest_of_value(self.text, start))}"
             self._report("alias", message, start, end, fix)
         elif any(level.node == target for level in (*self._outer, self._level)):
             self._report("alias", f"`*{event.anchor}` contains itself", start, end)
@@ -340,7 +340,7 @@ class YamlReader:
         found = re.compile(r"(?:&\S+\s+)?(![^\s,\[\]{}]*)").match(self.text, start)
         first, last = found.span(1) if found else (start, start + 1)
         message = f"`{self.text[first:last]}` is a YAML tag, and tags are not allowed in recipes"
-        fix = f"if this is text, quote it: {quoted(rest_of_value(self.text, first))}"
+        fix = f"if this is text, quote it: {quote(rest_of_value(self.text, first))}"
         self._report("tag", message, first, last, fix)
 
     def _report_collection_as_key(self, start: int) -> None:
@@ -431,7 +431,7 @@ def _cut_by_comment(text: str, start: int, end: int) -> Iterator[Mistake]:
     comment = _COMMENT.match(text, end)
     if comment is None:
         return
-    line = quoted(rest_of_value(text, start, comments=True))
+    line = quote(rest_of_value(text, start, comments=True))
     message = "the text after ` #` is a comment, not part of the value"
     fix = f"to keep it, quote the value: {line}; for a comment, put a space after `#`"
     yield Mistake("comment", message, comment.start(1), comment.end(1), fix)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ..language.inputs import divided
+from ..language.inputs import split_secrets
 from ..secrets import SHORTEST, Secret, describe_unusable, is_tokenlike
 from .plan import Plan
 from .step import StepSpec
@@ -50,7 +50,7 @@ def of_addresses(addresses: Iterable[str]) -> list[Secret]:
     return [
         Secret("address", part)
         for address in addresses
-        for part in divided(address)[1]
+        for part in split_secrets(address)[1]
         if len(part) >= SHORTEST
     ]
 

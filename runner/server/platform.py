@@ -188,7 +188,7 @@ def _log_ignored(done: Executed) -> Executed:
 def store_job(room: ServedWorkspace, asked: Job, driver: str) -> Executed:
     """Queue a platform's job as a run. Raises Refused, or a RecipeError with all problems."""
     recipe = read_recipe(recipes.find_available(room, asked.recipe))
-    chosen = presets.chosen(recipe, asked.preset)
+    chosen = presets.combine(recipe, asked.preset)
     said = hugging_face.translate(
         recipe, asked.config, _training_gpus(recipe, chosen, asked), chosen.inputs if chosen else {}
     )

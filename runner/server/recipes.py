@@ -34,7 +34,7 @@ from ..api.values import Facts
 from ..errors import CannotRun, Invalid, NotFound, Problem, did_you_mean
 from ..interface import shelves
 from ..language import library, units
-from ..language.inputs import BadValue, converted, kind_of
+from ..language.inputs import BadValue, convert, kind_of
 from ..language.recipe import Recipe
 from ..settings import load
 from ..storage.reach import Reach
@@ -383,8 +383,8 @@ def _check_inputs(room: ServedWorkspace, wanted: CheckedRequest, asked: Asked) -
         except Invalid as error:
             problems += error.problems
     else:
-        problems += inputs.tried(recipe, request.inputs, preset=request.preset)[1]
-        problems += unread.refused(recipe, request.inputs, request.preset)
+        problems += inputs.try_bind(recipe, request.inputs, preset=request.preset)[1]
+        problems += unread.find_refused(recipe, request.inputs, request.preset)
     if asked.resources.resources and (keyed := _find_keyed_resources(recipe)):
         fix = "remove `resources`"
         words = f"the resources of {keyed} are part of its cache key and cannot be changed"
@@ -454,10 +454,10 @@ def _addresses(recipe: Recipe, given: Iterable[tuple[str, object]]) -> Iterator[
         if spec is None or not {spec.type, spec.items} & set(ADDRESSES):
             continue
         with suppress(BadValue):  # reported by another check
-            read_as = converted(spec, value)
+            read_as = convert(spec, value)
             for item in read_as if isinstance(read_as, list) else [read_as]:
                 if isinstance(item, str):
-                    yield name, spec.parted(item)[0]
+                    yield name, spec.split_member(item)[0]
 
 
 def _is_below(path: str, roots: list[str]) -> bool:

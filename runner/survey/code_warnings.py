@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..language.imports import Imports, Start, started
+from ..language.imports import Imports, Start, find_starts
 from ..language.recipe import AutoCode, GitCode
 from ..language.units import about
 from ..paths import escapes, heads
@@ -51,7 +51,7 @@ def warnings(recipe: Recipe, read: Callable[[str], Imports]) -> Iterator[Problem
         yield from _file_as_program(recipe, step, listed)
         starts = [
             start
-            for start in started(step.run, step.accelerate)
+            for start in find_starts(step.run, step.accelerate)
             if posixpath.normpath(start.name) not in made
         ]
         if not (step.image or recipe.image or isinstance(step.run, str)):

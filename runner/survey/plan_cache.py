@@ -255,7 +255,7 @@ def _local_paths(spec: Input, value: object) -> list[str]:
     if spec.stream or not {spec.type, spec.items} & {"file", "dataset", "model"}:
         return []
     given = value if isinstance(value, list) else [value]
-    files = [spec.parted(each)[0] for each in given if isinstance(each, str)]
+    files = [spec.split_member(each)[0] for each in given if isinstance(each, str)]
     return [each for each in files if kind_of(each) == "path"]
 
 

@@ -52,7 +52,7 @@ def read_and_bind(
         environment=ws.environ if ws.asks_secrets else None,
         origins=request.origins,
     )
-    if wrong := unread.refused(recipe, request.inputs, request.preset, request.origins):
+    if wrong := unread.find_refused(recipe, request.inputs, request.preset, request.origins):
         raise Invalid(wrong)
     for name in request.typed_in.keys() & values.keys():
         location = Location(ws.root, request.typed_in[name])
@@ -216,7 +216,7 @@ def _without_credentials(ws: Workspace, recipe: Recipe, name: str, value: Tree) 
         return [_without_credentials(ws, recipe, name, item) for item in value]
     if not isinstance(value, str):
         return value
-    address, private = inputs.divided(value)
+    address, private = inputs.split_secrets(value)
     if not private:
         return value
     if recipe.inputs[name].stream:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ..language.imports import BY_VALUE, Imports, Start, started
+from ..language.imports import BY_VALUE, Imports, Start, find_starts
 from ..language.recipe import GitCode
 from ..language.script_options import ScriptOptions, options_of
 from ..language.script_words import (
@@ -76,7 +76,7 @@ def _scripts(step: Step) -> list[Start]:
 
     In a list of arguments, only the first: another may be its argument.
     """
-    found = started(step.run, step.accelerate)
+    found = find_starts(step.run, step.accelerate)
     return found if isinstance(step.run, str) else found[:1]
 
 

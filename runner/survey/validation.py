@@ -49,7 +49,7 @@ def find_problems(
     recipe given by path.
     """
     found = list(document.warnings)
-    recipe, wrong = parse.tried(document)
+    recipe, wrong = parse.try_parse(document)
     if source is not None:
         recipe = place_recipe(recipe, source, root)
     if wrong:
@@ -145,7 +145,7 @@ def _check_scripts(recipe: Recipe) -> Iterator[Problem]:
         doubts: list[tuple[Where, Doubt]] = []
         if isinstance(command, str):
             yield from (
-                inputs.misread(recipe.document, where, error)
+                inputs.template_problem(recipe.document, where, error)
                 for error in shell.errors(command, bash=bash)
             )
             doubts = [(where, doubt) for doubt in shell.warnings(command, bash)]
@@ -232,7 +232,7 @@ def _check_values(
         for spec in missing
     }
     recipe = replace(recipe, inputs={**recipe.inputs, **free})
-    bound, wrong = inputs.tried(recipe, values, preset=preset)
+    bound, wrong = inputs.try_bind(recipe, values, preset=preset)
     names = [spec.name for spec in missing]
     for n, spec in enumerate(recipe.inputs.values()):
         # an invalid secret must not hide other problems
@@ -258,7 +258,7 @@ def _check_values(
         found = list(error.problems)
     if wrong:
         found = [*wrong, *(problem for problem in found if problem.code in _OF_TEXT)]
-    return _Checked(found, trial.problems + unread.refused(recipe, given, preset), names)
+    return _Checked(found, trial.problems + unread.find_refused(recipe, given, preset), names)
 
 
 def _invent_value(spec: Input, n: int, turn: int) -> Tree:
@@ -266,7 +266,7 @@ def _invent_value(spec: Input, n: int, turn: int) -> Tree:
     candidates = _candidates(spec, n, turn)
     for value in candidates:
         try:
-            return inputs.converted(spec, value)
+            return inputs.convert(spec, value)
         except inputs.BadValue:
             continue
     unfit: Tree = candidates[0]

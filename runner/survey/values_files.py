@@ -45,11 +45,11 @@ def _with_spelling(document: Document, value: Tree, key: str) -> object:
     A single number counts as typed text, also on a server.
     """
     from ..language.inputs import number_of
-    from ..language.spelling import remembering, written_of
+    from ..language.spelling import keep_spelling, written_of
 
     if "." in key:
         return value  # part of an object, which has no type
-    found = remembering(document, value, (key,))
+    found = keep_spelling(document, value, (key,))
     written = written_of(found)
     return found if written is None or number_of(written) is None else written
 

@@ -31,11 +31,13 @@ def _hint_beside(source: Path, home: str, pattern: str) -> str:
 
 def _hint_script(found: Survey, n: int) -> str:
     """Return a hint for a script path with `../`, which counts from the recipe's folder."""
-    from ...language.imports import started
+    from ...language.imports import find_starts
 
     spec = found.plan.specs()[n]
     names = [
-        start.name for start in started(spec.run, spec.accelerate) if start.name.startswith("../")
+        start.name
+        for start in find_starts(spec.run, spec.accelerate)
+        if start.name.startswith("../")
     ]
     return (
         f"; steps run in this directory, wherever the recipe file is: write {names[0].replace('../', '')} instead of {names[0]}"

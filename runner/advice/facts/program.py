@@ -157,4 +157,4 @@ def _read_module(path: str, content: str) -> tuple[tuple[str, ...], tuple[str, .
             )
             if called.endswith(("Arguments", "Config")):
                 keywords += [word.arg for word in node.keywords if word.arg]
-    return of_tree(tree).dotted, tuple(keywords)
+    return of_tree(tree).module_names, tuple(keywords)

@@ -8,7 +8,7 @@ import os
 from drivers.base import Exit
 
 from ...hosts.place.staging import undeclared_file
-from ...language.imports import started
+from ...language.imports import find_starts
 from ...planning import causes
 from ...storage.workspace import Workspace
 from ...survey import imports
@@ -52,7 +52,7 @@ class FailureHints:
             *(output.path for output in attempt.node.outputs),
         ]
         base = self._steps.plan.homes[attempt.node.home]
-        commands = started(spec.run, spec.accelerate)
+        commands = find_starts(spec.run, spec.accelerate)
         hint = imports.import_advice(tail, id, base, declared, commands)
         if hint:
             return hint

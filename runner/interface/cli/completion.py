@@ -221,7 +221,7 @@ def _words(
                 word,
                 (
                     f"{head}{entry.path.name}\t{entry.summary}"
-                    for entry in library.beside(place.here)
+                    for entry in library.list_recipes(place.here)
                 ),
             )
             if "/" in word:
@@ -259,7 +259,7 @@ def _recipe(words: Sequence[str], place: Location) -> Any:
     named += [word for word in words if word.isidentifier()]
     for name in [*named, None]:
         try:
-            return document.read(library.find(library.meant(place, name), place.root)).value
+            return document.read(library.find(library.resolve(place, name), place.root)).value
         except RecipeError:
             continue
     return {}

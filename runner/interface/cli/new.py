@@ -245,7 +245,7 @@ def _draft_script(location: Location, recipe: Path, name: str, script: Path) -> 
         name
         for file in needed.files
         if file.endswith(".py")
-        for name in read_imports(str(home / file)).dotted
+        for name in read_imports(str(home / file)).module_names
     ]
 
     def kind(place: str) -> str:

@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         and not os.path.lexists(args.location.here / f"{names[0]}.yaml")
     ):
         return _run(args, names[0])
-    meant = library.meant(args.location, names[0] if names else None)
+    meant = library.resolve(args.location, names[0] if names else None)
     recipe = parse.load(path := library.find(meant, args.workspace))
     if args.values or typed or args.parts or args.values_files or args.preset is not None:
         return _values(recipe, args, typed)
@@ -133,7 +133,7 @@ def _values(recipe: Recipe, args: argparse.Namespace, typed: Mapping[str, str]) 
     from ...language import inputs
 
     given, origins = values_of(args, typed)
-    values, problems = inputs.tried(recipe, given, preset=args.preset, origins=origins)
+    values, problems = inputs.try_bind(recipe, given, preset=args.preset, origins=origins)
     whence = inputs.provenance(recipe, given, preset=args.preset, origins=origins)
     if args.json:
         print(

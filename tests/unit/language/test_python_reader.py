@@ -59,4 +59,4 @@ def test_what_can_be_read_is_none(source: str) -> None:
 
 
 def test_names_of_other_packages_are_dotted() -> None:
-    assert read("import a.b\nfrom c import d\nfrom . import e").dotted == ("a.b", "c", "c.d")
+    assert read("import a.b\nfrom c import d\nfrom . import e").module_names == ("a.b", "c", "c.d")
