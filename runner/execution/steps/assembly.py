@@ -116,7 +116,7 @@ class _Assembly:
         resumed = claimed.resumed
         earlier = ws.store.runs.attempts(claimed.id) if resumed else ()
         # Before the search for orphans: this creates their directories here.
-        self.inherited = takeover.attempts(ws, claimed.id) if resumed and ws.delivers else {}
+        self.inherited = takeover.adopt_attempts(ws, claimed.id) if resumed and ws.delivers else {}
         self.bell = Bell()
         self.steps = RunPlan(survey, claimed.states)
         self.running = RunningAttempts(self.bell)

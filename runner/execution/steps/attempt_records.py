@@ -45,7 +45,7 @@ class AttemptRecords:
 
         Returns a description of a loss that is not finite; empty if there was none.
         """
-        return self._numbers.over(id, attempt, last)
+        return self._numbers.finish(id, attempt, last)
 
     def keep_log(self, id: str, attempt: Attempt) -> str:
         """Keep the log and metrics files of an attempt and return the path of its log.
@@ -53,7 +53,7 @@ class AttemptRecords:
         Empty if the log is empty. Raises OSError.
         """
         log = self._tidying.keep_log(id, attempt)
-        self._chunks.over(id, attempt)
+        self._chunks.finish(id, attempt)
         return log
 
     def links_of(
@@ -95,7 +95,7 @@ class AttemptRecords:
             attempt.started,
             outcome,
             reason,
-            attempt_result.image_of(attempt.spec, attempt.world),
+            attempt_result.preimage_of(attempt.spec, attempt.world),
             exit,
             self._environments.interpreter(attempt.node, attempt.spec, attempt.place),
             saved=saved,

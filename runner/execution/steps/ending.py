@@ -269,7 +269,7 @@ class Ender:
         cause = Cause(cause.reason, words, hint)
         shown = attempt_result.without_launcher(tail)
         found = error_of(cause, shown) if exit is not None else ""
-        left = self._tidying.left(attempt)
+        left = self._tidying.kept_directory(attempt)
         evidence = Evidence(shown, log, left, found, warnings, exit, saved)
         return self._failures.fail(id, cause, evidence)
 
