@@ -102,6 +102,11 @@ class AttemptRecords:
             links=links,
         )
 
+    def warnings_of(self, attempt: Attempt) -> list[str]:
+        """Read the warnings that the step reported."""
+        masker = self._commits.masker
+        return attempt_result.read_warnings(attempt.directory.path, attempt.spec.metrics, masker)
+
     def facts_of(self, attempt: Attempt) -> dict[str, object]:
         """Return the facts of an attempt that are not part of its key, such as its host."""
         facts: dict[str, object] = {}

@@ -92,6 +92,11 @@ class Tidying:
             if attempt.directory_of_end is not attempt.directory:
                 delete(Path(path))
 
+    def discard(self, attempt: Attempt) -> None:
+        """Delete the files of an attempt that did not start."""
+        self._beside(attempt.place.clear_after(attempt.task, ()))
+        attempt.clear_up(self._scrap)
+
     def _forget(self, attempt: Attempt) -> None:
         """Delete the local files of a successful attempt, whose trace is stored."""
         rest = attempt.directory.retire(self._scrap)
