@@ -172,7 +172,7 @@ def run(
     from dataclasses import replace
 
     from .execution.session import run as run_session
-    from .execution.signals import apart
+    from .execution.signals import call_beside_loop
     from .execution.terms import Choice, Settings
     from .storage.workspace import Workspace, results_place
 
@@ -189,7 +189,9 @@ def run(
         if isinstance(place := results_place(out or ""), str):
             how = replace(how, upload=place)
         calls = _Calls(on_event, location.root)
-        return apart(lambda: run_session(ws, request, choice or Choice(), how, calls), calls.cancel)
+        return call_beside_loop(
+            lambda: run_session(ws, request, choice or Choice(), how, calls), calls.cancel
+        )
 
 
 def submit(recipe: str | Path, inputs: Mapping[str, Any] | None = None, **how: Unpack[How]) -> Run:

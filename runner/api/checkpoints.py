@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..errors import CannotRun, NotFound
-from ..execution.session import look
+from ..execution.session import preview
 from ..execution.terms import choice_of_run, request_of_run
 from ..storage.records.runs import RunRow
 from ..storage.workspace import Workspace
@@ -46,7 +46,7 @@ def find_checkpoints(ws: Workspace, row: RunRow) -> Checkpoints:
     request = request_of_run(row)
     if request is None or row.bundle:
         raise NotHere
-    found = look(ws, request, choice_of_run(row))
+    found = preview(ws, request, choice_of_run(row))
     states: list[StepState] = []
     unknown: list[str] = []
     for n, spec in enumerate(found.plan.specs()):

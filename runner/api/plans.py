@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..execution.session import look
+from ..execution.session import preview
 from ..execution.terms import EVERYTHING, Choice
 from ..storage.workspace import Workspace
 from ..survey.request import Request
@@ -21,7 +21,7 @@ def plan_run(ws: Workspace, request: Request, choice: Choice = EVERYTHING) -> Su
 
     Raises RecipeError with all problems, including templates that no attempt could render.
     """
-    found = look(ws, request, choice)
+    found = preview(ws, request, choice)
     refuse_unrenderable(ws, found)
     return found
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
 from ..errors import NOT_NOTED, Busy, CannotAsk
-from ..execution.signals import apart
+from ..execution.signals import call_beside_loop
 from ..execution.terms import Choice, choice_of_run, request_of_run, settings_of_run
 from ..execution.unattended import end_unattended
 from ..planning.ids import stored_form
@@ -204,7 +204,7 @@ def _stop(
     deadline = time.monotonic() + LETTING_GO
     while True:
         if not runs.live(run):
-            if apart(lambda: end_unattended(ws, run, state, said.append), bool):
+            if call_beside_loop(lambda: end_unattended(ws, run, state, said.append), bool):
                 return Outcome(run, runs.get(run).state, True, said)
         elif runs.request(run, verb, data):
             done = _wait_for(ws, run, state, patience)

@@ -9,18 +9,18 @@ from typing import Final, NamedTuple
 
 from ..digest import of_value
 from ..errors import CannotRun, Invalid, Problem
-from ..execution.reporting import no_points, refused
+from ..execution.reporting import points_refused, reserve_points
 from ..execution.session import check_ids
 from ..execution.terms import (
     Choice,
     Settings,
-    asked,
     limits_asked,
-    limits_of,
-    login,
-    lower,
+    limits_data,
+    login_name,
+    lower_limits,
     new_id,
-    noted,
+    options_data,
+    request_data,
 )
 from ..planning.ids import bare
 from ..reports import sealing
@@ -74,12 +74,12 @@ def submit(
     plan = compile_request(ws, source, request, {})
     check_ids(plan, choice, bare)  # the instances of a matrix may be unknown until the run
     refuse_nodes(ws, source, request, plan, plan.select_nodes(choice.only, choice.until), {})
-    limits = lower(plan.settings.limits, limits_asked(ws, settings))
+    limits = lower_limits(plan.settings.limits, limits_asked(ws, settings))
     data = {
         "source": str(source),
-        "asked": asked(as_stored(ws, plan, request)),
-        **noted(choice, settings),
-        **limits_of(limits),
+        "asked": request_data(as_stored(ws, plan, request)),
+        **options_data(choice, settings),
+        **limits_data(limits),
     }
     parcel = _bundle(ws, request, settings) if travels else NO_BUNDLE
     data |= {"bound": dict(parcel.bound), "bundle": parcel.digest} if parcel.digest else {}
@@ -110,11 +110,11 @@ def submit(
         idempotency=ticket.idempotency,
     )
     row = row._replace(
-        user=ticket.user or login(ws.environ), bundle=parcel.digest, store=parcel.store
+        user=ticket.user or login_name(ws.environ), bundle=parcel.digest, store=parcel.store
     )
     done = ws.store.runs.submit(row, bundle=parcel.data)
-    if words := no_points(ws, done.id):
-        raise refused(done.id, words)
+    if words := reserve_points(ws, done.id):
+        raise points_refused(done.id, words)
     return done
 
 

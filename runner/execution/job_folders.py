@@ -9,7 +9,7 @@ from pathlib import Path
 from ..storage.workspace import Workspace
 
 
-def show(
+def link_folders(
     ws: Workspace, run: str, step: str, states: Mapping[str, Path], say: Callable[[str], None]
 ) -> None:
     """Link a step's states below CHECKPOINTS_DIR and the run's kept logs below LOGS_DIR.

@@ -40,18 +40,20 @@ class Presence:
     def _work(self) -> None:
         while True:
             # The worker itself reports a broken store.
-            with suppress(RecipeError, OSError), self._opened() as store:
+            with suppress(RecipeError, OSError), self._open_store() as store:
                 store.runs.workers.hear(self._row)
             if self._over.wait(BEAT):
                 break
-        with suppress(RecipeError, OSError), self._opened() as store:
+        with suppress(RecipeError, OSError), self._open_store() as store:
             store.runs.workers.forget(self._row.process)
 
-    def _opened(self) -> Store:
+    def _open_store(self) -> Store:
         return Store.open(self._home, shared=self._shared, workspace=str(self._root))
 
 
-def begin(root: Path, home: Path, environ: Mapping[str, str], name: str, offer: Offer) -> Presence:
+def register(
+    root: Path, home: Path, environ: Mapping[str, str], name: str, offer: Offer
+) -> Presence:
     """Register this process as a worker for the runs that match `offer`.
 
     `name` is the worker's name in its claims.

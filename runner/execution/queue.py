@@ -26,23 +26,23 @@ from ..survey import run_graph
 from ..survey.skipped_steps import skipped_steps, with_skipped
 from . import presence, uploading
 from .refusals import check, preflight
-from .reporting import LAST_WORDS, begin, no_points
-from .results import deliver, sizes, tell_warnings
-from .resume import Claimed, as_it_stood, poisoned
-from .session import look
+from .reporting import LAST_WORDS, reserve_points, start_delivery
+from .results import count_steps, deliver, show_warnings
+from .resume import Claimed, fail_if_poisoned, recover
+from .session import preview
 from .steps.control import Handover
 from .terms import (
     Listener,
     Overview,
     Since,
     Summary,
+    apply_stack,
     choice_of_run,
-    placed,
     request_of_run,
     settings_of_run,
 )
 from .unattended import end_claimed
-from .worker import Assignment, failed_with, work
+from .worker import Assignment, failed_state, work
 
 if TYPE_CHECKING:
     from ..reports.delivery import Delivery
@@ -65,7 +65,7 @@ Runs leave reference cycles, which Python collects less and less often by itself
 """
 
 
-def _unsealed(ws: Workspace, row: RunRow) -> None:
+def _unseal_addresses(ws: Workspace, row: RunRow) -> None:
     """Decrypt the run's signed addresses and set its read permissions in the workspace.
 
     Raises CannotRun.
@@ -113,13 +113,13 @@ def serve(
                         opened.root
                     )  # a new one for each run, with its own file cache
                     if store is not None:
-                        offer = offer._replace(store=_shared(ws, store).remote.url)
-                    delivery = delivery or begin(ws)
-                    present = present or presence.begin(ws.root, ws.home, environ, who, offer)
-                    row = _next(ws, who, offer, handover, there, once=once)
+                        offer = offer._replace(store=_connect_store(ws, store).remote.url)
+                    delivery = delivery or start_delivery(ws)
+                    present = present or presence.register(ws.root, ws.home, environ, who, offer)
+                    row = _claim_next(ws, who, offer, handover, there, once=once)
                     if row is not None:
-                        delivery = delivery or begin(ws, row.data)
-                        if not _carry_out(ws, row, listener(), handover, who):
+                        delivery = delivery or start_delivery(ws, row.data)
+                        if not _execute_claimed(ws, row, listener(), handover, who):
                             break  # closing releases the run for the next worker
                     elif once:
                         return
@@ -133,7 +133,7 @@ def serve(
             delivery.end(LAST_WORDS)
 
 
-def _next(
+def _claim_next(
     ws: Workspace,
     who: str,
     offer: Offer,
@@ -159,7 +159,7 @@ def _next(
     return None
 
 
-def _carry_out(
+def _execute_claimed(
     ws: Workspace, row: RunRow, listener: Listener, handover: Handover, who: str
 ) -> bool:
     """Execute a claimed run; False if the next worker has to continue it.
@@ -168,10 +168,10 @@ def _carry_out(
     """
     fence = row.fence
     try:
-        _unsealed(ws, row)
-        ws = _unpacked(ws, row)
+        _unseal_addresses(ws, row)
+        ws = _open_workspace(ws, row)
         ws.hooked[row.id] = "webhooks" in row.data
-        while not _worked(ws, row, fence, listener, handover):
+        while not _execute(ws, row, fence, listener, handover):
             claimed = ws.store.runs.claim(row.id, who)
             if claimed is None:  # it was cancelled, or another worker has claimed it
                 return True
@@ -191,7 +191,7 @@ def _carry_out(
             *([f"  fix: {error.fix}"] if error.fix else []),
         ]:
             listener.say(line)
-        _ended(ws, ws.store.runs.get(row.id), fence, failed_with(error))
+        _store_end(ws, ws.store.runs.get(row.id), fence, failed_state(error))
     except Exception:
         print(f"recipe: an internal error ended the work on run {row.id}", file=sys.stderr)
         traceback.print_exc()
@@ -199,19 +199,21 @@ def _carry_out(
     return False
 
 
-def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover: Handover) -> bool:
+def _execute(
+    ws: Workspace, row: RunRow, fence: int, listener: Listener, handover: Handover
+) -> bool:
     """Execute a run until it ends or pauses; False if it paused and must resume now."""
     if row.request in ("cancel", "pause"):
         end_claimed(
             ws, row.id, fence, "CANCELLED" if row.request == "cancel" else "PAUSED", listener.say
         )
         return True
-    if poisoned(ws, row, fence) or no_points(ws, row.id, fence):
+    if fail_if_poisoned(ws, row, fence) or reserve_points(ws, row.id, fence):
         return True
     request, choice, settings = (
         request_of_run(row),
         choice_of_run(row),
-        placed(ws, settings_of_run(row)),
+        apply_stack(ws, settings_of_run(row)),
     )
     if request is None:
         raise Infrastructure(
@@ -228,20 +230,25 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
     else:
         ws.share(settings.store or None)
         request = bundles.fetch_packed_inputs(ws, request)
-    found = look(ws, request, choice)
+    found = preview(ws, request, choice)
     if not found.todo and (row.fence == 1 or not ws.store.runs.steps(row.id)):
-        total, fresh = sizes(found)
+        total, fresh = count_steps(found)
         run_graph.store_graph(ws, row.id, found)
         listener.begin(
             Overview(row.id, row.recipe, total, fresh, (), {}, settings.jobs, str(ws.root))
         )
-        tell_warnings(ws, found, listener)
+        show_warnings(ws, found, listener)
         deliver(ws, row.id, fence, found.plan, found.made)
         if settings.upload:
             uploading.upload(
-                ws, found.plan, found.made, settings.upload, listener, uploading.maker(ws, found)
+                ws,
+                found.plan,
+                found.made,
+                settings.upload,
+                listener,
+                uploading.find_maker(ws, found),
             )
-        _ended(ws, row, fence, RunState("COMPLETED"))
+        _store_end(ws, row, fence, RunState("COMPLETED"))
         wanted = found.select_wanted(found.plan)
         counts = with_skipped({"FRESH": fresh}, found.plan, wanted)
         skipped = skipped_steps(found.plan, (), wanted)
@@ -252,7 +259,7 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
     check(ws, found, settings, listener)
     if settings.upload:
         uploading.check(ws, found.plan, settings.upload)
-    stood = as_it_stood(ws, found, row, fence) if row.fence > 1 else Claimed(row.id, fence)
+    stood = recover(ws, found, row, fence) if row.fence > 1 else Claimed(row.id, fence)
     if stood is None:
         words = f"cannot resume run {row.id}: a step failed, or its recipe has changed"
         raise Infrastructure(words, fix=f"run it again with `recipe retry {row.id}`")
@@ -262,7 +269,7 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
     )
 
 
-def _shared(ws: Workspace, name: str) -> RemoteCache:
+def _connect_store(ws: Workspace, name: str) -> RemoteCache:
     """Connect the shared store of a worker for several workspaces.  Raises CannotRun, NotFound."""
     if not ws.store.runs.shared:
         raise CannotRun(
@@ -278,7 +285,7 @@ def _shared(ws: Workspace, name: str) -> RemoteCache:
     return found
 
 
-def _unpacked(ws: Workspace, row: RunRow) -> Workspace:
+def _open_workspace(ws: Workspace, row: RunRow) -> Workspace:
     """Return the workspace in which a run executes.
 
     This is the worker's workspace, or the unpacked directory of the run's bundle with the worker's
@@ -305,7 +312,7 @@ def _unpacked(ws: Workspace, row: RunRow) -> Workspace:
     return inside
 
 
-def _ended(ws: Workspace, row: RunRow, fence: int, end: RunState) -> None:
+def _store_end(ws: Workspace, row: RunRow, fence: int, end: RunState) -> None:
     """Store the end of a run if this worker still has its claim."""
     if row.fence == fence and row.claim:
         settle(ws.store.runs, row.id, fence, end.state, end.reason, failure=end.failure)

@@ -60,16 +60,19 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
             for tool in found.plan.nodes[n].tools
             if found.facts.tools.get(tool) is None
         ]
-        wrong += _kept_apart(found, n)
+        wrong += _report_unreachable_inputs(found, n)
         unset += faults(id, spec, ws.environ)
         unread += env_files.faults(spec.env_files)
-    gone += _gone_ahead(ws, found)
+    gone += _report_missing_ahead(ws, found)
     gone += [
         f"{each.step} requires {each.pattern}, which {each.refused}"
         for each in empty_globs(ws, found)
         if each.refused
     ]
-    if problems := [*_too_many(ws, found), *_headless(ws, found, settings)]:
+    if problems := [
+        *_report_too_many_nodes(ws, found),
+        *_report_unusable_head(ws, found, settings),
+    ]:
         raise Invalid(problems)
     clashes = [] if settings.overwrite else found.conflicts
     if clashes:
@@ -125,7 +128,7 @@ def _refuse_unsandboxed(ws: Workspace, found: Survey, settings: Settings) -> Non
             )
 
 
-def _gone_ahead(ws: Workspace, found: Survey) -> list[str]:
+def _report_missing_ahead(ws: Workspace, found: Survey) -> list[str]:
     """List the missing inputs of steps that wait for an expansion."""
     if not found.plan.ahead:
         return []
@@ -149,7 +152,7 @@ def check(ws: Workspace, found: Survey, settings: Settings, listener: Listener) 
             listener.say(
                 f"warning: the cache key uses {names} from this machine, not from the hosts"
             )
-    if not (numbers := concerned(found)):
+    if not (numbers := nodes_to_check(found)):
         return
     from ..advice import findings, preflight
 
@@ -163,7 +166,7 @@ def check(ws: Workspace, found: Survey, settings: Settings, listener: Listener) 
             listener.say(f"warning: {finding.rule.id}: {finding.message}")
 
 
-def concerned(found: Survey) -> list[int]:
+def nodes_to_check(found: Survey) -> list[int]:
     """Return the nodes that the preflight rules have to check.
 
     These are all nodes to run, if the recipe may train or merge a model or has its own rules;
@@ -190,7 +193,7 @@ def _may_train(spec: StepSpec) -> bool:
     )
 
 
-def sent(found: Survey, host_pool: HostPool) -> dict[int, StepSpec]:
+def find_remote_steps(found: Survey, host_pool: HostPool) -> dict[int, StepSpec]:
     """Return the steps that run on another machine, by node."""
     from ..planning.plan import LOCAL
 
@@ -201,15 +204,17 @@ def sent(found: Survey, host_pool: HostPool) -> dict[int, StepSpec]:
     return {n: spec for n, spec in there.items() if not host_pool.stays(spec)}
 
 
-def needed(found: Survey, host_pool: HostPool) -> dict[Need, list[int]]:
+def find_rental_needs(found: Survey, host_pool: HostPool) -> dict[Need, list[int]]:
     """Return the machines that have to be rented, each with its nodes."""
     by_need: dict[Need, list[int]] = {}
-    for n, spec in sent(found, host_pool).items():
+    for n, spec in find_remote_steps(found, host_pool).items():
         by_need.setdefault(host_pool.need(spec), []).append(n)
     return by_need
 
 
-def takes(ws: Workspace, found: Survey, by_need: Mapping[Need, Sequence[int]]) -> dict[Need, Takes]:
+def estimate_takes(
+    ws: Workspace, found: Survey, by_need: Mapping[Need, Sequence[int]]
+) -> dict[Need, Takes]:
     """Return the expected time and result size of the steps of each need.
 
     A total is None if the value of one step is unknown.
@@ -232,7 +237,7 @@ def takes(ws: Workspace, found: Survey, by_need: Mapping[Need, Sequence[int]]) -
         for n in steps:
             between = estimated[n].seconds if n in estimated else None
             seconds.append(between[1] if between is not None else earlier.get(nodes[n].id))
-            sizes.append(_comes_home(ws, found, n, made.get(nodes[n].id), seconds[-1]))
+            sizes.append(_estimate_download(ws, found, n, made.get(nodes[n].id), seconds[-1]))
         hours, home = _sum(seconds), _sum(sizes)
         every = max(
             (state.every for n in steps for state in specs[n].state if state.every is not None),
@@ -281,7 +286,7 @@ def _hours_on(
     return on
 
 
-def _comes_home(
+def _estimate_download(
     ws: Workspace, found: Survey, n: int, made: Trace | None, seconds: float | None
 ) -> float | None:
     """Return the bytes that a step sends to this machine, as in its last result.
@@ -308,7 +313,9 @@ def _sum(amounts: Sequence[float | None]) -> float | None:
     return sum(known) if len(known) == len(amounts) else None
 
 
-def sends(specs: Sequence[StepSpec], environ: Mapping[str, str]) -> dict[str, list[str]]:
+def find_sent_secrets(
+    specs: Sequence[StepSpec], environ: Mapping[str, str]
+) -> dict[str, list[str]]:
     """Return the names of the secret variables that each step sends to its host."""
     named = {
         spec.step: [secret.variable for secret in spec.secrets if environ.get(secret.source)]
@@ -321,7 +328,9 @@ def sends(specs: Sequence[StepSpec], environ: Mapping[str, str]) -> dict[str, li
     return {step: found for step in named if (found := sorted({*named[step], *passed[step]}))}
 
 
-def signed_there(ws: Workspace, found: Survey, nodes: Sequence[int], driver: str) -> set[str]:
+def find_signed_addresses(
+    ws: Workspace, found: Survey, nodes: Sequence[int], driver: str
+) -> set[str]:
     """Return the bucket addresses for which hosts may get signed URLs.
 
     With a signed URL, a host reads the bucket itself instead of through this machine. Empty if a
@@ -344,15 +353,15 @@ def signed_there(ws: Workspace, found: Survey, nodes: Sequence[int], driver: str
     }
 
 
-def secrets_stay(ws: Workspace, found: Survey, host_pool: HostPool) -> None:
+def refuse_denied_secrets(ws: Workspace, found: Survey, host_pool: HostPool) -> None:
     """Refuse steps that send secrets if the driver's `secrets` is "deny".  Raises Invalid."""
     from ..hosts.renting.several import names_of
 
     for name in names_of(ws.config, host_pool.name):
-        _secrets_stay(ws, found, host_pool, name)
+        _refuse_denied_secrets(ws, found, host_pool, name)
 
 
-def _secrets_stay(ws: Workspace, found: Survey, host_pool: HostPool, name: str) -> None:
+def _refuse_denied_secrets(ws: Workspace, found: Survey, host_pool: HostPool, name: str) -> None:
     wanted = ws.config.driver(name).get("secrets", "send")
     if wanted not in ("send", "deny"):
         raise Invalid(
@@ -364,7 +373,9 @@ def _secrets_stay(ws: Workspace, found: Survey, host_pool: HostPool, name: str) 
                 )
             ]
         )
-    if wanted == "deny" and (taken := sends([*sent(found, host_pool).values()], ws.environ)):
+    if wanted == "deny" and (
+        taken := find_sent_secrets([*find_remote_steps(found, host_pool).values()], ws.environ)
+    ):
         words = "; ".join(
             f"{step} would send {', '.join(names)} there" for step, names in taken.items()
         )
@@ -374,7 +385,7 @@ def _secrets_stay(ws: Workspace, found: Survey, host_pool: HostPool, name: str) 
         )
 
 
-def demand(found: Survey, stays: Callable[[StepSpec], bool], jobs: int) -> Wish:
+def compose_wish(found: Survey, stays: Callable[[StepSpec], bool], jobs: int) -> Wish:
     """Return the request for each node of a lease: the largest step's need and a matrix total.
 
     `stays` selects steps that run on this machine. An amount is None, which means all, if a step
@@ -421,14 +432,14 @@ def demand(found: Survey, stays: Callable[[StepSpec], bool], jobs: int) -> Wish:
     )
     return Wish(
         need,
-        hours=_hours(found),
+        hours=_hours_needed(found),
         together=Resources(
             cpus, None if memory is None else int(memory), None if gpus is None else int(gpus)
         ),
     )
 
 
-def _hours(found: Survey) -> float | None:
+def _hours_needed(found: Survey) -> float | None:
     """Return the longest time in hours for which hosts are needed, or None without limits."""
     specs = [found.plan.specs()[n] for n in found.todo]
     timeouts = [
@@ -445,14 +456,14 @@ def _hours(found: Survey) -> float | None:
     )
 
 
-def at_once(found: Survey, host_pool: HostPool) -> int:
+def default_jobs(found: Survey, host_pool: HostPool) -> int:
     """Return the default number of parallel steps.
 
     It is the number of processors here, or the number of slots on the hosts.
     """
     processors = host_pool.here.capacity.processors
     if host_pool.priced:  # the slots of a rented machine are not known yet
-        return processors + len(sent(found, host_pool))
+        return processors + len(find_remote_steps(found, host_pool))
     return (
         sum(place.capacity.slots or 1 for place in host_pool.places)
         if host_pool.away
@@ -460,7 +471,7 @@ def at_once(found: Survey, host_pool: HostPool) -> int:
     )
 
 
-def fits(
+def refuse_too_large(
     ws: Workspace,
     found: Survey,
     host_pool: HostPool,
@@ -483,7 +494,7 @@ def fits(
         near = bool(node.flags & LOCAL) or host_pool.stays(specs[n])
         count = specs[n].node_count
         if count > 1:
-            wrong += _few(node.id, specs[n], host_pool)
+            wrong += _report_too_few_hosts(node.id, specs[n], host_pool)
         if host_pool.priced and not near:
             if host_pool.need(specs[n]) not in offered:
                 asked_for = ", ".join(f"{name} {value}" for name, value in wants.as_key.items())
@@ -494,7 +505,7 @@ def fits(
             continue
         places = [host_pool.here] if near else host_pool.places
         if count > 1:
-            uneven += _uneven(node.id, specs[n], host_pool)
+            uneven += _report_uneven_hosts(node.id, specs[n], host_pool)
         for name, unit in (("gpus", "GPU(s)"), ("cpus", "processors"), ("memory", "")):
             asked = wants.room.get(name)
             if not asked:
@@ -519,7 +530,7 @@ def fits(
             host_pool.where.get("gpu") or str(ws.config.driver(host_pool.name).get("gpu", ""))
         ]
         fix = next(
-            (fix for word in words if word and (fix := _meant(word))),
+            (fix for word in words if word and (fix := _suggest_gpu(word))),
             "relax the filters (`--where`, or the driver's settings)",
         )
         raise NoHost(
@@ -533,7 +544,7 @@ def fits(
         raise Invalid(uneven)
 
 
-def _meant(word: str) -> str:
+def _suggest_gpu(word: str) -> str:
     """Suggest a known GPU name for a misspelled one; empty if the word is a known name."""
     from ..advice.estimates import load_hardware
 
@@ -548,7 +559,7 @@ def _meant(word: str) -> str:
     return did_you_mean(plain, [name.lower() for name in known])
 
 
-def _kept_apart(found: Survey, n: int) -> list[str]:
+def _report_unreachable_inputs(found: Survey, n: int) -> list[str]:
     """List `temporary` inputs of a step on several nodes, which only one host has."""
     if found.plan.specs()[n].node_count == 1:
         return []
@@ -566,7 +577,7 @@ def _kept_apart(found: Survey, n: int) -> list[str]:
     return wrong
 
 
-def _too_many(ws: Workspace, found: Survey) -> list[Problem]:
+def _report_too_many_nodes(ws: Workspace, found: Survey) -> list[Problem]:
     """Report steps with more nodes than `[limits] max_nodes`."""
     most = ws.config.limits.get("max_nodes")
     if most is None:
@@ -582,7 +593,7 @@ def _too_many(ws: Workspace, found: Survey) -> list[Problem]:
     ]
 
 
-def _headless(ws: Workspace, found: Survey, settings: Settings) -> list[Problem]:
+def _report_unusable_head(ws: Workspace, found: Survey, settings: Settings) -> list[Problem]:
     """Report a stack with a head node that this plan cannot use."""
     if not settings.stack or ws.config.stack(settings.stack).head is None:
         return []
@@ -615,7 +626,7 @@ def _headless(ws: Workspace, found: Survey, settings: Settings) -> list[Problem]
     )
 
 
-def _few(id: str, spec: StepSpec, host_pool: HostPool) -> list[str]:
+def _report_too_few_hosts(id: str, spec: StepSpec, host_pool: HostPool) -> list[str]:
     """Report a step with more nodes than there are hosts."""
     from ..hosts.renting.needs import why_alone
 
@@ -649,7 +660,7 @@ def _few(id: str, spec: StepSpec, host_pool: HostPool) -> list[str]:
     return []
 
 
-def _uneven(id: str, spec: StepSpec, host_pool: HostPool) -> list[Problem]:
+def _report_uneven_hosts(id: str, spec: StepSpec, host_pool: HostPool) -> list[Problem]:
     """Report hosts with different numbers of GPUs for one step.
 
     A launcher starts the same number of processes on each node.

@@ -60,7 +60,7 @@ def _instances(ws: Workspace, run: str) -> str:
     return ",".join(dict.fromkeys(str(row.lease["id"]) for row in there or rows))
 
 
-def begin(ws: Workspace, data: Mapping[str, object] = NO_RUN) -> Delivery | None:
+def start_delivery(ws: Workspace, data: Mapping[str, object] = NO_RUN) -> Delivery | None:
     """Start the delivery thread, or return None if no receiver is configured.
 
     Receivers come from the settings, the environment and the run's `data`.
@@ -74,7 +74,7 @@ def begin(ws: Workspace, data: Mapping[str, object] = NO_RUN) -> Delivery | None
     return delivery
 
 
-def no_points(ws: Workspace, run: str, fence: int = 0) -> str:
+def reserve_points(ws: Workspace, run: str, fence: int = 0) -> str:
     """Ask the `[hooks] spend` program to pay for a run; return its refusal, or "".
 
     A refused run becomes FAILED. `fence` is this worker's claim; without one, the run is claimed
@@ -98,7 +98,7 @@ def no_points(ws: Workspace, run: str, fence: int = 0) -> str:
     return words
 
 
-def refused(run: str, words: str) -> Invalid:
+def points_refused(run: str, words: str) -> Invalid:
     """Return the error for a run that the spend hook refused."""
     return Invalid(
         [
@@ -124,9 +124,9 @@ def telemetry(
 
 
 @contextmanager
-def delivering(ws: Workspace) -> Iterator[None]:
+def deliveries(ws: Workspace) -> Iterator[None]:
     """Deliver webhooks during the block, and up to `LAST_WORDS` seconds after it."""
-    delivery = begin(ws)
+    delivery = start_delivery(ws)
     try:
         yield
     finally:

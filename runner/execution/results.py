@@ -19,19 +19,19 @@ from ..survey.survey import Survey, out_dir
 from .terms import Listener
 
 
-def sizes(found: Survey) -> tuple[int, int]:
+def count_steps(found: Survey) -> tuple[int, int]:
     """Return the number of requested steps and the number of fresh ones."""
     answers = [verdict.answer for verdict in found.verdicts]
     return len(answers) - answers.count(SKIPPED), answers.count(FRESH)
 
 
-def tell(ws: Workspace, listener: Listener) -> None:
+def show_notices(ws: Workspace, listener: Listener) -> None:
     """Show the notices of the shared store."""
     for notice in ws.remote_cache.pop_notices() if ws.remote_cache is not None else ():
         listener.say(notice)
 
 
-def tell_warnings(ws: Workspace, found: Survey, listener: Listener) -> None:
+def show_warnings(ws: Workspace, found: Survey, listener: Listener) -> None:
     """Show the stored warnings of fresh steps again."""
     for line in warnings_of(ws, found, FRESH):
         listener.say(line)
@@ -49,7 +49,7 @@ def warnings_of(ws: Workspace, found: Survey, *answers: str) -> list[str]:
     ]
 
 
-def results(ws: Workspace, found: Survey) -> list[tuple[str, str]]:
+def list_results(ws: Workspace, found: Survey) -> list[tuple[str, str]]:
     """Return the name and path of each declared and published output."""
     base = out_dir(ws, found.plan, found.library, found.request)
     shown = []

@@ -86,9 +86,9 @@ def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Cl
         fence = ws.store.runs.claim(row.id, f"process {os.getpid()}")
         if fence is None:
             continue
-        if poisoned(ws, ws.store.runs.get(row.id), fence):
+        if fail_if_poisoned(ws, ws.store.runs.get(row.id), fence):
             continue
-        if taken is None and asked and (taken := as_it_stood(ws, found, row, fence)) is not None:
+        if taken is None and asked and (taken := recover(ws, found, row, fence)) is not None:
             continue
         words = "its worker is gone"
         settle(ws.store.runs, row.id, fence, "FAILED", words, failure=RunFailure.WORKER_GONE)
@@ -118,7 +118,7 @@ def close_finished(ws: Workspace, found: Survey, left: Sequence[RunRow]) -> None
             settle(ws.store.runs, row.id, fence, "COMPLETED", "resumed")
 
 
-def poisoned(ws: Workspace, row: RunRow, fence: int) -> bool:
+def fail_if_poisoned(ws: Workspace, row: RunRow, fence: int) -> bool:
     """Fail a run whose workers died repeatedly before any step moved; False if it may continue.
 
     `row` is the run's row after the claim.
@@ -130,7 +130,7 @@ def poisoned(ws: Workspace, row: RunRow, fence: int) -> bool:
     return True
 
 
-def as_it_stood(ws: Workspace, found: Survey, row: RunRow, fence: int) -> Claimed | None:
+def recover(ws: Workspace, found: Survey, row: RunRow, fence: int) -> Claimed | None:
     """Return the state of a run whose worker died, or None if it cannot resume.
 
     A run cannot resume after a failed step, or if its plan lacks open steps.

@@ -24,8 +24,8 @@ from ..survey.request import Request
 from ..survey.skipped_steps import skipped_steps, with_skipped
 from ..survey.survey import Survey, survey
 from .refusals import check, preflight
-from .reporting import delivering, no_points, refused
-from .results import results, sizes, tell, tell_warnings
+from .reporting import deliveries, points_refused, reserve_points
+from .results import count_steps, list_results, show_notices, show_warnings
 from .terms import (
     EVERYTHING,
     Choice,
@@ -34,12 +34,12 @@ from .terms import (
     Settings,
     Since,
     Summary,
-    asked,
-    limits_of,
-    lower,
+    apply_stack,
+    limits_data,
+    lower_limits,
     new_id,
-    noted,
-    placed,
+    options_data,
+    request_data,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ LAST: Final = 10
 """Number of open runs to check if no step has to run."""
 
 
-def look(ws: Workspace, request: Request, choice: Choice = EVERYTHING) -> Survey:
+def preview(ws: Workspace, request: Request, choice: Choice = EVERYTHING) -> Survey:
     """Return the plan of a request with a verdict and its reasons for each step.
 
     Raises Invalid, NotFound, CannotRun.
@@ -76,7 +76,7 @@ def look(ws: Workspace, request: Request, choice: Choice = EVERYTHING) -> Survey
         )
     found.begin, found.only, found.until = choice.begin or "", choice.only or "", choice.until or ""
     if choice.only or choice.until:
-        _restrict(found)
+        _skip_unchosen(found)
     if choice.leave:
         from ..planning.schedule import EARLY
 
@@ -84,7 +84,7 @@ def look(ws: Workspace, request: Request, choice: Choice = EVERYTHING) -> Survey
             set().union(*(found.plan.nodes_named(id) for id in choice.leave))
         ):
             found.verdicts[n] = Verdict(SKIPPED, found.verdicts[n].key, (EARLY,), None)
-    demand(ws, found)
+    require_outputs(ws, found)
     if ws.remote_cache is not None:
         from ..survey import remote_results
 
@@ -92,7 +92,7 @@ def look(ws: Workspace, request: Request, choice: Choice = EVERYTHING) -> Survey
     return found
 
 
-def demand(ws: Workspace, found: Survey) -> None:
+def require_outputs(ws: Workspace, found: Survey) -> None:
     """Change verdicts so that missing outputs of fresh steps are restored or created again.
 
     Only outputs that a running step needs count. Steps are checked from last to first. Outputs in
@@ -125,7 +125,7 @@ def demand(ws: Workspace, found: Survey) -> None:
                 or ws.objects.intact(Content(content))
             ):
                 continue
-            if _rescue(ws, found, producer, content):
+            if _restore_published(ws, found, producer, content):
                 continue
             if content in ws.stored:
                 if verdict.answer == FRESH:
@@ -156,8 +156,8 @@ def run(
     or a new run starts. Raises an error before the first step starts if the request cannot work.
     """
     since = Since(time.monotonic(), ws.store.database.version())
-    settings = placed(ws, settings)
-    found = look(ws, request, choice)
+    settings = apply_stack(ws, settings)
+    found = preview(ws, request, choice)
     _log.info(
         "survey of %d steps took %.3f s, %d to run",
         len(found.verdicts),
@@ -166,16 +166,18 @@ def run(
     )
     if not found.todo:
         return _nothing_to_do(ws, found, settings, listener, since)
-    from .signals import preparing  # imports asyncio, which a run without steps does not need
+    from .signals import (
+        raise_on_signals,  # imports asyncio, which a run without steps does not need
+    )
 
-    with preparing(listener.say), _ahead(ws, found, settings) as ahead:
+    with raise_on_signals(listener.say), _connect_ahead(ws, found, settings) as ahead:
         preflight(ws, found, settings)
         check(ws, found, settings, listener)
         if settings.upload:
             from . import uploading
 
             uploading.check(ws, found.plan, settings.upload)
-        summary, again = _worked(ws, found, choice, settings, listener, since, resumed, ahead)
+        summary, again = _work(ws, found, choice, settings, listener, since, resumed, ahead)
     return (
         summary
         if summary is not None
@@ -183,7 +185,7 @@ def run(
     )
 
 
-def _ahead(
+def _connect_ahead(
     ws: Workspace, found: Survey, settings: Settings
 ) -> AbstractContextManager[Ahead | None]:
     """Start to connect the driver during the checks.  Raises CannotRun, Invalid."""
@@ -205,12 +207,12 @@ def _nothing_to_do(
     ws: Workspace, found: Survey, settings: Settings, listener: Listener, since: Since
 ) -> Summary:
     """Report a request with no step to run, and complete what earlier runs left open."""
-    total, fresh = sizes(found)
+    total, fresh = count_steps(found)
     listener.begin(
         Overview("", found.plan.recipe, total, fresh, (), {}, settings.jobs, str(ws.root))
     )
-    tell(ws, listener)
-    tell_warnings(ws, found, listener)
+    show_notices(ws, listener)
+    show_warnings(ws, found, listener)
     if settings.driver != "local":
         from ..hosts.renting import reaper
 
@@ -220,7 +222,7 @@ def _nothing_to_do(
         from . import uploading
 
         uploading.upload(
-            ws, found.plan, found.made, settings.upload, listener, uploading.maker(ws, found)
+            ws, found.plan, found.made, settings.upload, listener, uploading.find_maker(ws, found)
         )
     if left := ws.store.runs.page(Wanted(("ACTIVE",), found.plan.recipe), LAST):
         from . import resume
@@ -231,7 +233,7 @@ def _nothing_to_do(
         "COMPLETED",
         with_skipped({"FRESH": fresh}, found.plan, wanted),
         since.seconds,
-        results=results(ws, found),
+        results=list_results(ws, found),
         warnings=empty_warnings(ws, found),
         skipped=skipped_steps(found.plan, (), wanted),
     )
@@ -239,7 +241,7 @@ def _nothing_to_do(
     return summary
 
 
-def _worked(
+def _work(
     ws: Workspace,
     found: Survey,
     choice: Choice,
@@ -273,18 +275,18 @@ def _worked(
     claimed = taken or resume.Claimed(new_id(), 0)
     if taken is None and settings.driver != "local":
         ws.store.runs.prepare(claimed.id)
-    if taken is not None and (words := no_points(ws, taken.id, taken.fence)):
-        raise refused(taken.id, words)
+    if taken is not None and (words := reserve_points(ws, taken.id, taken.fence)):
+        raise points_refused(taken.id, words)
 
     def submit() -> int:
         nonlocal claimed
-        claimed = _submitted(ws, found, claimed.id, digest, choice, settings)
-        if words := no_points(ws, claimed.id, claimed.fence):
-            raise refused(claimed.id, words)
+        claimed = _submit(ws, found, claimed.id, digest, choice, settings)
+        if words := reserve_points(ws, claimed.id, claimed.fence):
+            raise points_refused(claimed.id, words)
         return claimed.fence
 
     try:
-        with delivering(ws):
+        with deliveries(ws):
             ours = Assignment(
                 ws,
                 local,
@@ -303,7 +305,7 @@ def _worked(
         raise
 
 
-def _submitted(
+def _submit(
     ws: Workspace, found: Survey, id: str, digest: str, choice: Choice, settings: Settings
 ) -> Claimed:
     """Store and claim a new run."""
@@ -311,15 +313,17 @@ def _submitted(
     from ..storage.records.runs import RunRow
     from .resume import Claimed
 
-    total, fresh = sizes(found)
+    total, fresh = count_steps(found)
     data = {
         "source": str(found.source),
-        "asked": asked(found.request),
+        "asked": request_data(found.request),
         "digest": digest,
         "total": total,
         "fresh": fresh,
     }
-    data |= noted(choice, settings) | limits_of(lower(found.plan.settings.limits, settings.limits))
+    data |= options_data(choice, settings) | limits_data(
+        lower_limits(found.plan.settings.limits, settings.limits)
+    )
     row = RunRow(
         id,
         found.plan.recipe,
@@ -334,7 +338,7 @@ def _submitted(
     return Claimed(id, fence)
 
 
-def _rescue(ws: Workspace, found: Survey, producer: int, content: str) -> bool:
+def _restore_published(ws: Workspace, found: Survey, producer: int, content: str) -> bool:
     """Copy a published file back into the store if it still has the content; False if none has."""
     from ..storage.content.files import Content
 
@@ -371,7 +375,7 @@ def check_ids(plan: Plan, choice: Choice, read: Callable[[str], str] = str) -> N
             )
 
 
-def _restrict(found: Survey) -> None:
+def _skip_unchosen(found: Survey) -> None:
     """Skip the steps that the caller did not choose.  Raises CannotRun if a needed step is stale."""
     plan, only, wanted = found.plan, found.only, found.select_wanted(found.plan)
     needs = {need for n in wanted for need in plan.needs(n)} | (

@@ -19,7 +19,7 @@ IMPORTS: Final = 0.01
 
 
 @contextlib.contextmanager
-def signals(interrupt: Callable[[], None], terminate: Callable[[], None]) -> Iterator[None]:
+def handle_signals(interrupt: Callable[[], None], terminate: Callable[[], None]) -> Iterator[None]:
     """Call `interrupt` on SIGINT and `terminate` on SIGTERM during the block.
 
     Outside the main thread, signals stay with the caller.
@@ -39,7 +39,7 @@ def signals(interrupt: Callable[[], None], terminate: Callable[[], None]) -> Ite
 
 
 @contextlib.contextmanager
-def preparing(say: Callable[[str], None]) -> Iterator[None]:
+def raise_on_signals(say: Callable[[str], None]) -> Iterator[None]:
     """Raise KeyboardInterrupt on SIGINT or SIGTERM during the block, with a message to `say`.
 
     A signal during an import waits until the import ends: Python would not release the import
@@ -48,7 +48,7 @@ def preparing(say: Callable[[str], None]) -> Iterator[None]:
     """
     here, around = (
         threading.get_ident(),
-        _unbroken(sys._getframe()),
+        _count_uninterruptible(sys._getframe()),
     )  # the caller may be in an import itself
 
     def again(number: int) -> None:
@@ -56,7 +56,7 @@ def preparing(say: Callable[[str], None]) -> Iterator[None]:
         signal.pthread_kill(here, number)
 
     def end(number: int, frame: FrameType | None) -> None:
-        if _unbroken(frame) > around:
+        if _count_uninterruptible(frame) > around:
             _thread.start_new_thread(
                 again, (number,)
             )  # `threading` has locks that this thread may hold
@@ -81,7 +81,7 @@ def preparing(say: Callable[[str], None]) -> Iterator[None]:
             signal.signal(each, handler)
 
 
-def _unbroken(frame: FrameType | None) -> int:
+def _count_uninterruptible(frame: FrameType | None) -> int:
     """Count the frames on the stack that must not be interrupted.
 
     These are imports and the creation of event loops.
@@ -96,7 +96,7 @@ def _unbroken(frame: FrameType | None) -> int:
     return count
 
 
-def apart(call: Callable[[], T], interrupted: Callable[[], object]) -> T:
+def call_beside_loop(call: Callable[[], T], interrupted: Callable[[], object]) -> T:
     """Call a function, in another thread if this thread runs an event loop, as in a notebook.
 
     There, Ctrl-C calls `interrupted`, waits for the function and raises KeyboardInterrupt.

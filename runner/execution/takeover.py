@@ -23,7 +23,7 @@ class Left(NamedTuple):
     generation: str
 
 
-def leases(ws: Workspace, run: str) -> list[LeaseRow]:
+def read_leases(ws: Workspace, run: str) -> list[LeaseRow]:
     """Return the leases of a run that were not released, to be found by the driver."""
     found: dict[str, LeaseRow] = {}
     for event in ws.store.runs.events(run):
@@ -53,7 +53,7 @@ def leases(ws: Workspace, run: str) -> list[LeaseRow]:
     return list(found.values())
 
 
-def attempts(ws: Workspace, run: str) -> Mapping[str, Left]:
+def adopt_attempts(ws: Workspace, run: str) -> Mapping[str, Left]:
     """Return the open attempts of another machine by name, and create their directories here."""
     open: dict[str, tuple[str, Left]] = {}
     for event in ws.store.runs.events(run):

@@ -69,7 +69,7 @@ MANY: Final = 200
 """Most contents that a host is asked about in advance."""
 
 
-def given(found: Survey) -> list[str]:
+def find_given_contents(found: Survey) -> list[str]:
     """Return the contents of the caller's files that the steps to run receive, at most `MANY`."""
     facts, nodes = found.facts, [found.plan.nodes[n] for n in found.todo]
     contents = [

@@ -63,7 +63,7 @@ class Telemetry:
         self._held: dict[str, object] | None = None  # the latest step, if not sent
         self._numbers = NO_NUMBERS  # the latest progress of the training
         self._memory = ws.home / "runs" / run / "reported.json"
-        self._recall()
+        self._load_progress()
 
     def feed(self, rows: Sequence[Chunk]) -> None:
         """Read new output of attempts, in order, and send a batch if one is due."""
@@ -73,16 +73,16 @@ class Telemetry:
             ).rpartition(b"\n")
             self._rest[row.attempt, row.stream] = rest[-LONGEST:] if row.stream == "log" else rest
             for line in whole.split(b"\n") if newline else ():
-                self._take(row.attempt, row.stream, line)
+                self._process(row.attempt, row.stream, line)
         if time.monotonic() >= self._due or len(self._points) + len(self._lines) >= BATCH:
             self.flush()
 
-    def over(self, attempt: str) -> None:
+    def finish(self, attempt: str) -> None:
         """Send the rest of a finished attempt, including an incomplete last line."""
         for name, stream in list(self._rest):
             of_it = name == attempt or name.startswith(f"{attempt}.")  # or one of its processes
             if of_it and (rest := self._rest.pop((name, stream))):
-                self._take(name, stream, rest)
+                self._process(name, stream, rest)
         self._gpu.pop(attempt, None)
         if self._held is not None and self._step_of(attempt) == self._training:
             self._points.append(self._held)
@@ -106,22 +106,22 @@ class Telemetry:
                     "the platform does not accept the metrics: dropping every second waiting metric; the newest are kept"
                 )
             if points:
-                self._remember()
+                self._save_progress()
 
-    def _take(self, attempt: str, stream: str, line: bytes) -> None:
+    def _process(self, attempt: str, stream: str, line: bytes) -> None:
         """Process one complete line of an attempt's stream."""
         if not line:
             if stream == "log":
-                self._line(attempt, line)
+                self._add_line(attempt, line)
         elif stream == "metrics":
-            self._point(self._step_of(attempt), attempt, line)
+            self._add_point(self._step_of(attempt), attempt, line)
         elif stream == "log":
-            self._line(attempt, line)
-            self._read(attempt, line)
+            self._add_line(attempt, line)
+            self._read_metrics(attempt, line)
         else:
-            self._measured(attempt, line)
+            self._note_gpu(attempt, line)
 
-    def _read(self, attempt: str, line: bytes) -> None:
+    def _read_metrics(self, attempt: str, line: bytes) -> None:
         """Read metrics from a log line, if the step has a metrics pattern."""
         step = self._step_of(attempt)
         if step not in self._readers:
@@ -135,7 +135,7 @@ class Telemetry:
             self._readers[step] = None
             return
         if "step" in told:
-            self._point(step, attempt, json.dumps(told).encode())
+            self._add_point(step, attempt, json.dumps(told).encode())
         elif told:
             self._say_once(
                 f"the platform gets no metrics of {step}: add a group `step` to its `metrics` pattern"
@@ -146,14 +146,14 @@ class Telemetry:
         step = attempt.rpartition(".")[0].replace("%2F", "/")
         return step if step in self._found.plan.index else step.rpartition(".")[0] or step
 
-    def _measured(self, attempt: str, line: bytes) -> None:
+    def _note_gpu(self, attempt: str, line: bytes) -> None:
         sample = parse(line)
         self._gpu[attempt] = {
             field: sample[name] for name, field in _OF_GPU.items() if name in sample
         }
 
-    def _point(self, step: str, attempt: str, line: bytes) -> None:
-        told = _object(line)
+    def _add_point(self, step: str, attempt: str, line: bytes) -> None:
+        told = _parse_object(line)
         point = point_of(told, time.time()) if told is not None else None
         if told is None or point is None:
             return
@@ -209,7 +209,7 @@ class Telemetry:
             self._due_here = {self._found.plan.nodes[n].id for n in self._found.todo}
         return self._training
 
-    def _recall(self) -> None:
+    def _load_progress(self) -> None:
         """Load the progress that an earlier worker on this machine sent.
 
         If the training is not executed again, load its stored metrics instead.
@@ -227,12 +227,12 @@ class Telemetry:
             self._highest = float(found["highest"])
             self._numbers = Numbers(**found["numbers"])
 
-    def _remember(self) -> None:
+    def _save_progress(self) -> None:
         found = {"highest": self._highest, "numbers": self._numbers._asdict()}
         with contextlib.suppress(RecipeError):  # on a full disk, points may be sent twice
             self._ws.write(self._memory, json.dumps(found).encode())
 
-    def _line(self, attempt: str, line: bytes) -> None:
+    def _add_line(self, attempt: str, line: bytes) -> None:
         text = line.decode("utf-8", "replace").rpartition("\r")[2][:LONGEST]
         self._lines.append(
             {
@@ -248,7 +248,7 @@ class Telemetry:
             self._say(text)
 
 
-def _object(line: bytes) -> dict[str, object] | None:
+def _parse_object(line: bytes) -> dict[str, object] | None:
     """Parse a JSON object; None for anything else."""
     try:
         told = json.loads(line)

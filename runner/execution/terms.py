@@ -146,7 +146,7 @@ class Since(NamedTuple):
         return time.monotonic() - self.at
 
 
-def asked(request: Request) -> dict[str, object]:
+def request_data(request: Request) -> dict[str, object]:
     """Return a request in the form that is stored with its run.
 
     `why` and `status` use the stored request if the caller names no recipe.
@@ -164,7 +164,7 @@ def asked(request: Request) -> dict[str, object]:
     }
 
 
-def noted(choice: Choice, settings: Settings) -> dict[str, object]:
+def options_data(choice: Choice, settings: Settings) -> dict[str, object]:
     """Return the choice, settings and label of a run in the form that is stored with it."""
     how: dict[str, object] = {
         "choice": asdict(choice),
@@ -173,7 +173,7 @@ def noted(choice: Choice, settings: Settings) -> dict[str, object]:
     return how | {name: value for name, value in settings.label._asdict().items() if value}
 
 
-def limits_of(limits: LimitSpec) -> dict[str, object]:
+def limits_data(limits: LimitSpec) -> dict[str, object]:
     """Return the limits of a run as they are stored with it, in seconds and US dollars."""
     known = {
         name: value
@@ -207,7 +207,7 @@ def choice_of_run(row: RunRow) -> Choice:
     return Choice(**_values(row, "choice"))
 
 
-def lower(own: LimitSpec, asked: Mapping[str, float]) -> LimitSpec:
+def lower_limits(own: LimitSpec, asked: Mapping[str, float]) -> LimitSpec:
     """Return the lower value of each limit, from the recipe and from the request."""
 
     def of(name: str, most: float | None) -> float | None:
@@ -216,7 +216,7 @@ def lower(own: LimitSpec, asked: Mapping[str, float]) -> LimitSpec:
     return own._replace(time=of("time", own.time), cost=of("cost", own.cost))
 
 
-def placed(ws: Workspace, settings: Settings) -> Settings:
+def apply_stack(ws: Workspace, settings: Settings) -> Settings:
     """Return the settings with the driver and the limits of their stack.
 
     The workspace uses the stack's driver settings from now on. Raises NotFound, Invalid.
@@ -266,7 +266,7 @@ def _values(row: RunRow, what: str) -> dict[str, Any]:
     )
 
 
-def login(environ: Mapping[str, str]) -> str:
+def login_name(environ: Mapping[str, str]) -> str:
     """Return the user's login name, or "user UID"."""
     return environ.get("USER") or environ.get("LOGNAME") or f"user {os.getuid()}"
 

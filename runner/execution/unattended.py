@@ -19,7 +19,7 @@ from ..planning.schedule import FINAL, Move, State
 from ..storage.records.runs import LET_GO, Beside, StepRow, settle
 from ..storage.workspace import Workspace
 from .steps.attempt import SAVING
-from .steps.orphans import left_by
+from .steps.orphans import find_left_attempts
 
 END = Literal["CANCELLED", "PAUSED"]
 LATE = timedelta(seconds=10)
@@ -44,14 +44,16 @@ def end_claimed(
 ) -> None:
     """Cancel or pause a run that this process has claimed, and on which no loop works."""
     try:
-        here, elsewhere = left_by(ws.home, run)
+        here, elsewhere = find_left_attempts(ws.home, run)
         for name, place in elsewhere.items():
             say(
                 f"{place} may still run {name}, a job of {run}: to take over or stop the job, use `recipe run` with the same driver"
             )
         for root, names in here.items():
-            asyncio.run(_end(root, names))
-        settled = settle(ws.store.runs, run, fence, state, state.lower(), partial(_open, ws, run))
+            asyncio.run(_stop_jobs(root, names))
+        settled = settle(
+            ws.store.runs, run, fence, state, state.lower(), partial(_close_steps, ws, run)
+        )
     except BaseException:
         ws.store.runs.release(run, fence)
         raise
@@ -59,7 +61,7 @@ def end_claimed(
         ws.store.runs.release(run, fence)
 
 
-async def _end(root: Path, names: Sequence[str]) -> None:
+async def _stop_jobs(root: Path, names: Sequence[str]) -> None:
     """Stop the jobs of an agent on this machine, with time to save a checkpoint.
 
     Raises Infrastructure if a job does not exit.
@@ -82,7 +84,7 @@ async def _end(root: Path, names: Sequence[str]) -> None:
     await local.aclose()
 
 
-def _open(ws: Workspace, run: str, state: str) -> Beside:
+def _close_steps(ws: Workspace, run: str, state: str) -> Beside:
     """Return the events and rows of the open steps of a run without jobs.
 
     For CANCELLED, all open steps are CANCELLED; for PAUSED, RUNNING steps are QUEUED again.

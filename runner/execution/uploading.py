@@ -86,9 +86,9 @@ def upload(
         f"{address}/{plan.recipe}/{plan.digest[:12]}" if not address.startswith(HUB) else address
     )
     shown = f"{place} at {endpoint}" if endpoint else place
-    sent_before, _, size = _read(note).partition(" ")
+    sent_before, _, size = _read_note(note).partition(" ")
     if sent_before == identity:
-        if _there(ws, place, shown, int(size)):
+        if _is_uploaded(ws, place, shown, int(size)):
             listener.say(f"results are at {shown}, as uploaded before")
             return
         listener.say(f"the results are no longer at {shown}; uploading them again")
@@ -104,17 +104,19 @@ def upload(
         files = [
             file
             for _, path, content in found
-            for file in results_folder.files_at(path, *_lying(ws, path, Content(content)))
+            for file in results_folder.files_at(path, *_find_stored(ws, path, Content(content)))
         ]
         if run:
-            files += _story(ws, run, beside, listener)
+            files += _collect_run_files(ws, run, beside, listener)
         total = sum(file.size for file in files)
         listener.say(
             f"uploading results to {shown}: {len(files)} file{'' if len(files) == 1 else 's'}, {about(total)}"
         )
         began = time.monotonic()
-        sent = _tried(
-            lambda: _put(ws, plan, address, files, facts, beside, _teller(total, listener)),
+        sent = _retry(
+            lambda: _upload_files(
+                ws, plan, address, files, facts, beside, _progress_reporter(total, listener)
+            ),
             listener,
         )
         listener.say(
@@ -126,7 +128,7 @@ def upload(
     ws.write(note, f"{identity} {listing}".encode())
 
 
-def maker(ws: Workspace, found: Survey) -> str:
+def find_maker(ws: Workspace, found: Survey) -> str:
     """Return the last run that created one of the fresh results; empty if there is none."""
     traces = ws.store.index.traces(
         [verdict.key for verdict in found.verdicts if verdict.key is not None]
@@ -135,7 +137,7 @@ def maker(ws: Workspace, found: Survey) -> str:
     return max((trace.run for trace in traces.values() if trace.run in runs), default="")
 
 
-def _put(
+def _upload_files(
     ws: Workspace,
     plan: Plan,
     address: str,
@@ -156,7 +158,7 @@ def _put(
     return sent
 
 
-def _there(ws: Workspace, place: str, shown: str, size: int) -> bool:
+def _is_uploaded(ws: Workspace, place: str, shown: str, size: int) -> bool:
     """Check that the manifest of an earlier upload exists with `size` bytes.
 
     Raises Infrastructure if the store does not answer.
@@ -193,7 +195,7 @@ def _bucket(ws: Workspace, address: str) -> Bucket:
     return buckets.open(replace(store, url=address), ws.root)
 
 
-def _lying(
+def _find_stored(
     ws: Workspace, path: str, content: Content
 ) -> tuple[Path, Content, Callable[[], list[Entry]]]:
     """Return the path, content and entries of a stored output, downloaded if necessary.
@@ -209,7 +211,7 @@ def _lying(
     return ws.objects.path(content), content, lambda: ws.objects.manifests.entries(content)
 
 
-def _story(ws: Workspace, run: str, beside: Path, listener: Listener) -> list[File]:
+def _collect_run_files(ws: Workspace, run: str, beside: Path, listener: Listener) -> list[File]:
     """Return the logs of a run and its HTML report as files to upload."""
     beside.mkdir(parents=True, exist_ok=True)
     page = beside / "report.html"
@@ -221,7 +223,7 @@ def _story(ws: Workspace, run: str, beside: Path, listener: Listener) -> list[Fi
     ]
 
 
-def _tried(do: Callable[[], int], listener: Listener) -> int:
+def _retry(do: Callable[[], int], listener: Listener) -> int:
     """Call `do`, and repeat it after a lost connection.  Raises Infrastructure."""
 
     def say(error: Exception) -> None:
@@ -236,7 +238,7 @@ def _tried(do: Callable[[], int], listener: Listener) -> int:
         ) from error
 
 
-def _teller(size: int, listener: Listener) -> Callable[[int], None]:
+def _progress_reporter(size: int, listener: Listener) -> Callable[[int], None]:
     """Return a progress callback that shows a message every `SPOKEN` seconds."""
     began = spoken = time.monotonic()
     done = 0
@@ -255,7 +257,7 @@ def _teller(size: int, listener: Listener) -> Callable[[int], None]:
     return progress
 
 
-def _read(note: Path) -> str:
+def _read_note(note: Path) -> str:
     try:
         return note.read_text()
     except FileNotFoundError:

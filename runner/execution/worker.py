@@ -44,17 +44,24 @@ from ..survey.skipped_steps import skipped_steps, with_skipped
 from ..survey.survey import Survey
 from ..survey.trainings import training_length
 from . import takeover, uploading
-from .refusals import at_once, demand, fits, needed, secrets_stay, takes
+from .refusals import (
+    compose_wish,
+    default_jobs,
+    estimate_takes,
+    find_rental_needs,
+    refuse_denied_secrets,
+    refuse_too_large,
+)
 from .reporting import log_remote
-from .results import deliver, point_latest, results, sizes, tell, tell_warnings
+from .results import count_steps, deliver, list_results, point_latest, show_notices, show_warnings
 from .resume import Claimed
-from .signals import signals
+from .signals import handle_signals
 from .steps.assembly import Options, assemble
 from .steps.commit import GroupCommit
 from .steps.control import Handover
 from .steps.loop import Loop, Report
-from .tasks import given, pattern_of
-from .terms import Listener, Overview, Settings, Since, Summary, lower
+from .tasks import find_given_contents, pattern_of
+from .terms import Listener, Overview, Settings, Since, Summary, lower_limits
 
 _log = Log("worker")
 LOCAL: Final = "local"
@@ -103,7 +110,9 @@ def work(ours: Assignment) -> Summary | None:
     After an error, the caller releases the claim.
     """
     ws, plan, settings, claimed = ours.ws, ours.found.plan, ours.settings, ours.claimed
-    plan.settings = plan.settings._replace(limits=lower(plan.settings.limits, settings.limits))
+    plan.settings = plan.settings._replace(
+        limits=lower_limits(plan.settings.limits, settings.limits)
+    )
     mask(ours.masker)
     if not settings.stack:
         return _work(ours)
@@ -143,7 +152,7 @@ def _work(ours: Assignment) -> Summary | None:
         with asyncio.Runner(
             loop_factory=ours.ahead.loop if ours.ahead is not None else None
         ) as runner:
-            working, report = runner.run(_carried_out(ours))
+            working, report = runner.run(_execute(ours))
         if settings.upload and report.state == "COMPLETED":
             uploading.upload(
                 ws,
@@ -156,8 +165,8 @@ def _work(ours: Assignment) -> Summary | None:
     except asyncio.CancelledError:  # no step has started
         raise KeyboardInterrupt from None
     except BaseException as error:
-        _failed(ours.commits, error)
-        if words := _in_our_words(error, ws, settings):
+        _store_error(ours.commits, error)
+        if words := _explain(error, ws, settings):
             raise words from error
         raise
     finally:
@@ -166,7 +175,7 @@ def _work(ours: Assignment) -> Summary | None:
             ours.commits.keys.close()
     commits = working.commits
     interrupted = working.owners.stopper.is_interrupted or report.left
-    state = _over(
+    state = _store_end(
         ws, commits, report, "interrupted" if interrupted and report.state != "COMPLETED" else ""
     )
     if settings.driver != LOCAL:
@@ -174,13 +183,13 @@ def _work(ours: Assignment) -> Summary | None:
     if state == "PAUSED" and commits.answers == "resume":  # requested after all steps had stopped
         return None
     interrupted = interrupted or (bool(commits.answers) and state in ("CANCELLED", "PAUSED"))
-    made = results(ws, found) if report.state == "COMPLETED" else ()
+    made = list_results(ws, found) if report.state == "COMPLETED" else ()
     counts = {
         **report.counts,
         "FRESH": report.counts.get("FRESH", 0) + len(fresh - working.owners.steps.todo),
     }
     wanted = found.select_wanted(working.owners.steps.plan)
-    skipped = working.owners.schedule.skipped()
+    skipped = working.owners.schedule.skipped_steps()
     summary = Summary(
         state,
         with_skipped(counts, working.owners.steps.plan, wanted),
@@ -195,34 +204,40 @@ def _work(ours: Assignment) -> Summary | None:
     )
     if ws.remote_cache is not None and not report.left:
         ws.remote_cache.finish(listener.say)
-    tell(ws, listener)
+    show_notices(ws, listener)
     listener.end(summary)
     return summary
 
 
-async def _carried_out(ours: Assignment) -> tuple[Loop, Report]:
+async def _execute(ours: Assignment) -> tuple[Loop, Report]:
     """Open the hosts, start the run and run the loop to its end."""
     ws, found, settings = ours.ws, ours.found, ours.settings
-    host_pool = _places(ours)
+    host_pool = _compose_pool(ours)
     try:
         counts = [found.plan.specs()[n].node_count for n in found.todo]
-        with _interruptible(host_pool) if ours.handover is None else contextlib.nullcontext():
+        with _cancel_on_signals(host_pool) if ours.handover is None else contextlib.nullcontext():
             await host_pool.open(
                 want=settings.jobs or sum(counts),
-                wish=lambda: demand(found, host_pool.stays, settings.jobs),
+                wish=lambda: compose_wish(found, host_pool.stays, settings.jobs),
             )
         if host_pool.priced:
-            secrets_stay(ws, found, host_pool)
-        needs = needed(found, host_pool) if host_pool.priced else {}
-        fits(ws, found, host_pool, settings, await host_pool.offered(takes(ws, found, needs)))
+            refuse_denied_secrets(ws, found, host_pool)
+        needs = find_rental_needs(found, host_pool) if host_pool.priced else {}
+        refuse_too_large(
+            ws,
+            found,
+            host_pool,
+            settings,
+            await host_pool.offered(estimate_takes(ws, found, needs)),
+        )
         if found.request.current_python:
             await same_packages([*host_pool.head.places, *host_pool.places])
-        jobs = settings.jobs or at_once(found, host_pool)
+        jobs = settings.jobs or default_jobs(found, host_pool)
         begins = (
             replace(ours.claimed, fence=ours.submit()) if ours.submit is not None else ours.claimed
         )
         note_claim(Path(ws.home), begins.id, begins.fence, ours.local.root)
-        ours.commits = _begun(ours, begins, jobs)
+        ours.commits = _start(ours, begins, jobs)
         noting = _note_environment(ours, begins) if found.todo and not begins.resumed else None
         contended = ws.store.database.version() != ours.since.version
         goal = Goal(*settings.stop_early) if settings.stop_early else None
@@ -262,7 +277,7 @@ def _note_environment(ours: Assignment, begins: Claimed) -> threading.Thread:
     return run_environment.begin(ws, begins.id, python, ours.masker.text)
 
 
-def _places(ours: Assignment) -> HostPool:
+def _compose_pool(ours: Assignment) -> HostPool:
     """Return the hosts on which the run may execute, not opened yet."""
     ws, found, settings, claimed = ours.ws, ours.found, ours.settings, ours.claimed
     python = CURRENT if found.request.current_python else settings.python
@@ -279,16 +294,16 @@ def _places(ours: Assignment) -> HostPool:
     if settings.driver != LOCAL:
         pool.driver, pool.given = (
             ours.ahead.driver if ours.ahead is not None else None,
-            given(found),
+            find_given_contents(found),
         )
     pool.where, pool.stack, pool.keep_alive = settings.where, settings.stack, settings.keep_alive
-    pool.earlier = takeover.leases(ws, claimed.id) if claimed.resumed and ws.delivers else ()
+    pool.earlier = takeover.read_leases(ws, claimed.id) if claimed.resumed and ws.delivers else ()
     pool.limit = found.plan.settings.limits.cost
     return pool
 
 
 @contextlib.contextmanager
-def _interruptible(host_pool: HostPool) -> Iterator[None]:
+def _cancel_on_signals(host_pool: HostPool) -> Iterator[None]:
     """Cancel the wait for hosts on Ctrl-C or SIGTERM.
 
     The requested hosts are then released; a second signal does not wait for the release.
@@ -303,11 +318,11 @@ def _interruptible(host_pool: HostPool) -> Iterator[None]:
             )
         waiting.cancel()
 
-    with signals(end, end):
+    with handle_signals(end, end):
         yield
 
 
-def _over(ws: Workspace, commits: GroupCommit, report: Report, why: str) -> str:
+def _store_end(ws: Workspace, commits: GroupCommit, report: Report, why: str) -> str:
     """Store the end of a run and return its state.
 
     A run that was left is released for the next worker and stays ACTIVE. Raises Stale if another
@@ -322,11 +337,13 @@ def _over(ws: Workspace, commits: GroupCommit, report: Report, why: str) -> str:
     if report.state == "FAILED" and failed:
         # The first failed step is the reason of the run's failure.
         first = failed[0]
-        return _closed(commits, RunState("FAILED", first.error, of_step(first.kind)), first.id)
-    return _closed(commits, RunState(report.state, why))
+        return _store_final_state(
+            commits, RunState("FAILED", first.error, of_step(first.kind)), first.id
+        )
+    return _store_final_state(commits, RunState(report.state, why))
 
 
-def _closed(commits: GroupCommit, end: RunState, step: str = "") -> str:
+def _store_final_state(commits: GroupCommit, end: RunState, step: str = "") -> str:
     """Store the final state of a run and return it.  A last cancel request wins."""
     while True:
         if end.state in ("CANCELLED", "PAUSED"):
@@ -344,7 +361,7 @@ def _closed(commits: GroupCommit, end: RunState, step: str = "") -> str:
                 end = RunState("CANCELLED", "cancelled")
 
 
-def failed_with(error: RecipeError | DriverError) -> RunState:
+def failed_state(error: RecipeError | DriverError) -> RunState:
     """Return the FAILED state for an error outside the steps of a run."""
     kind = RunFailure.INFRASTRUCTURE
     if isinstance(error, NoCapacity | NoHost):
@@ -354,7 +371,7 @@ def failed_with(error: RecipeError | DriverError) -> RunState:
     return RunState("FAILED", str(error), kind)
 
 
-def _failed(commits: GroupCommit | None, error: BaseException) -> None:
+def _store_error(commits: GroupCommit | None, error: BaseException) -> None:
     """Store an error as the end of a started run.
 
     Ignores errors that do not concern the run.
@@ -365,10 +382,10 @@ def _failed(commits: GroupCommit | None, error: BaseException) -> None:
         and not isinstance(error, StoreBusy)
     ):
         with contextlib.suppress(Infrastructure):  # the store itself may be what failed
-            _closed(commits, failed_with(error))
+            _store_final_state(commits, failed_state(error))
 
 
-def _in_our_words(error: BaseException, ws: Workspace, settings: Settings) -> RecipeError | None:
+def _explain(error: BaseException, ws: Workspace, settings: Settings) -> RecipeError | None:
     """Return an error with a fix for the user, or None for an unknown error."""
     if isinstance(error, DriverError):
         return Infrastructure(
@@ -380,11 +397,11 @@ def _in_our_words(error: BaseException, ws: Workspace, settings: Settings) -> Re
     return None
 
 
-def _begun(ours: Assignment, begins: Claimed, jobs: int) -> GroupCommit:
+def _start(ours: Assignment, begins: Claimed, jobs: int) -> GroupCommit:
     """Start a claimed run: store its graph, show its overview and record its first event."""
     ws, found, settings, listener = ours.ws, ours.found, ours.settings, ours.listener
     recipe, ids = found.plan.recipe, [found.plan.nodes[n].id for n in found.todo]
-    total, fresh = sizes(found)
+    total, fresh = count_steps(found)
     store_manifests(ws, found)
     if begins.resumed:
         graph = recall(ws.home, begins.id)
@@ -415,14 +432,14 @@ def _begun(ours: Assignment, begins: Claimed, jobs: int) -> GroupCommit:
     )
     listener.begin(
         named._replace(
-            command=partial(_typed, found),
+            command=partial(_command_of, found),
             steps=partial(training_length, found),
             pattern=partial(pattern_of, found),
             trains=bare(graph.trains) if graph is not None else "",
         )
     )
-    tell(ws, listener)
-    tell_warnings(ws, found, listener)
+    show_notices(ws, listener)
+    show_warnings(ws, found, listener)
     if settings.driver != LOCAL:
         log_remote(ws, begins.id, settings.driver, "", "ACTIVE")
     if begins.resumed:
@@ -443,7 +460,7 @@ def _begun(ours: Assignment, begins: Claimed, jobs: int) -> GroupCommit:
     return commits
 
 
-def _typed(found: Survey, id: str) -> str:
+def _command_of(found: Survey, id: str) -> str:
     from ..survey.explain import shown_command
 
     return shown_command(found, found.plan.index[id])[0]

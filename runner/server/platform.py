@@ -350,7 +350,7 @@ def go_back(room: ServedWorkspace, run: str, path: str) -> None:
 
     `path` may be the end of a path. Raises Refused.
     """
-    from ..execution.session import look
+    from ..execution.session import preview
     from ..execution.terms import request_of_run
     from ..survey import kept_state
 
@@ -364,7 +364,7 @@ def go_back(room: ServedWorkspace, run: str, path: str) -> None:
                 "only a PAUSED job in the server's own workspace can return to a checkpoint",
                 "pause the job first",
             )
-        found = look(ws, request)
+        found = preview(ws, request)
         states = kept_state.find_states(ws, found, found.todo)
         named = [
             (state, each)

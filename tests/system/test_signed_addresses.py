@@ -135,13 +135,13 @@ def test_what_opens_an_address_is_stored_sealed_until_it_is_fetched(
 def test_what_opens_an_address_of_one_run_is_not_known_to_the_next(
     space: Space, given: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known, worked = list[int](), queue._worked
+    known, worked = list[int](), queue._execute
 
     def noted(ws: Workspace, *rest: Any) -> bool:
         known.append(len(ws.addresses))
         return worked(ws, *rest)
 
-    monkeypatch.setattr(queue, "_worked", noted)
+    monkeypatch.setattr(queue, "_execute", noted)
     submitted(space, data=given)
     space.write("rows", "rows\n")
     submitted(space, data="rows")

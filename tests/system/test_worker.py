@@ -282,7 +282,7 @@ def test_an_error_of_ours_leaves_a_run_to_the_next_worker_as_a_death_would(
     space: Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     space.recipe("steps: {a: {run: echo one > a.txt, outputs: {o: a.txt}}}")
-    run, worked, recoveries = submitted(space), queue._worked, list[int]()
+    run, worked, recoveries = submitted(space), queue._execute, list[int]()
 
     def fails_at_first(ws: Workspace, found: RunRow, *rest: Any) -> bool:
         recoveries.append(found.recoveries)
@@ -290,7 +290,7 @@ def test_an_error_of_ours_leaves_a_run_to_the_next_worker_as_a_death_would(
             raise ZeroDivisionError
         return worked(ws, found, *rest)
 
-    monkeypatch.setattr(queue, "_worked", fails_at_first)
+    monkeypatch.setattr(queue, "_execute", fails_at_first)
     monkeypatch.setattr(queue, "LOOK", 0.01)
     work(space)
     assert row(space, run).state == "COMPLETED" and recoveries == [0, 1]
@@ -315,13 +315,13 @@ def test_what_a_worker_learned_for_one_run_is_forgotten_in_the_next(
     space: Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     space.recipe("inputs: {n: {type: integer}}\nsteps: {a: {run: 'true {{ inputs.n }}'}}")
-    known, worked = list[weakref.ref[Workspace]](), queue._worked
+    known, worked = list[weakref.ref[Workspace]](), queue._execute
 
     def noted(ws: Workspace, *rest: Any) -> bool:
         known.append(weakref.ref(ws))
         return worked(ws, *rest)
 
-    monkeypatch.setattr(queue, "_worked", noted)
+    monkeypatch.setattr(queue, "_execute", noted)
     monkeypatch.setattr(queue, "COLLECT", 0.0)
     for n in range(4):
         submitted(space, n=n)

@@ -21,7 +21,7 @@ from .commit import GroupCommit
 from .run_plan import RunPlan
 
 
-def divided(value: object, by: int) -> int | None:
+def divide_value(value: object, by: int) -> int | None:
     """Return the greatest divisor of `value` that is at most `value / by`; None if there is none.
 
     The result is a divisor so that a batch remains a whole number of smaller batches.
@@ -75,7 +75,7 @@ class SmallerInputs:
         known = {**spec.names.inputs, **before}
         smaller: dict[str, int] = {}
         for name, by in spec.options.oom.items():
-            value = divided(known.get(name), by)
+            value = divide_value(known.get(name), by)
             if value is not None:
                 smaller[name] = value
         if not smaller or not self._apply(id, {**before, **smaller}):

@@ -33,6 +33,7 @@ from .ending import Ender
 from .environments import StepEnvironments
 from .failing import Failures
 from .failure_hints import FailureHints
+from .failure_recorder import FailureRecorder
 from .groups import GROUP_MOVES, Groups
 from .growth import PlanGrowth
 from .health import HealthChecks
@@ -53,6 +54,7 @@ from .running_attempts import RunningAttempts
 from .shared_states import SharedStates
 from .silence import Silences
 from .starting import Starter
+from .success_recorder import SuccessRecorder
 from .tidying import Tidying
 from .training_numbers import TrainingNumbers
 
@@ -116,7 +118,7 @@ class _Assembly:
         resumed = claimed.resumed
         earlier = ws.store.runs.attempts(claimed.id) if resumed else ()
         # Before the search for orphans: this creates their directories here.
-        self.inherited = takeover.attempts(ws, claimed.id) if resumed and ws.delivers else {}
+        self.inherited = takeover.adopt_attempts(ws, claimed.id) if resumed and ws.delivers else {}
         self.bell = Bell()
         self.steps = RunPlan(survey, claimed.states)
         self.running = RunningAttempts(self.bell)
@@ -303,27 +305,39 @@ class _Assembly:
         records = AttemptRecords(
             ws.objects, commits, self.environments, self.numbers, self.chunks, tidying
         )
-        return Ender(
+        hints = FailureHints(ws, self.steps, self.environments)
+        failures = FailureRecorder(
+            self.steps,
+            self.schedule,
+            commits,
+            self.failures,
+            self.orphans,
+            hints,
+            records,
+            tidying,
+        )
+        successes = SuccessRecorder(
             ws,
             self.steps,
             self.schedule,
             commits,
-            self.running,
-            self.failures,
-            self.machines,
-            self.orphans,
             self.publisher,
             self.smaller_inputs,
             self.growth,
-            self.early_stops,
             self.diverged,
-            self.environments,
-            diagnosis,
-            FailureHints(ws, self.steps, self.environments),
             records,
             tidying,
-            self.scrap,
-            self.bell,
+            failures,
+        )
+        return Ender(
+            commits,
+            self.running,
+            self.machines,
+            self.environments,
+            self.early_stops,
+            diagnosis,
+            successes,
+            failures,
         )
 
 

@@ -45,7 +45,7 @@ class AttemptRecords:
 
         Returns a description of a loss that is not finite; empty if there was none.
         """
-        return self._numbers.over(id, attempt, last)
+        return self._numbers.finish(id, attempt, last)
 
     def keep_log(self, id: str, attempt: Attempt) -> str:
         """Keep the log and metrics files of an attempt and return the path of its log.
@@ -53,7 +53,7 @@ class AttemptRecords:
         Empty if the log is empty. Raises OSError.
         """
         log = self._tidying.keep_log(id, attempt)
-        self._chunks.over(id, attempt)
+        self._chunks.finish(id, attempt)
         return log
 
     def links_of(
@@ -95,12 +95,17 @@ class AttemptRecords:
             attempt.started,
             outcome,
             reason,
-            attempt_result.image_of(attempt.spec, attempt.world),
+            attempt_result.preimage_of(attempt.spec, attempt.world),
             exit,
             self._environments.interpreter(attempt.node, attempt.spec, attempt.place),
             saved=saved,
             links=links,
         )
+
+    def warnings_of(self, attempt: Attempt) -> list[str]:
+        """Read the warnings that the step reported."""
+        masker = self._commits.masker
+        return attempt_result.read_warnings(attempt.directory.path, attempt.spec.metrics, masker)
 
     def facts_of(self, attempt: Attempt) -> dict[str, object]:
         """Return the facts of an attempt that are not part of its key, such as its host."""

@@ -95,7 +95,7 @@ def read_tail(path: str, masker: Masker) -> bytes:
     """Read the end of a log, masked; empty if there is no log."""
     try:
         with open_regular(path) as file:
-            stream = _from(file, max(0, os.fstat(file.fileno()).st_size - TAIL), masker)
+            stream = _masking_stream(file, max(0, os.fstat(file.fileno()).st_size - TAIL), masker)
             return stream.feed(file.read()) + stream.end()
     except OSError:
         return b""
@@ -161,20 +161,20 @@ def keep_log(log: str, measured: str, kept: str, masker: Masker) -> str:
 
     The originals remain. Returns the path of the kept log, or "" if the log is empty.
     """
-    for source in (measured, _host(log)):
+    for source in (measured, _host_file(log)):
         if source and os.path.exists(source):
-            _keep(source, f"{kept}{os.path.splitext(source)[1]}", masker, 0)
+            _copy_or_link(source, f"{kept}{os.path.splitext(source)[1]}", masker, 0)
     try:
         size = os.stat(log).st_size
     except OSError:
         return ""
     if size == 0:
         return ""
-    _keep(log, f"{kept}.log", masker, size)
+    _copy_or_link(log, f"{kept}.log", masker, size)
     return f"{kept}.log"
 
 
-def _keep(source: str, target: str, masker: Masker, size: int) -> None:
+def _copy_or_link(source: str, target: str, masker: Masker, size: int) -> None:
     os.makedirs(os.path.dirname(target), exist_ok=True)
     if not masker and size <= LOG_CAP:
         try:
@@ -196,7 +196,7 @@ def _link(source: str, target: str) -> None:
         os.link(source, target)
 
 
-def image_of(spec: StepSpec, world: World) -> dict[str, object]:
+def preimage_of(spec: StepSpec, world: World) -> dict[str, object]:
     """Return the pre-image of an attempt's key, as it is stored.
 
     The metrics rule is included if the key does not contain it.
@@ -222,12 +222,12 @@ def discard_log(log: str, measured: str, scrap: Scrap) -> None:
             os.unlink(log)
         else:
             scrap.give_log(log)
-    for source in (measured, _host(log)):
+    for source in (measured, _host_file(log)):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(source)
 
 
-def _host(log: str) -> str:
+def _host_file(log: str) -> str:
     """Return the path of the agent's measurements of the host."""
     return f"{log.removesuffix('.log')}.host"
 
@@ -270,13 +270,13 @@ def _copy_masked(source: str, target: str, masker: Masker, size: int) -> None:
                 kept.write(stream.feed(data))
             # The stream may hold back the beginning of a secret; it is dropped, too.
             kept.write(f"\n… {size - LOG_CAP} bytes dropped …\n".encode())
-            stream = _from(origin, size - LOG_CAP // 2, masker)
+            stream = _masking_stream(origin, size - LOG_CAP // 2, masker)
         while data := origin.read(1 << 20):
             kept.write(stream.feed(data))
         kept.write(stream.end())
 
 
-def _from(file: BinaryIO, start: int, masker: Masker) -> Stream:
+def _masking_stream(file: BinaryIO, start: int, masker: Masker) -> Stream:
     """Return a masking stream for a file from `start`, which has read the bytes before.
 
     A secret that crosses `start` is masked, too.

@@ -74,7 +74,7 @@ class BucketInputs:
         """
         from ...hosts.transfer.pulling import Passed
 
-        known, size = self._known(taken, identity, note)
+        known, size = self._last_content(taken, identity, note)
         if known:
             if not place.folder.holds(known):
                 await place.folder.look_for([known])
@@ -82,7 +82,7 @@ class BucketInputs:
                 return known
         if (place.name, taken.address) in self._passed or 0 <= size <= SMALL:
             return ""
-        source = await asyncio.to_thread(self._listed, taken, identity)
+        source = await asyncio.to_thread(self._sign_objects, taken, identity)
         if source is None or source.size <= SMALL:
             return ""
         try:
@@ -97,12 +97,12 @@ class BucketInputs:
         _log.info("%s has %s from its bucket: %d bytes", place.name, taken.address, source.size)
         return content
 
-    def _listed(self, taken: Source, identity: str) -> Signed | None:
+    def _sign_objects(self, taken: Source, identity: str) -> Signed | None:
         from ...storage.signed import sign_objects
 
         return sign_objects(self._ws, taken.address, identity, taken.only, secret=self._secret)
 
-    def _known(self, taken: Source, identity: str, note: Path) -> tuple[str, int]:
+    def _last_content(self, taken: Source, identity: str, note: Path) -> tuple[str, int]:
         """Return the last known content and size in bytes of an input, or ("", -1)."""
         copy = copy_of(self._ws, taken.address, identity, taken.only)
         try:

@@ -35,7 +35,7 @@ class Carrier:
     async def _carry(self, id: str, attempt: Attempt) -> None:
         end: End
         try:
-            async with self._shared_states.sent(attempt, attempt.spec):
+            async with self._shared_states.upload_during(attempt, attempt.spec):
                 attempt.result = await attempt.place.carry(attempt.task)
             end = _end_of(attempt, attempt.result.exit)
         except asyncio.CancelledError:

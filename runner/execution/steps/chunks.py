@@ -71,40 +71,40 @@ class Chunks:
 
     def tick(self) -> None:
         """Send new text, at most once a second."""
-        if not self._wanted or time.monotonic() < self._due:
+        if not self._is_needed or time.monotonic() < self._due:
             return
         self._due = time.monotonic() + EVERY
         rows = [
             row
             for id, attempt in self._running.items()
-            for text in self._of(id, attempt)
-            for row in self._new(text)
+            for text in self._texts_of(id, attempt)
+            for row in self._read_new(text)
         ]
         self._send(rows)
 
-    def over(self, id: str, attempt: Attempt) -> None:
+    def finish(self, id: str, attempt: Attempt) -> None:
         """Send the rest of a finished attempt, and upload its text as one object in the background."""
-        if not self._wanted:
+        if not self._is_needed:
             return
-        texts = self._of(id, attempt)
+        texts = self._texts_of(id, attempt)
         self._texts.pop(id)
         rows = []
         for text in texts:
-            kept = self._kept(text)
+            kept = self._kept_path(text)
             text.path, text.read = str(kept), text.sent
             text.masked = Stream(type(self._commits.masker)())  # the kept file is already masked
-            rows += self._new(text)
+            rows += self._read_new(text)
         self._send(rows)
         if self._telemetry is not None:
-            self._telemetry.over(texts[-1].name)
+            self._telemetry.finish(texts[-1].name)
         if self._ws.delivers:
             self._beside(self._fold(texts))
 
     @property
-    def _wanted(self) -> bool:
+    def _is_needed(self) -> bool:
         return self._ws.delivers or self._telemetry is not None
 
-    def _of(self, id: str, attempt: Attempt) -> list[_Text]:
+    def _texts_of(self, id: str, attempt: Attempt) -> list[_Text]:
         if id not in self._texts:
             name, masker = (
                 f"{id.replace('/', '%2F')}.{self._commits.tries(id)}",
@@ -121,10 +121,10 @@ class Chunks:
             self._texts[id] = [*logs, *rest]
         return self._texts[id]
 
-    def _kept(self, text: _Text) -> Path:
+    def _kept_path(self, text: _Text) -> Path:
         return self._ws.home / "runs" / self._commits.run / f"{text.name}.{text.stream}"
 
-    def _new(self, text: _Text) -> list[Chunk]:
+    def _read_new(self, text: _Text) -> list[Chunk]:
         """Read the part of a file that was not sent."""
         rows = []
         with contextlib.suppress(OSError), open_regular(text.path) as file:
@@ -151,7 +151,7 @@ class Chunks:
         commits, cache = self._commits, self._ws.remote_cache
         assert cache is not None
         for text in texts:
-            kept = str(self._kept(text))
+            kept = str(self._kept_path(text))
             if not os.path.exists(kept):
                 continue
             try:

@@ -298,12 +298,12 @@ class GroupCommit:
         )
         self._next.attempts.append(row)
 
-    def published(self, path: str, content: str, step: str) -> None:
+    def add_published(self, path: str, content: str, step: str) -> None:
         self._next.published.append(
             Published(path, Content(content), "", self.run, step, self.recipe)
         )
 
-    def expanded(self, globs: Mapping[str, Sequence[str]], steps: int) -> None:
+    def add_expansion(self, globs: Mapping[str, Sequence[str]], steps: int) -> None:
         """Record the files of an expanded glob and the number of new steps."""
         data = {"globs": {k: list(v) for k, v in globs.items()}, "steps": steps}
         self._next.moves.append(Move("run", self.run, "ACTIVE", "ACTIVE", "expanded", data))
@@ -343,7 +343,7 @@ class GroupCommit:
         if self.ws.delivers:
             self._uploading[key] = None
 
-    def let_go(self) -> None:
+    def release_uploaded(self) -> None:
         """Release keys for other machines once the shared store has their results."""
         cache = self.ws.remote_cache
         if done := [key for key in self._uploading if cache is None or not cache.is_sending(key)]:

@@ -61,7 +61,7 @@ class Diagnosis:
             if stopped is not None:
                 return stopped
         if end.code == 0 and end.reason == "exit":
-            return _untaken(attempt)
+            return _cause_of_outputs(attempt)
         return await self._cause_of_exit(id, attempt, end)
 
     def _limit(self) -> Cause | None:
@@ -139,7 +139,7 @@ class Diagnosis:
         return self._pool.spot.preemptible(attempt.place) and not attempt.stop_asked
 
 
-def _untaken(attempt: Attempt) -> Cause | None:
+def _cause_of_outputs(attempt: Attempt) -> Cause | None:
     """Return the problem with the outputs of a successful command; None if there is none."""
     assert attempt.result is not None
     problem, words = attempt.result.problem, attempt.result.words

@@ -56,7 +56,7 @@ class EarlyStops:
         self._reasons.pop(id, None)
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
+    def monitor(self) -> Iterator[None]:
         """Stop instances that fall behind during the block, if there is a goal."""
         if self._goal is None:
             yield

@@ -88,7 +88,7 @@ class StepEnvironments:
             self._sandboxes = self._sandboxes or Sandboxes()
             await self._sandboxes.check(place)
 
-    def _wanted(self, node: Node, spec: StepSpec) -> Wanted | None:
+    def _environment_of(self, node: Node, spec: StepSpec) -> Wanted | None:
         """Return the Python environment of a step; None for the host's own Python."""
         if (
             not (node.lock or spec.python)
@@ -110,7 +110,7 @@ class StepEnvironments:
         """
         if self.container_image(spec, place):
             return "python"
-        wanted = self._wanted(node, spec)
+        wanted = self._environment_of(node, spec)
         if wanted is None:
             return place.python
         # Installing takes minutes, so all hosts install at the same time.
@@ -122,7 +122,7 @@ class StepEnvironments:
         for each in [place, *others]:
             if (each, wanted) not in self._pythons:
                 self._pythons[each, wanted] = asyncio.get_running_loop().create_task(
-                    self._built(node.lock, each, wanted)
+                    self._install(node.lock, each, wanted)
                 )
                 self._pythons[each, wanted].add_done_callback(
                     lambda task: task.cancelled() or task.exception()
@@ -133,7 +133,7 @@ class StepEnvironments:
         """Describe the Python of a step on a host; empty in a container."""
         if self.container_image(spec, place):
             return ""
-        wanted = self._wanted(node, spec)
+        wanted = self._environment_of(node, spec)
         if wanted is None:
             return place.described(place.python)
         made = self._pythons.get((place.members[0], wanted))
@@ -141,7 +141,7 @@ class StepEnvironments:
             return ""
         return place.described(made.result())
 
-    async def _built(self, lock: str, place: Place, wanted: Wanted) -> str:
+    async def _install(self, lock: str, place: Place, wanted: Wanted) -> str:
         from ...hosts.environments import is_built, python_of
 
         what = lock or f"Python {wanted.version}"

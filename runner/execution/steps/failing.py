@@ -36,12 +36,12 @@ class Failure(NamedTuple):
     allowed: bool = False  # the run may complete without the step
 
     @property
-    def began(self) -> bool:
+    def has_begun(self) -> bool:
         """True if the command of the step ran."""
         return self.kind not in (StepFailure.ERROR, StepFailure.UNPLACED)
 
     @property
-    def unplaced(self) -> bool:
+    def is_unplaced(self) -> bool:
         """True if the step got no host."""
         return self.kind == StepFailure.UNPLACED
 

@@ -79,7 +79,7 @@ class FailureHints:
             hidden=functools.partial(_may_be_hidden, attempt, image),
         )
         dotenv = EnvFiles(self._ws.own).names(".env")
-        return hints.fix(exit, tail, spec, ran, self._ws.environ, dotenv)
+        return hints.find_hint(exit, tail, spec, ran, self._ws.environ, dotenv)
 
 
 def _may_be_hidden(attempt: Attempt, image: str, path: str) -> bool:

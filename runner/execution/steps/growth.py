@@ -62,7 +62,7 @@ class PlanGrowth:
         survey.aside -= new
         if survey.begin:
             survey.forced |= {plan.nodes[n].id for n in plan.after(plan.nodes_named(survey.begin))}
-        self._commits.expanded(fresh, len(new))
+        self._commits.add_expansion(fresh, len(new))
         self.add(new | self._publish_new_targets(published_before) & wanted)
 
     def _target_paths(self) -> set[str]:

@@ -34,13 +34,13 @@ class HealthChecks:
         return was_sick
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
+    def monitor(self) -> Iterator[None]:
         """Run the health checks during the block."""
         health = self._steps.plan.settings.health
         if health is None:
             yield
             return
-        looks = watch(self._hooks, health.run, health.every, self._stop_on)
+        looks = check_hosts(self._hooks, health.run, health.every, self._stop_on)
         task = asyncio.get_running_loop().create_task(looks)
         try:
             yield
@@ -54,7 +54,7 @@ class HealthChecks:
             await attempt.stop()
 
 
-async def watch(
+async def check_hosts(
     hosts: Iterable[Hooks],
     command: str | Sequence[Tree],
     every: float,

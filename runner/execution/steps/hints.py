@@ -54,7 +54,7 @@ class Ran(NamedTuple):
     """Return True if the sandbox may hide an absolute path."""
 
 
-def fix(
+def find_hint(
     exit: Exit,
     log: str,
     spec: StepSpec,
@@ -71,7 +71,7 @@ def fix(
     if re.search(_GPU_MEMORY, log):
         return "the GPU is out of memory: use a smaller batch, shorter sequences or gradient checkpointing; see other GPU processes with `nvidia-smi`"
     if found := re.search(_KEY_ERROR, log, re.MULTILINE) or re.search(_VARIABLE, log):
-        return unset(found[1], spec, environ, dotenv)
+        return explain_unset(found[1], spec, environ, dotenv)
     if ran.sandbox and (words := _about_sandbox(log, spec, ran)):
         return words
     if found := re.search(_ABOVE, log):
@@ -145,7 +145,7 @@ def _folders(output: str) -> list[str]:
     return ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]
 
 
-def unset(
+def explain_unset(
     name: str, spec: StepSpec, environ: Mapping[str, str], dotenv: Collection[str] = ()
 ) -> str:
     """Explain how to pass a missing environment variable to a step."""

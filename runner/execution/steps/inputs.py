@@ -51,7 +51,7 @@ class InputStager:
             directory.overlays = self._usable_overlays()
         inputs = None if place.own_disk else self._inputs
         add = functools.partial(directory.add_path, cache, inputs=inputs)
-        for at, content, source, name, group in self._declared(node):
+        for at, content, source, name, group in self._declared_inputs(node):
             add(at, content, source, name, copy=not group, group=group)
         for url, commit, at in spec.git:
             from ...storage.git_checkout import checkout, locate
@@ -126,7 +126,7 @@ class InputStager:
                 self._explained.add((name, why))
                 self._commits.say(f"{node.id}: input {name}: {why}")
 
-    def _declared(self, node: Node) -> Iterator[tuple[str, str | None, str, str, str]]:
+    def _declared_inputs(self, node: Node) -> Iterator[tuple[str, str | None, str, str, str]]:
         """Yield the caller's files and directories that a step declares.
 
         Each item is (name in the cache, content, path, name in the directory, pattern). The
@@ -148,7 +148,7 @@ class InputStager:
         """
         same = [
             directory.recall_path(self._ws.cache, at, content or "", source, name)
-            for at, content, source, name, _ in self._declared(node)
+            for at, content, source, name, _ in self._declared_inputs(node)
         ]
         for name, kind, address, only in node.takes:
             if kind == "path" and not only:

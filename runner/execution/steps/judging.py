@@ -78,7 +78,7 @@ class Judge:
             verdict = self._verdict_after_earlier_attempts(id)
         except RecipeError as error:
             return self._refuse_ready(id, Cause("when", str(error), error.fix))
-        self._steps.judged(id, verdict)
+        self._steps.set_verdict(id, verdict)
         if self._downloads is not None and self._is_sent_for(self._downloads, id, verdict):
             return None
         reasons = "; ".join(verdict.reasons)
@@ -109,7 +109,7 @@ class Judge:
         verdict = self._verdict(n)
         for _ in range(self._smaller_inputs.take_earlier(id)):
             if not self._smaller_inputs.are_used_by(id):
-                self._steps.judged(id, verdict)
+                self._steps.set_verdict(id, verdict)
             if self._smaller_inputs.divide(id):
                 verdict = self._verdict(n)
         return verdict

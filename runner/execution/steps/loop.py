@@ -20,7 +20,7 @@ from ...hosts.link.local_agents import forget_claims
 from ...hosts.place.spare_dirs import Scrap
 from ...hosts.pool import HostPool
 from ...storage.workspace import Workspace
-from ..signals import signals
+from ..signals import handle_signals
 from .attempt import GRACE
 from .bell import Bell
 from .chunks import Chunks
@@ -35,7 +35,7 @@ from .groups import GROUP_SECONDS, Groups
 from .health import HealthChecks
 from .host_hooks import HostHooks
 from .judging import Judge
-from .orphans import Orphans, left_by
+from .orphans import Orphans, find_left_attempts
 from .publisher import Publisher
 from .renting import Machines
 from .run_plan import RunPlan
@@ -114,12 +114,12 @@ class Loop:
         own, stopper = self.owners, self.owners.stopper
         handlers: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self._handles_signals:
-            handlers = signals(stopper.interrupt, stopper.terminate)
+            handlers = handle_signals(stopper.interrupt, stopper.terminate)
         with handlers:
             try:
                 with self._time_limit():
                     await self._set_up()
-                    with own.health.watching(), own.early_stops.watching(), self._pulse():
+                    with own.health.monitor(), own.early_stops.monitor(), self._pulse():
                         await self._turn()
             finally:
                 await self._close()
@@ -210,7 +210,7 @@ class Loop:
         # In other runs, a finished attempt may still have to be collected.
         if schedule.is_finished and schedule.result == "COMPLETED":
             await own.orphans.sweep()
-            if not left_by(self.ws.home, self.commits.run)[0]:
+            if not find_left_attempts(self.ws.home, self.commits.run)[0]:
                 forget_claims(self.ws.home, self.commits.run)
 
     # -- timers
@@ -252,10 +252,10 @@ class Loop:
         # If the database does not answer, the next beat tries again.
         with contextlib.suppress(Infrastructure):
             own.stopper.poll_requests()
-            self.commits.let_go()
+            self.commits.release_uploaded()
             own.chunks.tick()
             for id, words in own.numbers.tick().items():
                 own.diverged.tell(id, own.running[id], words)
-            own.silences.look()
+            own.silences.check()
         if self._tick:
             self._tick()

@@ -110,7 +110,7 @@ class Orphans:
             self.commits.say(
                 f"ignoring a job of {node.id} that an earlier run started on a host outside this run"
             )
-            clear(path)
+            delete_attempt(path)
             return None
         paths = place.paths(AttemptDirectory(path))
         job = Job(name, {"log": paths.log})
@@ -144,7 +144,7 @@ class Orphans:
 
     async def _clear(self, place: Place, path: str) -> None:
         await place.folder.clear(place.paths(AttemptDirectory(path)))
-        clear(path)
+        delete_attempt(path)
 
     async def is_running(self, name: str) -> bool:
         """Return True if the job of an attempt is still running.
@@ -237,7 +237,7 @@ class Orphans:
         return found
 
 
-def left_by(home: Path, run: str) -> tuple[dict[Path, list[str]], dict[str, str]]:
+def find_left_attempts(home: Path, run: str) -> tuple[dict[Path, list[str]], dict[str, str]]:
     """Return the attempts of a run: local ones by agent root, and the hosts of others by name."""
     folder = f"{home}/attempts"
     here: dict[Path, list[str]] = {}
@@ -254,7 +254,7 @@ def left_by(home: Path, run: str) -> tuple[dict[Path, list[str]], dict[str, str]
     return here, elsewhere
 
 
-def clear(path: str) -> None:
+def delete_attempt(path: str) -> None:
     """Delete all local files of an attempt, on any number of nodes."""
     for each in (path, path + CHANGES, *glob(f"{path}.[0-9]*")):
         delete_whole(Path(each))

@@ -122,7 +122,7 @@ class Preparer:
         states = _state_folders(attempt)
         if not seat.rank:
             shown = {each.name: each.here for each in states}
-            job_folders.show(self._ws, self._commits.run, node.id, shown, self._commits.say)
+            job_folders.link_folders(self._ws, self._commits.run, node.id, shown, self._commits.say)
         task = HostTask(
             seat.name,
             () if seat.rank else node.outputs,

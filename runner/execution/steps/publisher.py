@@ -70,7 +70,7 @@ class Publisher:
                 if (
                     facts.ours.get(path) != content
                 ):  # published by a worker that died before it was stored
-                    self.commits.published(path, content, self.survey.plan.nodes[n].id)
+                    self.commits.add_published(path, content, self.survey.plan.nodes[n].id)
                     facts.ours[path] = content
                 continue
             if not self.overwrite:
@@ -83,7 +83,7 @@ class Publisher:
                         fix="move the file away, pass `--overwrite`, or accept it with `recipe adopt`",
                     )
             self.ws.publish(Content(content), path, link=self.link, spare=self.scrap.take_file)
-            self.commits.published(path, content, self.survey.plan.nodes[n].id)
+            self.commits.add_published(path, content, self.survey.plan.nodes[n].id)
             facts.there[path] = facts.ours[path] = content
 
     def publish_all(self, made: Mapping[int, Made]) -> None:

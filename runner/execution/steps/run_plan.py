@@ -69,7 +69,7 @@ class RunPlan:
         """Remove the lost result of step `n`, which runs again."""
         self._made.pop(n)
 
-    def judged(self, id: str, verdict: Verdict) -> None:
+    def set_verdict(self, id: str, verdict: Verdict) -> None:
         """Set the verdict of a step."""
         self.verdicts[id] = verdict
 

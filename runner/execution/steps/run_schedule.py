@@ -161,7 +161,7 @@ class RunSchedule:
         states = self._scheduler.states()
         return {id: state for id, state in states.items() if state not in FINAL}
 
-    def skipped(self) -> list[str]:
+    def skipped_steps(self) -> list[str]:
         """Return the SKIPPED steps."""
         states = self._scheduler.states()
         return [id for id, state in states.items() if state is State.SKIPPED]

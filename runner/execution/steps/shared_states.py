@@ -96,7 +96,7 @@ class SharedStates:
         return remote_states.restore(cache.remote, note, root, Objects(self._ws.home))
 
     @contextlib.asynccontextmanager
-    async def sent(self, attempt: Attempt, spec: StepSpec) -> AsyncIterator[None]:
+    async def upload_during(self, attempt: Attempt, spec: StepSpec) -> AsyncIterator[None]:
         """Upload new checkpoints during the block, and the last one at its end."""
         states, cache = self._states_of(spec), self._ws.remote_cache
         if not states or attempt.state is None or cache is None or not cache.pushes:
@@ -105,14 +105,14 @@ class SharedStates:
         sender = _CheckpointSender(
             cache, self._commits, attempt.id, attempt.state, states, attempt.world, spec
         )
-        task = asyncio.get_running_loop().create_task(sender.rounds())
+        task = asyncio.get_running_loop().create_task(sender.run())
         try:
             yield
         finally:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-            await sender.last_round()
+            await sender.finish()
 
 
 class _CheckpointSender:
@@ -133,7 +133,7 @@ class _CheckpointSender:
         self._sent: _Found = {}
         self._key = checkpoints.key(spec, world, id)
 
-    async def rounds(self) -> None:
+    async def run(self) -> None:
         """Upload new checkpoints at the recipe's interval.
 
         A checkpoint counts as complete if two checks see the same files.
@@ -170,10 +170,11 @@ class _CheckpointSender:
 
     def _is_unchanged(self, found: _Found) -> bool:
         return all(
-            _seen(self._folder(state) / name) == files for state, (name, files) in found.items()
+            _stat_files(self._folder(state) / name) == files
+            for state, (name, files) in found.items()
         )
 
-    async def last_round(self) -> None:
+    async def finish(self) -> None:
         """Upload the last checkpoint, after the trainer has stopped writing."""
         found = await asyncio.to_thread(self._look)
         if found != self._sent:
@@ -205,7 +206,7 @@ class _CheckpointSender:
                 if state.checkpoint is not None
                 else ""
             )
-            if name is not None and (seen := _seen(folder / name)):
+            if name is not None and (seen := _stat_files(folder / name)):
                 found[state.name] = (name, seen)
         return found
 
@@ -213,7 +214,7 @@ class _CheckpointSender:
         return self._generation.folder(state)
 
 
-def _seen(path: Path) -> tuple[object, ...]:
+def _stat_files(path: Path) -> tuple[object, ...]:
     try:
         names = [path] if path.is_file() else [path / name for name in checkpoints.files(path)]
         stats = [(str(each), os.lstat(each)) for each in names]

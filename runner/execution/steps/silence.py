@@ -29,7 +29,7 @@ class Silences:
         self._told: set[str] = set()  # silent machines with an alert
         self._due = 0.0
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check each machine, at most once a second.
 
         Raises Infrastructure if the database does not answer; the next check then raises the

@@ -36,7 +36,7 @@ class Tidying:
         self._scrap, self._beside, self._failures_kept = scrap, beside, failures_kept
         self._attempts, self._logs = f"{ws.home}/attempts", f"{ws.home}/runs/{commits.run}"
 
-    def left(self, attempt: Attempt) -> str:
+    def kept_directory(self, attempt: Attempt) -> str:
         """Return the kept directory of a failed attempt; empty if the attempt wrote no file."""
         kept = f"{self._attempts}/{self.failed_name(attempt.id)}"
         for folder, _, names in os.walk(kept):
@@ -92,6 +92,11 @@ class Tidying:
             if attempt.directory_of_end is not attempt.directory:
                 delete(Path(path))
 
+    def discard(self, attempt: Attempt) -> None:
+        """Delete the files of an attempt that did not start."""
+        self._beside(attempt.place.clear_after(attempt.task, ()))
+        attempt.clear_up(self._scrap)
+
     def _forget(self, attempt: Attempt) -> None:
         """Delete the local files of a successful attempt, whose trace is stored."""
         rest = attempt.directory.retire(self._scrap)
@@ -110,7 +115,7 @@ class Tidying:
         kept = f"{self._logs}/{id.replace('/', '%2F')}.{self.commits.tries(id)}"
         found = {
             attempt.log: attempt_result.keep_log(
-                attempt.log, _measured(attempt), kept, self.commits.masker
+                attempt.log, _metrics_file_of(attempt), kept, self.commits.masker
             )
         }
         for rank, log in enumerate(attempt.logs[1:], 1):
@@ -119,10 +124,10 @@ class Tidying:
 
     def discard_log(self, attempt: Attempt) -> None:
         """Delete the original log and metrics files after they were kept.  Raises OSError."""
-        attempt_result.discard_log(attempt.log, _measured(attempt), self._scrap)
+        attempt_result.discard_log(attempt.log, _metrics_file_of(attempt), self._scrap)
 
 
-def _measured(attempt: Attempt) -> str:
+def _metrics_file_of(attempt: Attempt) -> str:
     """Return the metrics file of an attempt; empty if its step has none."""
     metrics = attempt.spec.metrics
     return attempt.metrics_file if metrics is not None and metrics.in_environment else ""

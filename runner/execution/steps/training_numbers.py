@@ -46,34 +46,34 @@ class TrainingNumbers:
         found = {id: self._steps[id].diverged for id in self._running if id in self._steps}
         return {id: words for id, words in found.items() if words}
 
-    def over(self, id: str, attempt: Attempt, last: Mapping[str, object]) -> str:
+    def finish(self, id: str, attempt: Attempt, last: Mapping[str, object]) -> str:
         """Store the final metrics of an attempt, from `last` or from its file.
 
         Returns a description of a loss that is not finite; empty if there was none.
         """
         self._look(id, attempt)
         if last:
-            self._reports(id, attempt).take([last])
+            self._reports_of(id, attempt).take([last])
             self._store(id)
         reports = self._steps.pop(id, None)
         return reports.diverged if reports is not None else ""
 
     def _look(self, id: str, attempt: Attempt) -> None:
-        if self._how(id) is not None and self._reports(id, attempt).read():
+        if self._metrics_spec(id) is not None and self._reports_of(id, attempt).read():
             self._store(id)
 
     def _store(self, id: str) -> None:
         if text := self._steps[id].text():
             self._groups.report(id, text)
 
-    def _how(self, id: str) -> MetricsSpec | None:
+    def _metrics_spec(self, id: str) -> MetricsSpec | None:
         plan = self._found.plan
         return plan.specs()[plan.index[id]].metrics
 
-    def _reports(self, id: str, attempt: Attempt) -> _Reports:
+    def _reports_of(self, id: str, attempt: Attempt) -> _Reports:
         reports = self._steps.get(id)
         if reports is None or reports.attempt != attempt.name:
-            how = self._how(id)
+            how = self._metrics_spec(id)
             pattern = how.pattern if how is not None else None
             path = attempt.log if pattern else attempt.metrics_file
             if how is not None and how.file and not attempt.place.elsewhere:
@@ -165,11 +165,11 @@ class _Reports:
     def text(self) -> str:
         """Return the values as JSON for the step's row; empty if there are none."""
         known = training_from(self._values, self._total, at=round(time.time(), 3))
-        if known.total is not None and (eta := self._left(known.total)) is not None:
+        if known.total is not None and (eta := self._seconds_left(known.total)) is not None:
             known = known._replace(eta=round(eta, 1))
         return known.text(list(self._warnings))
 
-    def _left(self, total: float) -> float | None:
+    def _seconds_left(self, total: float) -> float | None:
         """Return the seconds until the last step, at the measured pace."""
         if self._first is None or self._last is None or self._last[0] <= self._first[0]:
             return None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import CannotRun, NotFound, RecipeError, did_you_mean
-from ...execution.session import look
+from ...execution.session import preview
 from ...execution.terms import request_of_run
 from ...language import library
 from ...paths import Location, is_path
@@ -187,7 +187,7 @@ def makers(ws: Workspace, row: RunRow, word: str) -> list[AttemptRow]:
     asked = request_of_run(row)
     traces = []
     with suppress(RecipeError, OSError):
-        found = look(ws, asked) if asked is not None else None
+        found = preview(ws, asked) if asked is not None else None
         keys = (
             [
                 verdict.key

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import CannotRun, NotFound, did_you_mean
-from ...execution.session import look
+from ...execution.session import preview
 from ...language.units import about
 from ...paths import beside, is_path
 from ...planning.ids import bare, inner_names, names, readable, stored_form
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         args.step = None
     with (open_existing if args.resume else open_to_look)(args.workspace) as ws:
         request = one_request(ws, args)
-        found = look(ws, request)
+        found = preview(ws, request)
         chosen = (
             find_nodes(found, args.step) if args.step is not None else range(len(found.plan.nodes))
         )
@@ -211,7 +211,7 @@ def _as_json(state: StepState) -> dict[str, object]:
 
 def _path(args: argparse.Namespace) -> int:
     with open_to_look(args.workspace) as ws:
-        found = look(ws, one_request(ws, args))
+        found = preview(ws, one_request(ws, args))
         chosen = _outputs(found, args.output)
         some = [each for each in chosen if found.verdicts[each[0]].answer != "skip"]
         paths = [

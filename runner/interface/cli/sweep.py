@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...digest import of_value
 from ...errors import Invalid, NotFound, Problem, did_you_mean
-from ...execution.session import look
+from ...execution.session import preview
 from ...language import document, library
 from ...paths import is_path
 from ...storage.workspace import Workspace
@@ -206,7 +206,7 @@ def _search(ws: Workspace, asked: _Asked) -> int:
             code = _round(ws, request, args, more=len(drawn) < args.tpe)
             if code not in (0, 1) or (code == 1 and not args.keep_going):
                 break
-        results = _results(ws, look(ws, request), metric) if drawn else {}
+        results = _results(ws, preview(ws, request), metric) if drawn else {}
         if drawn and not results and code == 0 and not args.dry_run:
             break  # the table says which metrics there are
         tried = [search.Trial(values, results.get(n)) for n, values in enumerate(drawn)]
@@ -231,14 +231,14 @@ def _search(ws: Workspace, asked: _Asked) -> int:
 
 def _round(ws: Workspace, request: Request, args: argparse.Namespace, *, more: bool = False) -> int:
     """Run the instances that have no result; with --stop-early without those that were stopped.  The exit code; `more`: another round follows."""
-    found = look(ws, request)
+    found = preview(ws, request)
     args.leave = tuple(stopped.stopped_attempts(ws, found)) if args.stop_early else ()
     if args.leave and not args.quiet:
         print(
             f"recipe: {len(args.leave)} instances that an earlier sweep stopped early are skipped; to continue them, omit `--stop-early`",
             file=sys.stderr,
         )
-    open = {found.plan.nodes[n].id for n in look(ws, request, running.choice_of(args)).todo}
+    open = {found.plan.nodes[n].id for n in preview(ws, request, running.choice_of(args)).todo}
     return running.done(ws, request, args, more=more) if open or args.dry_run else 0
 
 
@@ -269,7 +269,7 @@ def _announce(where: Space, known: int, new: Sequence[Sequence[Tree]]) -> None:
 
 def _print(ws: Workspace, request: Request, metric: str | None, *, least: bool) -> None:
     """The instances of this sweep beside each other.  Raises NotFound when none has the metric."""
-    found = look(ws, request)
+    found = preview(ws, request)
     keys = {verdict.key for verdict in found.verdicts if verdict.key is not None}
     results = comparison.collect_results(ws, found.plan.recipe, keys)
     tables = comparison.compare(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...api.finding import find_run
 from ...errors import CannotRun
-from ...execution.session import look
+from ...execution.session import preview
 from ...language.units import about
 from ...paths import from_here
 from ...planning.ids import stored_form
@@ -142,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _adopt(ws: Workspace, args: argparse.Namespace, request: Request) -> int:
-    found = look(ws, request)
+    found = preview(ws, request)
     for n in find_nodes(found, args.step):
         id = found.plan.nodes[n].id
         trace = adopt_outputs(ws, found, n)
@@ -166,7 +166,7 @@ def _clean(ws: Workspace, args: argparse.Namespace) -> int:
     going: list[PublishedPath] = []
     for request in requests(ws, args):
         if args.stale:
-            found = look(ws, request)
+            found = preview(ws, request)
             recipe, rows = found.plan.recipe, find_stale(ws, found)
         else:
             recipe = _recipe_id(ws, request)

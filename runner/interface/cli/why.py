@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...api.differences import Manifest, with_changed_files
 from ...api.finding import find_run
-from ...execution.session import look
+from ...execution.session import preview
 from ...language.units import about
 from ...planning import fingerprint
 from ...planning.fingerprint import Change
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
     with open_to_look(args.workspace) as ws:
         against = find_run(ws.store, args.vs).id if args.vs else None
-        found = look(ws, one_request(ws, args))
+        found = preview(ws, one_request(ws, args))
         answers = explain_nodes(ws, found, find_nodes(found, args.step), against)
 
         def held(content: str) -> Any:
