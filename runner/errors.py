@@ -6,6 +6,8 @@
     ├── CannotRun              2    a step could not be run at all
     ├── Busy                   4    somebody else holds what we need
     ├── Infrastructure         5    driver, disk or store trouble
+    │   ├── StoreUnavailable        the store or the run database does not answer now; no run or step fails for it
+    │   │   └── StoreBusy    4      another process has been writing for too long; also Busy
     │   ├── NoHost                  no host can be had for the steps of a run
     │   ├── Unusable                the workspace or store cannot be used (read-only, newer format, damaged)
     │   └── Corrupt                 stored bytes are not what their name says
@@ -107,14 +109,18 @@ class Busy(RecipeError):
     exit_code = 4
 
 
-class StoreBusy(Busy):
-    """Another process has been writing to the store for too long; nothing is wrong with what was asked."""
-
-
 class Infrastructure(RecipeError):
     """The machinery below failed."""
 
     exit_code = 5
+
+
+class StoreUnavailable(Infrastructure):
+    """The store or the run database does not answer now; nothing is wrong with what was asked, and no run or step fails for it."""
+
+
+class StoreBusy(Busy, StoreUnavailable):
+    """Another process has been writing to the store for too long."""
 
 
 class DiskFull(Infrastructure):

@@ -9,7 +9,7 @@ from typing import Final
 
 from drivers.base import DriverError, Exit, HostLost
 
-from ...errors import Infrastructure, Invalid, RecipeError
+from ...errors import Infrastructure, Invalid, RecipeError, StoreUnavailable
 from ...hosts.place.host_task import TaskResult
 from ...hosts.place.spare_dirs import Scrap
 from ...logs import Log
@@ -89,7 +89,12 @@ class Ender:
         return True
 
     async def end(self, id: str, end: End) -> None:
-        """Take the outputs of an attempt, or note that it failed."""
+        """Take the outputs of an attempt, or note that it failed.
+
+        Raises StoreUnavailable, which says nothing about the attempt: the next worker takes it up.
+        """
+        if isinstance(end, StoreUnavailable):
+            raise end
         attempt = self._running.pop(id)
         if isinstance(end, Exit):
             _log_exit(id, attempt, end)
@@ -161,6 +166,8 @@ class Ender:
         if not self._steps.survey.library:
             try:
                 self._publisher.publish(attempt.number, made)
+            except StoreUnavailable:
+                raise
             except RecipeError as error:
                 return self._fail(id, attempt, Cause("publish", str(error)), None)
             crashpoint("published")
