@@ -773,7 +773,7 @@ def test_what_opens_an_address_is_not_stored_without_a_key_and_a_pack_is_one_of_
     error = refused(served.rest.ask("POST", "/v1/runs", packed), 422, "invalid")
     assert [each["code"] for each in error["problems"]] == [
         "no-such-pack"
-    ] and "there is none" in error["message"]
+    ] and "no shared store is set" in error["message"]
     assert stored(served.rest) == before
 
 
