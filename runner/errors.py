@@ -6,6 +6,8 @@
     ├── CannotRun              2    a step could not run
     ├── Busy                   4    another process holds a resource
     ├── Infrastructure         5    driver, disk or store failure
+    │   ├── StoreUnavailable        the store or the run database does not answer; no step or run fails
+    │   │   └── StoreBusy    4      another process has written to the store for too long; also Busy
     │   ├── NoHost                  no host is available for a step
     │   ├── Unusable                unusable workspace or store (read-only, newer format, damaged)
     │   └── Corrupt                 stored bytes do not match their digest
@@ -109,14 +111,18 @@ class Busy(RecipeError):
     exit_code = 4
 
 
-class StoreBusy(Busy):
-    """Another process has been writing to the store for too long; nothing is wrong with what was asked."""
-
-
 class Infrastructure(RecipeError):
     """The machinery below failed."""
 
     exit_code = 5
+
+
+class StoreUnavailable(Infrastructure):
+    """The store or the run database does not answer now; nothing is wrong with what was asked, and no run or step fails for it."""
+
+
+class StoreBusy(Busy, StoreUnavailable):
+    """Another process has been writing to the store for too long."""
 
 
 class DiskFull(Infrastructure):

@@ -14,12 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ..errors import CannotRun, Infrastructure, NotFound, RecipeError, StoreBusy
+from ..errors import CannotRun, Infrastructure, NotFound, RecipeError, StoreBusy, StoreUnavailable
+from ..failures import of_step
 from ..hosts.link import client
+from ..planning.schedule import State
 from ..reports import sealing
 from ..storage.content.files import Content
 from ..storage.reach import Reach
-from ..storage.records.runs import ALONE, Offer, RunRow, RunState, Stale, settle
+from ..storage.records.runs import ALONE, Offer, RunRow, RunState, Stale, StepRow, settle
 from ..storage.records.store import hold_inode
 from ..storage.workspace import Workspace
 from ..survey import run_graph
@@ -181,7 +183,7 @@ def _execute_claimed(
         listener.say(
             f"lost run {row.id} to another worker: this worker did not respond for too long"
         )
-    except StoreBusy as error:
+    except StoreUnavailable as error:
         listener.say(f"run {row.id} is back in the queue: {error}")
         with suppress(RecipeError):
             ws.store.runs.release(row.id, fence)
@@ -261,12 +263,21 @@ def _execute(
         uploading.check(ws, found.plan, settings.upload)
     stood = recover(ws, found, row, fence) if row.fence > 1 else Claimed(row.id, fence)
     if stood is None:
-        words = f"cannot resume run {row.id}: a step failed, or its recipe has changed"
+        if (failed := _failed_step(ws, row.id)) is not None:
+            _store_end(ws, row, fence, RunState("FAILED", failed.detail, of_step(failed.reason)))
+            return True
+        words = f"cannot resume run {row.id}: its recipe has changed"
         raise Infrastructure(words, fix=f"run it again with `recipe retry {row.id}`")
     return (
         work(Assignment(ws, local, found, stood, settings, listener, since, handover=handover))
         is not None
     )
+
+
+def _failed_step(ws: Workspace, run: str) -> StepRow | None:
+    """Return the step that failed before the run's worker was gone, if one did."""
+    steps = ws.store.runs.steps(run).values()
+    return next((step for step in steps if step.state == State.FAILED), None)
 
 
 def _connect_store(ws: Workspace, name: str) -> RemoteCache:

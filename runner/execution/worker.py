@@ -17,7 +17,15 @@ from typing import Final
 
 from drivers.base import DriverError, NoCapacity
 
-from ..errors import CannotRun, Infrastructure, Invalid, NoHost, NotFound, RecipeError, StoreBusy
+from ..errors import (
+    CannotRun,
+    Infrastructure,
+    Invalid,
+    NoHost,
+    NotFound,
+    RecipeError,
+    StoreUnavailable,
+)
 from ..failures import RunFailure, of_step
 from ..hosts import interpreters, stacks
 from ..hosts.ahead import Ahead
@@ -379,7 +387,7 @@ def _store_error(commits: GroupCommit | None, error: BaseException) -> None:
     if (
         commits is not None
         and isinstance(error, (RecipeError, DriverError))
-        and not isinstance(error, StoreBusy)
+        and not isinstance(error, StoreUnavailable)
     ):
         with contextlib.suppress(Infrastructure):  # the store itself may be what failed
             _store_final_state(commits, failed_state(error))

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from pathlib import Path
@@ -24,7 +25,7 @@ from drivers.local import LocalHost
 from runner.agent import journal, locks, protocol
 from runner.hosts.link import client
 from runner.hosts.link.wire import Wire
-from tests.tools import small_disk
+from tests.tools import needs, small_disk
 
 LONG = timedelta(seconds=60)
 ENV = {"PATH": os.environ["PATH"]}
@@ -669,6 +670,25 @@ def test_a_lock_folder_of_somebody_else_is_passed_over(
     with pytest.raises(PermissionError, match="must be a private directory of this user") as found:
         locks.free_locks(["x"])
     assert str(found.value.filename) == ", ".join(str(each / name) for each in places)
+
+
+def test_a_lock_folder_that_another_login_made_first_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the mode that it should have, or open to all: the locks are in the next place."""
+    needs("root")
+    as_other = [needs("setpriv"), "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+    with contextlib.ExitStack() as stack:
+        places = [stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp")) for _ in range(3)]
+        for place, mode in zip(places, ("700", "777"), strict=False):
+            os.chmod(place, 0o1777)
+            taken = f"{place}/recipe-{os.geteuid()}"
+            subprocess.run([*as_other, "mkdir", "-m", mode, taken], check=True)
+        monkeypatch.setattr(locks, "PLACES", places)
+        held = locks.take_locks(["gpu-0"])
+        assert held is not None and locks.free_locks(["gpu-0"]) == []
+        os.close(held[0])
+        assert os.listdir(f"{places[2]}/recipe-{os.geteuid()}/gpus") == ["gpu-0.lock"]
 
 
 STOPPED = """

@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 
 from runner.api.submitting import Ticket, submit
-from runner.errors import Invalid
-from runner.execution import queue
+from runner.errors import Invalid, StoreBusy, StoreUnavailable
+from runner.execution import queue, worker
 from runner.execution.queue import serve
 from runner.execution.resume import POISON
+from runner.execution.steps import judging, preparing, publisher, reattaching
 from runner.execution.steps.control import Handover
 from runner.execution.terms import Choice, Listener, Settings
 from runner.execution.unattended import end_unattended
+from runner.hosts.place.place import Place
 from runner.storage.records import database
 from runner.storage.records.runs import Offer, RunRow
 from runner.storage.records.store import Store
@@ -346,6 +348,58 @@ def test_a_store_that_another_process_writes_to_for_too_long_fails_no_run(
     handover(signal.SIGTERM, None)
     worker.join(20)
     assert begun(slow) == 1 and not any("failed" in each for each in said)
+
+
+TOUCHES = {
+    "judged": (judging, "judge"),
+    "begun": (preparing.Preparer, "prepare"),
+    "found again": (reattaching.Reattacher, "find"),
+    "carried out": (Place, "carry"),
+    "published": (publisher.Publisher, "publish"),
+}
+"""By what is done for a step, where it reads or writes the store."""
+
+
+@pytest.mark.parametrize("fault", [StoreBusy, StoreUnavailable])
+@pytest.mark.parametrize("moment", TOUCHES)
+def test_a_step_whose_store_does_not_answer_runs_later_and_has_not_failed(
+    space: Space, monkeypatch: pytest.MonkeyPatch, moment: str, fault: type[StoreUnavailable]
+) -> None:
+    space.recipe(TWO.format(root=space.root))
+    owner, name = TOUCHES[moment]
+    run, whole, touched = submitted(space), getattr(owner, name), list[str]()
+
+    def busy(*given: Any, **named: Any) -> Any:
+        touched.append(name)
+        if len(touched) == 2:
+            raise fault("the database does not answer")
+        return whole(*given, **named)
+
+    monkeypatch.setattr(owner, name, busy)
+    work(space)
+    assert row(space, run).state == "COMPLETED" and begun(space) == 1 and len(touched) > 1
+    with Workspace.open(space.root) as ws:
+        failed = [each for each in ws.store.runs.events(run) if each.after == "FAILED"]
+    assert not failed
+
+
+def test_a_run_whose_worker_is_gone_after_a_step_failed_ends_with_that_failure(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space.recipe("steps: {a: {run: 'echo RuntimeError: no data; exit 7'}}")
+    run = submitted(space)
+    asked, whole = list[str](), worker._over
+
+    def once_away(*given: Any) -> str:
+        asked.append(run)
+        if len(asked) == 1:
+            raise StoreUnavailable("the database does not answer")
+        return whole(*given)
+
+    monkeypatch.setattr(worker, "_over", once_away)
+    work(space)
+    ended = row(space, run)
+    assert ended.state == "FAILED" and ended.failure == "exit" and "no data" in ended.reason
 
 
 def test_a_cancelled_run_is_over_for_every_worker(slow: Space) -> None:

@@ -7,11 +7,11 @@ import os
 from datetime import timedelta
 from typing import Final
 
-from ...errors import Busy
 from ...hosts.place.hooks import INSTALL
 from ...language.units import money_text
 from ...planning.schedule import LIMIT
 from ...storage import checkpoints
+from ...storage.records.runs import Stale
 from ...storage.workspace import Workspace
 from .attempt import GRACE, SAVING, Attempt
 from .bell import Bell
@@ -201,7 +201,7 @@ class Stopper:
             return
         try:
             request = runs.take_request(self._commits.run, self._commits.fence)
-        except Busy:  # another worker has the run and its jobs
+        except Stale:  # another worker has the run and its jobs
             return self._leave()
         self._seen = version
         if request == self._request or self._request == "cancel":

@@ -7,6 +7,7 @@ from typing import Final
 
 from drivers.base import DriverError, Exit, HostLost
 
+from ...errors import StoreUnavailable
 from ...logs import Log
 from ...planning.ids import readable
 from ...planning.schedule import BUSY, EARLY
@@ -50,7 +51,12 @@ class Ender:
         return True
 
     async def end(self, id: str, end: End) -> None:
-        """Process the end of an attempt: store its outputs or its failure."""
+        """Process the end of an attempt: store its outputs or its failure.
+
+        Raises StoreUnavailable, which says nothing about the attempt: the next worker takes it up.
+        """
+        if isinstance(end, StoreUnavailable):
+            raise end
         attempt = self._running.pop(id)
         if isinstance(end, Exit):
             _log_exit(id, attempt, end)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from ...errors import RecipeError
+from ...errors import RecipeError, StoreUnavailable
 from ...planning.plan import Plan
 from ...planning.secret_values import all_given
 from ...storage.workspace import Workspace
@@ -98,6 +98,8 @@ class PlanGrowth:
                 continue
             try:
                 self._publisher.publish(n, made)
+            except StoreUnavailable:
+                raise
             except RecipeError as error:
                 self._commits.say(f"{id}: {error}")
         return found

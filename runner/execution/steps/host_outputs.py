@@ -8,9 +8,11 @@ from typing import Final
 
 from drivers.base import DriverError, HostLost
 
-from ...errors import RecipeError
+from ...errors import RecipeError, StoreUnavailable
 from ...hosts.place.place import Place
 from ...hosts.pool import HostPool
+from ...logs import Log
+from ...planning.ids import readable
 from ...planning.plan import Node
 from ...storage.content.files import Content
 from ...storage.content.objects import Objects
@@ -20,6 +22,7 @@ from .judging import Judge
 from .renting import Machines
 from .run_plan import RunPlan
 
+_log: Final = Log("loop")
 NOTHING: Final[Mapping[str, float]] = MappingProxyType({})
 
 
@@ -81,6 +84,8 @@ class HostOutputs:
             await place.folder.bring(content)
         except HostLost as error:
             self._machines.lose(place, error)
+        except StoreUnavailable as error:  # the step is judged again, and asks again
+            _log.warning("%s: %s", readable(id), error)
         except RecipeError as error:
             self._judge.refuse(id, Cause("error", str(error), error.fix))
         except DriverError as error:

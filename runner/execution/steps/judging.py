@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...errors import RecipeError
+from ...errors import RecipeError, StoreUnavailable
 from ...hosts.pool import HostPool
 from ...planning.judge import FRESH, NOTHING, RESTORE, Made, Verdict, judge
 from ...planning.plan import SELECT
@@ -76,6 +76,8 @@ class Judge:
         self._note_needs_without_result(id)
         try:
             verdict = self._verdict_after_earlier_attempts(id)
+        except StoreUnavailable:
+            raise
         except RecipeError as error:
             return self._refuse_ready(id, Cause("when", str(error), error.fix))
         self._steps.set_verdict(id, verdict)
@@ -147,6 +149,8 @@ class Judge:
         if verdict.answer == RESTORE:
             try:
                 self._publisher.publish(n, made)
+            except StoreUnavailable:
+                raise
             except RecipeError as error:
                 return self._refuse_ready(id, Cause("publish", str(error), error.fix))
         reasons = "; ".join(verdict.reasons)

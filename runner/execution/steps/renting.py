@@ -9,7 +9,7 @@ from typing import Final
 
 from drivers.base import DriverError, HostLost, Need
 
-from ...errors import RecipeError
+from ...errors import RecipeError, StoreUnavailable
 from ...hosts.connect import same_packages
 from ...hosts.place.place import Place
 from ...hosts.pool import HostPool
@@ -59,6 +59,7 @@ class Machines:
         self._most, self._fixed_pools = most_for_a_need, fixed_pools
         self._coming = 0
         self._looked = 0.0
+        self._unavailable: StoreUnavailable | None = None
 
     @property
     def are_coming(self) -> bool:
@@ -70,7 +71,13 @@ class Machines:
         return self._steps.is_local(id) or self._pool.stays(self._steps.spec(id))
 
     def rent(self) -> None:
-        """Rent machines for QUEUED steps, and release unused ones."""
+        """Rent machines for QUEUED steps, and release unused ones.
+
+        Raises StoreUnavailable after the ledger did not answer: another try of this run might rent
+        a second machine.
+        """
+        if self._unavailable is not None:
+            raise self._unavailable
         pool = self._pool
         if pool.moves:
             self.note_moves()
@@ -170,6 +177,8 @@ class Machines:
         pool = self._pool
         try:
             await pool.rent(need, self._make_ready)
+        except StoreUnavailable as error:
+            self._unavailable = error
         except (RecipeError, DriverError) as error:
             pool.refuse(need, str(error))
         except Exception as error:  # a retry would rent another machine

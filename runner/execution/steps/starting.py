@@ -10,7 +10,7 @@ from typing import Final
 
 from drivers.base import DriverError, HostLost
 
-from ...errors import CannotRun, RecipeError
+from ...errors import CannotRun, RecipeError, StoreUnavailable
 from ...planning.judge import world_of
 from ...planning.schedule import LIMIT
 from ...planning.step import StepSpec
@@ -180,7 +180,7 @@ class Starter:
         attempt.release_lock()
         if isinstance(error, HostLost):
             self._machines.lose(attempt.place, error)
-        if isinstance(error, NotNow | HostLost):
+        if isinstance(error, NotNow | HostLost | StoreUnavailable):
             return self._failures.queue_again(id, attempt.key)
         if attempt.key is not None:
             self._commits.release_after_flush(attempt.key)

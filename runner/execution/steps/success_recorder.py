@@ -8,7 +8,7 @@ from pathlib import Path
 
 from drivers.base import Exit
 
-from ...errors import Infrastructure, Invalid, RecipeError
+from ...errors import Infrastructure, Invalid, RecipeError, StoreUnavailable
 from ...hosts.place.host_task import TaskResult
 from ...planning.judge import Made
 from ...planning.schedule import Outcome
@@ -84,6 +84,8 @@ class SuccessRecorder:
         if not self._steps.survey.library:
             try:
                 self._publisher.publish(attempt.number, made)
+            except StoreUnavailable:
+                raise
             except RecipeError as error:
                 return self._failures.fail(id, attempt, Cause("publish", str(error)), None)
             crashpoint("published")

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 import psycopg
 from psycopg import Connection
 
-from ...errors import Infrastructure, Unusable
+from ...errors import Infrastructure, StoreUnavailable, Unusable
 from .database import Row
 
 PATIENCE: Final = 60.0
@@ -138,7 +138,7 @@ class PostgresDatabase:
                 if self._connection is not None:
                     self._connection.close()
                 if time.monotonic() > deadline:
-                    raise Infrastructure(
+                    raise StoreUnavailable(
                         f"cannot reach the run database: {error}",
                         fix="check RECIPE_RUNS, and that the database is running",
                     ) from error
