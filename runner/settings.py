@@ -485,47 +485,41 @@ def _clashes(value: Mapping[str, Any]) -> list[_Fault]:
     """Report conflicting settings of stacks."""
     found: list[_Fault] = []
     for name, stack in value.get("stacks", {}).items():
-        for key in (key for key in stack.get("extra", {}) if key in Stack.__slots__):
-            fix = (
-                f"move `{key} = …` next to `driver`"
-                if key in stack or key in _OF_DRIVER
-                else "remove this setting"
-            )
-            found.append(
-                (
-                    "clash",
-                    f"stacks.{name}.extra.{key} is a setting of the stack, not of its `extra`",
-                    ("stacks", name, "extra"),
-                    fix,
-                )
-            )
+        found += _clashes_of_extra(name, stack)
         if "auto_stop" in stack and "keep" not in stack:
-            words = f"stacks.{name}.auto_stop requires `keep`: it stops a persistent machine"
-            found.append(
-                (
-                    "clash",
-                    words,
-                    ("stacks", name, "auto_stop"),
-                    'add `keep = "stopped"`, or remove `auto_stop`',
-                )
-            )
+            message = f"stacks.{name}.auto_stop requires `keep`: it stops a persistent machine"
+            fix = 'add `keep = "stopped"`, or remove `auto_stop`'
+            found.append(("clash", message, ("stacks", name, "auto_stop"), fix))
         if stack["driver"].partition(":")[0] == ANY:
-            found += [
-                (
-                    "clash",
-                    f"stacks.{name}.{key} requires a single driver, but the stack's driver is {stack['driver']}",
-                    ("stacks", name, key),
-                    f"set a single driver, or remove `{key}`",
-                )
-                for key in _OF_ONE_DRIVER
-                if key in stack
-            ]
+            found += _clashes_with_any(name, stack)
         if "head" in stack:
-            found += [
-                ("clash", words, ("stacks", name, "head"), fix)
-                for words, fix in _clashes_of_head(f"stacks.{name}", stack)
-            ]
+            for message, fix in _clashes_of_head(f"stacks.{name}", stack):
+                found.append(("clash", message, ("stacks", name, "head"), fix))
     return found
+
+
+def _clashes_of_extra(name: str, stack: Mapping[str, Any]) -> Iterator[_Fault]:
+    """Yield a fault for each setting in `extra` that is a setting of the stack itself."""
+    for key in stack.get("extra", {}):
+        if key not in Stack.__slots__:
+            continue
+        fix = "remove this setting"
+        if key in stack or key in _OF_DRIVER:
+            fix = f"move `{key} = …` next to `driver`"
+        message = f"stacks.{name}.extra.{key} is a setting of the stack, not of its `extra`"
+        yield "clash", message, ("stacks", name, "extra"), fix
+
+
+def _clashes_with_any(name: str, stack: Mapping[str, Any]) -> Iterator[_Fault]:
+    """Yield a fault for each setting of a multi-driver stack that requires a single driver."""
+    for key in _OF_ONE_DRIVER:
+        if key in stack:
+            driver = stack["driver"]
+            message = (
+                f"stacks.{name}.{key} requires a single driver, but the stack's driver is {driver}"
+            )
+            fix = f"set a single driver, or remove `{key}`"
+            yield "clash", message, ("stacks", name, key), fix
 
 
 def _clashes_of_head(name: str, stack: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -89,18 +89,20 @@ def _moments(
     places: Sequence[float], samples: Iterable[Mapping[str, Any]], span: Span
 ) -> list[tuple[float, float]]:
     """Return steps and the time of their first observation, both strictly increasing."""
-    first, last, before = min(places), max(places), span.started
     found: list[tuple[float, float]] = []
+    loaded = span.started
     for sample in samples:
         step, at = sample.get("step"), sample.get("at")
         if not is_comparable(at):
             continue
-        if not is_comparable(step):
-            before = at if not found else before  # the script was still loading
-        elif not found or (step > found[-1][0] and at > found[-1][1]):
-            found.append((step, at))
-    if before is not None and (not found or first < found[0][0]):
-        found.insert(0, (first, before))
+        if is_comparable(step):
+            if not found or (step > found[-1][0] and at > found[-1][1]):
+                found.append((step, at))
+        elif not found:
+            loaded = at  # the script was still loading
+    first, last = min(places), max(places)
+    if loaded is not None and (not found or first < found[0][0]):
+        found.insert(0, (first, loaded))
     if span.ended is not None and (not found or last > found[-1][0]):
         found.append((last, span.ended))
     return found

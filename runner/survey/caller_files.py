@@ -98,16 +98,19 @@ class EarlierOutputs:
         plain = {path: posixpath.normpath(path) for path in paths}
         if not plain or not self._rows:
             return set()
-        outputs = {
-            path: head for path, at in plain.items() for head in heads(at) if head in self._rows
-        }
-        unchanged = {head for head in dict.fromkeys(outputs.values()) if self._is_unchanged(head)}
-        return {
-            path
-            for path, at in plain.items()
-            if outputs.get(path) in unchanged
-            or (at in self._parents and self._holds_only_outputs(at))
-        }
+        outputs = {path: self._output_above(at) for path, at in plain.items()}
+        candidates = dict.fromkeys(output for output in outputs.values() if output is not None)
+        unchanged = {output for output in candidates if self._is_unchanged(output)}
+        found = {path for path, output in outputs.items() if output in unchanged}
+        for path, at in plain.items():
+            if path not in found and at in self._parents and self._holds_only_outputs(at):
+                found.add(path)
+        return found
+
+    def _output_above(self, path: str) -> str | None:
+        """Return the topmost published path that is `path` or above it; None if there is none."""
+        above = [head for head in heads(path) if head in self._rows]
+        return above[-1] if above else None
 
     def _is_unchanged(self, path: str) -> bool:
         spelled, content = self._rows[path]
