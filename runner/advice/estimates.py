@@ -542,7 +542,7 @@ def _read_prices(ws: Workspace) -> dict[str, float]:
     }
 
 
-# -- models ------------------------------------------------------------------------------------------------------------------------------------------
+# -- models --
 
 
 def read_model_config(ws: Workspace, kind: str, address: str) -> dict[str, Any] | None:
@@ -598,7 +598,7 @@ def _read_config(folder: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-# -- what runs measured ------------------------------------------------------------------------------------------------------------------------------
+# -- measurements of runs --
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,7 +158,7 @@ def calibrate(found: Estimate, factor: float, runs: int, measured: str) -> Estim
     return Estimate(size, round(size * (1 - spread)), round(size * (1 + spread)), terms, measured)
 
 
-# -- the model ---------------------------------------------------------------------------------------------------------------------------------------
+# -- the model --
 
 
 def read(config: Mapping[str, Any]) -> Model:
@@ -355,7 +355,7 @@ def _whole(config: Mapping[str, Any], *names: str, default: int | None = None) -
     return default
 
 
-# -- the terms ---------------------------------------------------------------------------------------------------------------------------------------
+# -- the terms --
 
 
 class _Shards(NamedTuple):

@@ -378,7 +378,7 @@ _SETTING: Final = re.compile(r'settings(?:\.(\w+)|\["(.+)"\])')
 
 
 def _items(rule: Rule, facts: Mapping[str, object]) -> Sequence[object]:
-    """Return what a rule is judged for, one after the other; once if it has no `each`."""
+    """Return the items that a rule is judged for; one None without `each`."""
     if not rule.each:
         return (None,)
     items = _value(rule.each, facts)

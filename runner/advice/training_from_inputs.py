@@ -164,7 +164,7 @@ class MemorySaving(NamedTuple):
     """An input change that reduces memory, and its cost."""
 
     inputs: dict[str, Tree]  # to set
-    price: str  # what it costs, in words
+    price: str  # disadvantage, for messages
 
 
 def list_memory_savings(recipe: str, inputs: Mapping[str, Any]) -> list[MemorySaving]:

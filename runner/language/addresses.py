@@ -62,7 +62,7 @@ def normalize(kind: AddressType, value: object) -> str:
     if not isinstance(value, str):
         raise _wrong_type(kind, value)
     if type(value) is not str:
-        # The output of another step: it says itself what it is.
+        # The output of another step has its own type.
         return value
     if not value or "\0" in value:
         raise _wrong_type(kind, value)

@@ -19,7 +19,7 @@ _WORD: Final = re.compile(
 
 
 BY_VALUE: Final = "imports a module whose name is computed"
-"""A doubt about a file: some of what it imports is known only when it runs."""
+"""A doubt about a file: some of its imports are known only at run time."""
 
 
 class Import(NamedTuple):

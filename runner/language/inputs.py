@@ -191,7 +191,7 @@ class _Binder:
         self.recipe, self.given, self.preset, self.origins = recipe, given, preset, origins
         # Inputs that are probably meant by an unknown name, which is a problem already.
         self.misspelt = misspelt
-        # Of an object: the parts that were given, each by the keys that lead to it.
+        # Given parts of an object input, by their path of keys.
         self.parts: dict[str, list[tuple[list[str], object]]] = {}
         for name, value in given.items():
             whole, *keys = name.split(".")

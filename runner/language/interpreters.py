@@ -317,7 +317,7 @@ def source(words: Sequence[Word]) -> SourceWords:
         return SourceWords()
     head = command[0].text
     found = _source_of_head(command)
-    # A carrier such as `env` waits for the command that it carries.
+    # A carrier such as `env` runs the next command in its words.
     is_waiting = head in _CARRIERS
     for at, word in enumerate(command):
         is_variable = at == 0 and "$" in head

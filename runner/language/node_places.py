@@ -55,9 +55,9 @@ class Places:
 
     def __init__(self) -> None:
         self.starts, self.ends = array("I"), array("I")
-        # Of a collection, the node behind it and all within it; 0 for a scalar or alias.
+        # First node after a collection and its content; 0 for a scalar or alias.
         self.after = array("I")
-        self.targets: dict[int, int] = {}  # alias -> the node that it stands for
+        self.targets: dict[int, int] = {}  # alias -> its target node
         self.folded: dict[int, str] = {}  # texts written with `>`
         self._children: dict[int, dict[str | int, tuple[int, int]]] = {}
 

@@ -70,7 +70,7 @@ def _sound_part(value: Any, faults: list[schema.Fault]) -> object:
     value = _without(value, [fault.path for fault in faults if fault.path])
     if not isinstance(value, dict) or len(faults) >= schema.MANY:
         return {}
-    # First without a key of a step, input or preset, then without all of it.
+    # First drop a key of a step, input or preset, then the whole part.
     depth = 3
     while left := [fault.path for fault in schema.faults(value) if fault.path]:
         value = _without(value, [_cut(path, depth) for path in left])

@@ -135,7 +135,7 @@ class InputsReader:
 
     def _check_needed_keys(self, name: str, raw: Mapping[str, Any], path: Where) -> None:
         kind = raw["type"]
-        # The document, not `raw`: a key that is there and wrong has been reported.
+        # Check the document, not `raw`: an invalid key has been reported already.
         written: Any = self._source.document.value
         keys = written["inputs"][name]
         if (kind == "choice" or raw.get("items") == "choice") and "choices" not in keys:

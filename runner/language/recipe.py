@@ -295,7 +295,7 @@ class Recipe:
     # the directory of its file.
     home: str = ""
     partial: bool = False  # parts with mistakes are left out
-    # Directory of its file, from `home`: paths with ./ or ../ in front begin there.
+    # Directory of the recipe file below `home`; paths with ./ or ../ are relative to it.
     folder: str = ""
 
     @property

@@ -73,7 +73,7 @@ def _read_escape(source: str, index: int, spans: list[Span]) -> int:
     """Append the span of the escape at `index`, and return the index after it."""
     name = source[index + 1]
     if name in "\r\n":
-        # An escaped break joins the lines; blank lines after it still are line feeds.
+        # An escaped break joins the lines; following blank lines remain line feeds.
         fold = _BREAKS.match(source, index + 1)
         assert fold
         spans += _breaks(fold)[1:]

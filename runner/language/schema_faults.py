@@ -39,7 +39,7 @@ class _Mismatch:
     path: Where  # of the value in the document
     schema: Schema
     value: Any
-    rule: Any  # what stands behind the keyword in the schema
+    rule: Any  # value of the keyword in the schema
 
 
 def explain(error: ValidationError, above: Where = ()) -> Iterator[Fault]:
@@ -316,7 +316,7 @@ def _nearest_key(key: str, known: tuple[str, ...]) -> str:
     elsewhere = [
         word for word, ours in _KEYS_ELSEWHERE.items() if ours in known and word not in known
     ]
-    # A word of another tool is taken for ours only if it is nearly that: "doc" is no "docker".
+    # Another tool's key must match closely: "doc" is not "docker".
     theirs = get_close_matches(key, elsewhere, n=len(elsewhere) or 1, cutoff=0.8)
     return next(iter(get_close_matches(key, [*known, *theirs], n=1, cutoff=0.6)), "")
 

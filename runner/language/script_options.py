@@ -91,7 +91,7 @@ class _Reader:
         self._definitions = {file: _definitions(tree) for file, tree in trees.items()}
         self._modules = {file: _modules(tree) for file, tree in trees.items()}
         self._names = {file: _imported_names(tree) for file, tree in trees.items()}
-        self._seen: dict[int, bool] = {}  # function, and whether it is certain to be called
+        self._seen: dict[int, bool] = {}  # function id -> whether a call is certain
         self._options: dict[tuple[int, tuple[str, ...]], ScriptOption] = {}  # by call and names
         self._parsers: set[int] = set()
         self._waiting: list[_Scope] = []

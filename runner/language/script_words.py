@@ -40,7 +40,7 @@ class WordFault(NamedTuple):
     message: str
     where: Where
     fix: str = ""
-    word: str = ""  # as it is written
+    word: str = ""  # source text
 
 
 def words_of_list(run: Sequence[Tree], script: str, where: Where) -> list[GivenWord] | None:
@@ -130,7 +130,7 @@ class _Words:
         self._script, self._takes = script, takes
         self._option: ScriptOption | None = None  # whose values follow
         self._begin: GivenWord | None = None  # the word of this option
-        self._values = 0  # of it so far
+        self._values = 0  # number of values of the current option
         self._free = False  # whether a value of any length stood since
         self._operands = 0
         self._given: set[str] = set()
@@ -184,7 +184,7 @@ class _Words:
         if option is None:
             if self._takes.strict:
                 self._say(f"{self._script} has no option {flag}", word, self._nearest(flag))
-            self._free = True  # what follows belongs to nothing
+            self._free = True  # following words are not checked as operands
             return
         self._given.add(option.name)
         self._option, self._begin = option, word

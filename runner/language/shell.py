@@ -46,7 +46,7 @@ class _ScriptWriter:
         self._parts: list[str] = []  # of the script
         self._end = 0  # index behind the last expression
         self._count = 0  # expressions so far
-        self._prefix = "_recipe"  # of the variables; the script names none like it
+        self._prefix = "_recipe"  # prefix of variables; absent from the script
         while self._prefix in text:
             self._prefix += "_"
 
@@ -88,7 +88,7 @@ def _variables(variable: str, value: object, position: Position) -> list[tuple[s
     if not position.alone:
         return [(variable, value)]
     if isinstance(value, Unknown) and value.textless and LIST in value.kinds:
-        return []  # as many words as it has items, which may be none
+        return []  # an unknown list may have no items
     if isinstance(value, (list, tuple)):
         return [(f"{variable}_{number}", item) for number, item in enumerate(value, 1)]
     return [(variable, value)]

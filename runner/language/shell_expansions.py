@@ -177,7 +177,7 @@ class Expansions:
             self.values.program(start, at, "${…:…}")
             return at
         if sign in _PATTERN_SIGNS:
-            # Quotes count in a pattern wherever it stands, and take away its magic.
+            # Quotes are special in every pattern, and make its characters literal.
             return self._until("}", at + 1, frame, _Context(quoted=False, singles=True))
         return self._until("}", at, frame, _Context(quoted, heredoc, singles=not quoted))
 
@@ -280,7 +280,7 @@ class Expansions:
 
     def _end_of_body(self, at: int, document: HereDocument) -> int:
         """Return the index of the delimiter line, or the end of the script or later."""
-        is_joined = False  # to the line before it, which ends with a backslash
+        is_joined = False  # whether the previous line ends with a backslash
         while at < len(self.text):
             line_end = self._end_of_line(at)
             line = self.text[at:line_end]

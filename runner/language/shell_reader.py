@@ -159,9 +159,8 @@ class _Reader:
 
     # -- characters --
     #
-    # Each of these reads what begins with its character in a list of commands.  It returns the
-    # index behind that, `at` if it is an ordinary character, or the complement of an index if the
-    # list ends there.
+    # Each method reads a construct that starts with its character.  It returns the index after the
+    # construct, `at` for an ordinary character, or the complement of an index if the list ends.
 
     def _on_space(self, at: int, frame: Frame) -> int:
         self._end_word(at, frame)

@@ -113,9 +113,9 @@ class Frame:
 
     close: str
     array: str = ""  # the variable whose elements these are
-    number: bool = False  # what is read may be arithmetic
-    feeder: int = -1  # where the command began whose output it reads: it is a `>( )`
-    places: set[int] = field(default_factory=set)  # its expressions, without those of frames in it
+    number: bool = False  # its output may be arithmetic
+    feeder: int = -1  # start of the command that feeds a `>( )`; else -1
+    places: set[int] = field(default_factory=set)  # expressions directly in this frame
     words: list[Word] = field(default_factory=list)  # of the simple command so far
     word: int = -1  # where the word being read began; -1 between words
     begin: int = -1  # where the pipeline being read began; -1 between pipelines
@@ -157,7 +157,7 @@ class Values:
         self.offsets = list(self.spans)
         self.places: dict[int, Position] = {}
         self.errors: dict[int, TemplateError] = {}
-        self.sources: list[Ruling] = []  # code, and what other interpreters read
+        self.sources: list[Ruling] = []  # code, also of other interpreters
         # Of here-documents: start, end, and where their command named them.
         self.bodies: list[tuple[int, int, int]] = []
         self.assigned: list[tuple[str, int]] = []  # variables, and expressions they are set to
@@ -175,8 +175,7 @@ class Values:
         for name, at in self.assigned:
             if name in self.computed:
                 self._limit(at, "number")
-        # An expression that the reader skipped stands in text that it could not make sense of:
-        # it is quoted like a word.
+        # The reader skips expressions in unparsable text; these are quoted like words.
         places = {at: self.places.get(at, Position("text", False)) for at in self.spans}
         doubts = self._find_sources(places)
         errors = tuple(error for _, error in sorted(self.errors.items()))

@@ -164,7 +164,7 @@ _OTHER_LOCKS = (
         "use pyproject.toml, or export a requirements.txt with hashes",
     ),
 )
-"""Patterns of files that people name as locks and that cannot be installed, and what to do."""
+"""File name patterns of unsupported locks, with the fix for each."""
 
 
 def path_or_glob(item: Any) -> str | Glob:

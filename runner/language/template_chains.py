@@ -283,7 +283,7 @@ def _item_of_unknown(value: object, key: object, path: tuple[str, ...], link: Li
         raise _no_such_part(value, path, link)
     part = one_of(found)
     if isinstance(part, Unknown) and NULL in kinds:
-        # If the value is null the part is not there, as `default` notices.
+        # A null value has no parts; `default` handles the absence.
         return replace(part, part=True)
     return part
 

@@ -183,7 +183,7 @@ def to_json(value: object, offset: int) -> object:
     """Return a value as JSON text with sorted keys.  Raises TemplateError."""
     if holds_unknown(value):
         return A_TEXT
-    # Measured before it is written: an expression can name one long text a thousand times.
+    # Check the size first: an expression can repeat a long text a thousand times.
     if _budget_after(value, LONGEST_TEXT) < 0:
         raise too_long(offset, 6)
     try:

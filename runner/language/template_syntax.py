@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 FILTERS = ("stem", "name", "suffix", "parent", "join", "tojson", "default", "length", "range")
 TESTS = ("defined", "none")
 _CALLS: Mapping[str, str] = {**{name: name for name in FILTERS}, "len": "length"}
-"""The filter that does what a call of this name is meant to do."""
+"""Function name -> the filter for the same purpose."""
 
 _LONGEST_EXPRESSION = 4_000  # characters
 _ARGUMENTS: Mapping[str, tuple[int, int]] = {"default": (1, 1), "join": (0, 1)}
@@ -281,11 +281,11 @@ class _ExpressionReader:
         self._source = source
         self._base = base  # offset of the source in the leaf
         self._tokens: list[tuple[int, str]] = []  # offset and text
-        self._token_at: dict[int, int] = {}  # offset -> index of the token that begins there
+        self._token_at: dict[int, int] = {}  # offset -> index of its token
 
     def read(self) -> nodes.Expr:
         """Return the syntax tree.  Raises TemplateError for syntax outside the language."""
-        # jinja2 would shorten it, and every offset after it would be wrong.
+        # jinja2 would shorten it and shift every later offset.
         carriage_return = self._source.find("\r")
         if carriage_return >= 0:
             message = "a carriage return cannot be in an expression"

@@ -40,7 +40,7 @@ class Unknown:
 
     kinds: frozenset[str]
     items: Unknown | None = None
-    part: bool = False  # a part of another unknown value, which may not be there at all
+    part: bool = False  # a part of another unknown value; may be absent
 
     @property
     def without_null(self) -> Unknown:

@@ -115,7 +115,7 @@ def _inputs_read(leaf: str) -> set[str] | None:
     try:
         paths = [found.path for found in references(leaf) if found.path[0] == "inputs"]
     except TemplateError:
-        # Reported elsewhere; the inputs that it names were meant to be read.
+        # An invalid template is reported elsewhere, and its inputs count as used.
         return None if "inputs[" in leaf else set(re.findall(r"inputs\.(\w+)", leaf))
     if any(len(path) == 1 for path in paths):
         return None

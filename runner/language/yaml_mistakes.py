@@ -81,7 +81,7 @@ class _Complaint:
     problem: str
     context: str
     index: int  # of the problem
-    begun: int  # index of what the parser was reading
+    begun: int  # start of the current construct
     line_start: int  # of the line with the problem
     line: str
 
@@ -100,7 +100,7 @@ def _start_of_line(text: str, index: int) -> int:
     return text.rfind("\n", 0, index) + 1
 
 
-# -- one kind of mistake each: None if it is not that --
+# -- each function detects one kind of mistake, or returns None --
 
 
 def _braces(complaint: _Complaint) -> Mistake | None:

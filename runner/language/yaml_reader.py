@@ -108,13 +108,13 @@ class YamlReader:
         self.problems: list[Problem] = []
         # The innermost collection; the outermost level holds the document.
         self._level = _Level(NO_NODE, False, [], None, None)
-        self._outer: list[_Level] = []  # the collections around it
+        self._outer: list[_Level] = []  # enclosing collections
         self._anchors: dict[str, tuple[int, object]] = {}
         self._names: dict[str, str] = {}  # mappings share the strings of their keys
         self._expanded = 0  # nodes made by aliases
         self._refused_depth = 0  # inside a key that is refused already: its level
         self._last_count = 0  # nodes at the last check of limits
-        self._quiet_since = 0  # index of the text since which there was no new node
+        self._quiet_since = 0  # index of the last new node in the text
 
     def read(self) -> Tree:
         """Return the value of the text, which is invalid if there are problems.
