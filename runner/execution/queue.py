@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Final
 from ..errors import CannotRun, Infrastructure, NotFound, RecipeError, StoreBusy, StoreUnavailable
 from ..failures import of_step
 from ..hosts.link import client
-from ..planning.schedule import State
 from ..reports import sealing
 from ..storage.content.files import Content
 from ..storage.reach import Reach
-from ..storage.records.runs import ALONE, Offer, RunRow, RunState, Stale, StepRow, settle
+from ..storage.records.runs import ALONE, Offer, RunRow, RunState, Stale, settle
 from ..storage.records.store import hold_inode
 from ..storage.workspace import Workspace
 from ..survey import run_graph
@@ -30,7 +29,7 @@ from . import presence, uploading
 from .refusals import check, preflight
 from .reporting import LAST_WORDS, reserve_points, start_delivery
 from .results import count_steps, deliver, show_warnings
-from .resume import Claimed, fail_if_poisoned, recover
+from .resume import Claimed, fail_if_poisoned, find_failed_step, recover
 from .session import preview
 from .steps.control import Handover
 from .terms import (
@@ -263,7 +262,7 @@ def _execute(
         uploading.check(ws, found.plan, settings.upload)
     stood = recover(ws, found, row, fence) if row.fence > 1 else Claimed(row.id, fence)
     if stood is None:
-        if (failed := _failed_step(ws, row.id)) is not None:
+        if (failed := find_failed_step(ws, found, row.id)) is not None:
             _store_end(ws, row, fence, RunState("FAILED", failed.detail, of_step(failed.reason)))
             return True
         words = f"cannot resume run {row.id}: its recipe has changed"
@@ -272,12 +271,6 @@ def _execute(
         work(Assignment(ws, local, found, stood, settings, listener, since, handover=handover))
         is not None
     )
-
-
-def _failed_step(ws: Workspace, run: str) -> StepRow | None:
-    """Return the step that failed before the run's worker was gone, if one did."""
-    steps = ws.store.runs.steps(run).values()
-    return next((step for step in steps if step.state == State.FAILED), None)
 
 
 def _connect_store(ws: Workspace, name: str) -> RemoteCache:

@@ -10,8 +10,9 @@ from typing import Final
 from ..digest import of_value
 from ..errors import Busy
 from ..failures import RunFailure
+from ..planning.plan import ALLOW_FAILURE
 from ..planning.schedule import FINAL, Spent, State, budget_used
-from ..storage.records.runs import RunRow, RunState, settle
+from ..storage.records.runs import RunRow, RunState, StepRow, settle
 from ..storage.workspace import Workspace
 from ..survey.facts import collect_facts
 from ..survey.plan_cache import compile_request
@@ -130,6 +131,18 @@ def fail_if_poisoned(ws: Workspace, row: RunRow, fence: int) -> bool:
     return True
 
 
+def find_failed_step(ws: Workspace, found: Survey, run: str) -> StepRow | None:
+    """Return the step whose failure ended the run before its worker was gone, if one did."""
+    failed = [step for step in ws.store.runs.steps(run).values() if step.state == State.FAILED]
+    return next((step for step in failed if not _may_fail(found, step.step)), None)
+
+
+def _may_fail(found: Survey, step: str) -> bool:
+    """Return True if the run continues after a failure of the step."""
+    n = found.plan.index.get(step)
+    return n is not None and bool(found.plan.nodes[n].flags & ALLOW_FAILURE)
+
+
 def recover(ws: Workspace, found: Survey, row: RunRow, fence: int) -> Claimed | None:
     """Return the state of a run whose worker died, or None if it cannot resume.
 
@@ -138,12 +151,14 @@ def recover(ws: Workspace, found: Survey, row: RunRow, fence: int) -> Claimed | 
     stored = {id: State(step.state) for id, step in ws.store.runs.steps(row.id).items()}
     todo = {found.plan.nodes[n].id for n in found.todo}
     open = {id for id, state in stored.items() if state not in FINAL}
-    if any(state in (State.FAILED, State.BLOCKED, State.CANCELLED) for state in stored.values()):
+    failed_well = {
+        id for id, state in stored.items() if state is State.FAILED and _may_fail(found, id)
+    }
+    ended = {state for id, state in stored.items() if id not in failed_well}
+    if not ended.isdisjoint((State.FAILED, State.BLOCKED, State.CANCELLED)):
         return None
-    if (
-        not open <= found.plan.index.keys()
-        or not {stored.get(id, State.WAITING) for id in todo} <= _GOES_ON
-    ):
+    states_todo = {stored.get(id, State.WAITING) for id in todo - failed_well}
+    if not open <= found.plan.index.keys() or not states_todo <= _GOES_ON:
         return None
     attempts = ws.store.runs.attempts(row.id)
     failed: dict[str, list[str]] = {}

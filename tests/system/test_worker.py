@@ -20,6 +20,7 @@ from runner.execution.queue import serve
 from runner.execution.resume import POISON
 from runner.execution.steps import judging, preparing, publisher, reattaching
 from runner.execution.steps.control import Handover
+from runner.execution.steps.starting import Starter
 from runner.execution.terms import Choice, Listener, Settings
 from runner.execution.unattended import end_unattended
 from runner.hosts.place.place import Place
@@ -400,6 +401,30 @@ def test_a_run_whose_worker_is_gone_after_a_step_failed_ends_with_that_failure(
     work(space)
     ended = row(space, run)
     assert ended.state == "FAILED" and ended.failure == "exit" and "no data" in ended.reason
+
+
+def test_a_run_whose_worker_is_gone_after_an_allowed_failure_goes_on(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space.recipe(
+        "steps:\n"
+        "  a: {matrix: {n: [0, 7]}, run: 'echo {{ matrix.n }} > a{{ matrix.n }}.txt; exit {{ matrix.n }}',"
+        " outputs: {o: 'a{{ matrix.n }}.txt'}, allow_failure: true}\n"
+        "  b: {run: 'cat {{ steps.a.o }} > b.txt', outputs: {o: b.txt}}\n"
+    )
+    run = submitted(space)
+    asked, whole = list[str](), Starter._launch
+
+    async def second_is_away(starter: Starter, id: str, attempt: Any) -> None:
+        asked.append(id)
+        if asked[2:] == ["b"]:
+            starter._commits.flush()
+            raise StoreUnavailable("the database does not answer")
+        await whole(starter, id, attempt)
+
+    monkeypatch.setattr(Starter, "_launch", second_is_away)
+    work(space)
+    assert row(space, run).state == "COMPLETED" and asked[2:] == ["b", "b"]
 
 
 def test_a_cancelled_run_is_over_for_every_worker(slow: Space) -> None:
