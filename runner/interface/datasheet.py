@@ -51,7 +51,10 @@ class Sheet:
 
 
 def results(recipe: Recipe) -> list[tuple[str, str, Output | None]]:
-    """Return the name, the step and the declaration of each recipe output.  The declaration is None if the step does not declare the output itself."""
+    """Return the name, the step and the declaration of each recipe output.
+
+    The declaration is None if the step does not declare the output itself.
+    """
     if recipe.outputs is None:
         return [
             (f"{step.id}.{output.name}", step.id, output)
