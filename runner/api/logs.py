@@ -42,7 +42,7 @@ class AttemptLog:
     node: int = 0
     pattern: str = ""  # regular expression that finds metrics in the log
 
-    def known(self, ws: Workspace) -> list[Secret]:
+    def secrets_to_mask(self, ws: Workspace) -> list[Secret]:
         """Return the secrets to mask in a growing log.
 
         Raises CannotRun if an environment file cannot be read.
@@ -159,7 +159,7 @@ def open_tail(ws: Workspace, run: str, part: AttemptLog) -> Tail | StoredStream 
         return Tail(descriptor_of(path), Masker().stream())
     with suppress(OSError):  # a step may have replaced its log with a pipe
         if not part.ended:
-            masker = Masker(part.known(ws))
+            masker = Masker(part.secrets_to_mask(ws))
             return Tail(descriptor_of(_find_running_log(part.raw)), masker.stream())
     return None
 

@@ -268,7 +268,7 @@ def _read_live_points(ws: Workspace, run: str, part: AttemptLog) -> Sequence[Poi
     if find_unmaskable(ws, part):
         return ()
     try:
-        masker = Masker(part.known(ws))
+        masker = Masker(part.secrets_to_mask(ws))
         if part.pattern:
             return _collect_points(_read_log_points(part, masker))
         data = masker.mask(Path(f"{part.raw[:-4]}.metrics").read_bytes())

@@ -104,7 +104,7 @@ class Market:
 
         If the function reports missing queries, query the drivers and call the function again.
         """
-        known = await run_in_threadpool(self.cached, room)
+        known = await run_in_threadpool(self.read_cache, room)
         made, missing = await planner.call(function, room, known, *args, **more)
         if missing:
             await run_in_threadpool(self.ask, room, missing)
@@ -112,7 +112,7 @@ class Market:
             made, _ = await planner.call(function, room, known, *args, **more)
         return made
 
-    def cached(self, room: ServedWorkspace) -> CachedOffers:
+    def read_cache(self, room: ServedWorkspace) -> CachedOffers:
         """Return the cached offers, without drivers that cannot be loaded here."""
         with room.open_workspace() as ws:
             renters = offering.renters(ws)

@@ -262,7 +262,7 @@ class AttemptReader:
         with suppress(FileNotFoundError):
             return Tail(descriptor_of(path), Masker().stream())
         raw = Path(f"{self.part.raw[:-4]}.metrics")
-        return Tail(descriptor_of(raw), Masker(self.part.known(ws)).stream())
+        return Tail(descriptor_of(raw), Masker(self.part.secrets_to_mask(ws)).stream())
 
 
 def _pick_evenly(points: Sequence[T], most: int) -> Sequence[T]:
