@@ -12,7 +12,7 @@ from ..errors import Busy
 from ..failures import RunFailure
 from ..planning.plan import ALLOW_FAILURE
 from ..planning.schedule import FINAL, Spent, State, budget_used
-from ..storage.records.runs import RunRow, RunState, StepRow, settle
+from ..storage.records.runs import AttemptRow, RunRow, RunState, StepRow, settle
 from ..storage.workspace import Workspace
 from ..survey.facts import collect_facts
 from ..survey.plan_cache import compile_request
@@ -151,32 +151,58 @@ def recover(ws: Workspace, found: Survey, row: RunRow, fence: int) -> Claimed | 
     stored = {id: State(step.state) for id, step in ws.store.runs.steps(row.id).items()}
     todo = {found.plan.nodes[n].id for n in found.todo}
     open = {id for id, state in stored.items() if state not in FINAL}
-    failed_well = {
-        id for id, state in stored.items() if state is State.FAILED and _may_fail(found, id)
-    }
-    ended = {state for id, state in stored.items() if id not in failed_well}
-    if not ended.isdisjoint((State.FAILED, State.BLOCKED, State.CANCELLED)):
-        return None
-    states_todo = {stored.get(id, State.WAITING) for id in todo - failed_well}
-    if not open <= found.plan.index.keys() or not states_todo <= _GOES_ON:
+    if not _can_resume(found, stored, todo, open):
         return None
     attempts = ws.store.runs.attempts(row.id)
-    failed: dict[str, list[str]] = {}
-    tries = {id: 1 for id, state in stored.items() if state is State.RUNNING}
-    for attempt in attempts:
-        tries[attempt.step] = max(
-            tries.get(attempt.step, 0), attempt.n + (stored.get(attempt.step) is State.RUNNING)
-        )
-        if attempt.outcome == "failed" and not attempt.exit.get("saved"):
-            failed.setdefault(attempt.step, []).append(attempt.reason)
-    states = {id: stored.get(id, State.WAITING) for id in todo | open}
     made = frozenset(
         attempt.key for attempt in attempts if attempt.outcome == "done" and attempt.key
     )
-    budgets = {id: budget_used(reasons) for id, reasons in failed.items()}
-    if row.request:  # Answer an old pause request; a newer request stays.
-        state = "QUEUED" if row.state == "PAUSED" else row.state
-        ws.store.runs.group(
-            row.id, fence, run_state=RunState(state, row.reason), answers=row.request
-        )
-    return Claimed(row.id, fence, row.state, True, states, budgets, tries, made)
+    _answer_old_request(ws, row, fence)
+    return Claimed(
+        row.id,
+        fence,
+        row.state,
+        True,
+        {id: stored.get(id, State.WAITING) for id in todo | open},
+        _budgets_used(attempts),
+        _count_tries(stored, attempts),
+        made,
+    )
+
+
+def _can_resume(found: Survey, stored: Mapping[str, State], todo: set[str], open: set[str]) -> bool:
+    may_fail = {
+        id for id, state in stored.items() if state is State.FAILED and _may_fail(found, id)
+    }
+    ended = {state for id, state in stored.items() if id not in may_fail}
+    if not ended.isdisjoint((State.FAILED, State.BLOCKED, State.CANCELLED)):
+        return False
+    if not open <= found.plan.index.keys():
+        return False
+    return {stored.get(id, State.WAITING) for id in todo - may_fail} <= _GOES_ON
+
+
+def _count_tries(stored: Mapping[str, State], attempts: Sequence[AttemptRow]) -> dict[str, int]:
+    """Count the attempts of each step, with one for each RUNNING step, which has no row yet."""
+    tries = {id: 1 for id, state in stored.items() if state is State.RUNNING}
+    for attempt in attempts:
+        is_running = stored.get(attempt.step) is State.RUNNING
+        tries[attempt.step] = max(tries.get(attempt.step, 0), attempt.n + is_running)
+    return tries
+
+
+def _budgets_used(attempts: Sequence[AttemptRow]) -> dict[str, Spent]:
+    """Return the retries that each step has used up; attempts with a new checkpoint are free."""
+    failed: dict[str, list[str]] = {}
+    for attempt in attempts:
+        if attempt.outcome == "failed" and not attempt.exit.get("saved"):
+            failed.setdefault(attempt.step, []).append(attempt.reason)
+    return {id: budget_used(reasons) for id, reasons in failed.items()}
+
+
+def _answer_old_request(ws: Workspace, row: RunRow, fence: int) -> None:
+    """Clear a pause that its worker never read or that is over; a newer request stays."""
+    if not row.request:
+        return
+    state = "QUEUED" if row.state == "PAUSED" else row.state
+    ws.store.runs.group(row.id, fence, run_state=RunState(state, row.reason), answers=row.request)

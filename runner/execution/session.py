@@ -361,32 +361,40 @@ def check_ids(plan: Plan, choice: Choice, read: Callable[[str], str] = str) -> N
     """
     known = {node.id for node in plan.nodes} | plan.waiting.keys()
     every = {name for id in known for name in names(id) | inner_names(id)}
-    for id in [*choice.again, *(id for id in (choice.only, choice.until, choice.begin) if id)]:
-        if read(id) not in every:
-            if bare(id) in plan.waiting:
-                words = f"the step {id} is not known yet: its instances depend on the outputs of another step"
-                raise CannotRun(words, fix=f"name all instances with {bare(id)}")
-            steps = sorted(map(bare, known))
-            inside = [step.partition("/")[2] for step in steps]
-            hint = did_you_mean(id, {*steps, *inside, *known} - {""})
-            raise NotFound(
-                f'{plan.recipe} has no step "{id}"',
-                fix=hint or f"its steps: {', '.join(list(dict.fromkeys(steps))[:10])}",
-            )
+    single = (choice.only, choice.until, choice.begin)
+    for id in [*choice.again, *filter(None, single)]:
+        if read(id) in every:
+            continue
+        if bare(id) in plan.waiting:
+            words = f"the step {id} is not known yet: its instances depend on the outputs of another step"
+            raise CannotRun(words, fix=f"name all instances with {bare(id)}")
+        raise _unknown_step(plan, id, known)
+
+
+def _unknown_step(plan: Plan, id: str, known: set[str]) -> NotFound:
+    steps = sorted(map(bare, known))
+    inside = [step.partition("/")[2] for step in steps]
+    hint = did_you_mean(id, {*steps, *inside, *known} - {""})
+    fix = hint or f"its steps: {', '.join(list(dict.fromkeys(steps))[:10])}"
+    return NotFound(f'{plan.recipe} has no step "{id}"', fix=fix)
 
 
 def _skip_unchosen(found: Survey) -> None:
     """Skip the steps that the caller did not choose.  Raises CannotRun if a needed step is stale."""
     plan, only, wanted = found.plan, found.only, found.select_wanted(found.plan)
-    needs = {need for n in wanted for need in plan.needs(n)} | (
-        plan.closure_of(only)[0] if only and plan.closure_of(only)[1] else set()
-    )
+    needs = {need for n in wanted for need in plan.needs(n)}
+    if only:
+        before, waits = plan.closure_of(only)
+        if waits:
+            needs |= before
     for n, verdict in enumerate(found.verdicts):
-        if only and n not in wanted and n in needs and verdict.answer in (RUN, MAYBE):
+        if n in wanted:
+            continue
+        if only and n in needs and verdict.answer in (RUN, MAYBE):
             raise CannotRun(
                 f"{plan.nodes[n].id}, a dependency of {only}, is out of date",
                 fix=f"run that step first, or use `--until {only}`",
             )
-        if n not in wanted and verdict.answer in (RUN, MAYBE, RESTORE):
+        if verdict.answer in (RUN, MAYBE, RESTORE):
             found.verdicts[n] = Verdict(SKIPPED, None, ("not asked for",), None)
             found.aside.add(plan.nodes[n].id)

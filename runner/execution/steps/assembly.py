@@ -41,6 +41,7 @@ from .host_hooks import HostHooks
 from .host_outputs import HostOutputs
 from .inputs import InputStager
 from .judging import Judge
+from .launching import Launcher
 from .loop import Loop, Owners
 from .orphans import Orphans
 from .placement import Placement
@@ -53,6 +54,7 @@ from .run_schedule import RunSchedule
 from .running_attempts import RunningAttempts
 from .shared_states import SharedStates
 from .silence import Silences
+from .start_records import StartRecords
 from .starting import Starter
 from .success_recorder import SuccessRecorder
 from .tidying import Tidying
@@ -254,33 +256,41 @@ class _Assembly:
             ws.objects, steps, self.pool, self.machines, self.judge, self.bell
         )
         shared_states = SharedStates(ws, commits)
-        return Starter(
-            steps,
+        placement = Placement(
+            steps, schedule, commits, self.pool, host_outputs, self.machines, self.failures
+        )
+        keys = KeyClaims(
+            ws,
             schedule,
             commits,
+            self.orphans,
             self.judge,
-            Placement(
-                steps, schedule, commits, self.pool, host_outputs, self.machines, self.failures
-            ),
-            KeyClaims(
-                ws,
-                schedule,
-                commits,
-                self.orphans,
-                self.judge,
-                contended=self.options.contended,
-            ),
-            StateClaims(ws, preparer, self.orphans, shared_states, self.inherited),
+            contended=self.options.contended,
+        )
+        launcher = Launcher(
+            commits,
+            StartRecords(schedule, commits, ws.environ, self.folder),
+            placement,
+            self.publisher,
             Reattacher(steps, self.orphans, preparer, stager, self.machines, self.inherited),
             preparer,
-            self.publisher,
             Carrier(self.running, shared_states),
             self.failures,
             self.machines,
             self.stopper,
             self.bell,
-            ws.environ,
-            self.folder,
+        )
+        return Starter(
+            steps,
+            schedule,
+            commits,
+            self.judge,
+            placement,
+            keys,
+            StateClaims(ws, preparer, self.orphans, shared_states, self.inherited),
+            launcher,
+            self.failures,
+            self.machines,
         )
 
     def _ender(self) -> Ender:

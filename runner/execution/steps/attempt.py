@@ -99,6 +99,11 @@ class Attempt:
         return self.spec.resources.room
 
     @property
+    def gpus(self) -> int:
+        """The number of GPUs that the step needs on its host."""
+        return int(self.wants.get("gpus", 0))
+
+    @property
     def log(self) -> str:
         """The log path of the first node."""
         return f"{self.directory.path}.log"

@@ -10,6 +10,7 @@ from typing import Final
 from ...hosts.place.hooks import INSTALL
 from ...language.units import money_text
 from ...planning.schedule import LIMIT
+from ...planning.step import StateSpec
 from ...storage import checkpoints
 from ...storage.records.runs import Stale
 from ...storage.workspace import Workspace
@@ -147,17 +148,8 @@ class Stopper:
 
     def _checkpoints_of(self, attempt: Attempt) -> str:
         """Describe the checkpoints of one step.  Those on another host are unknown."""
-        states, names = self._steps.spec(attempt.id).state, list[str]()
-        for each in states:
-            folder = attempt.state.folder(each.name) if attempt.state is not None else None
-            if folder is None or not folder.is_dir():
-                continue
-            if each.checkpoint is None:
-                names += [each.name] if os.listdir(folder) else []
-                continue
-            newest = checkpoints.newest(folder, each.checkpoint, thorough=False).name
-            if newest is not None:
-                names.append(newest)
+        states = self._steps.spec(attempt.id).state
+        names = [name for each in states for name in _checkpoint_names(attempt, each)]
         if names:
             return f"{attempt.id} keeps {', '.join(names)}"
         if attempt.place.elsewhere and states:
@@ -244,3 +236,14 @@ class Stopper:
         for attempt in self._running.values():
             self._bell.run_in_background(attempt.stop(grace, may_save=may_save))
         self._bell.wake()
+
+
+def _checkpoint_names(attempt: Attempt, state: StateSpec) -> list[str]:
+    """Return the local checkpoint of a state; its own name if it has no checkpoint pattern."""
+    folder = attempt.state.folder(state.name) if attempt.state is not None else None
+    if folder is None or not folder.is_dir():
+        return []
+    if state.checkpoint is None:
+        return [state.name] if os.listdir(folder) else []
+    newest = checkpoints.newest(folder, state.checkpoint, thorough=False).name
+    return [newest] if newest is not None else []

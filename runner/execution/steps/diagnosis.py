@@ -83,16 +83,12 @@ class Diagnosis:
             return Cause(NAN, diverged)
         if end.detail:
             attempt.place.ending(end.detail)
-        leaving = [place for place in attempt.place.members if place.leaving]
-        if leaving and not stopping:
-            return Cause("preempted", f"{leaving[0].name}: {leaving[0].leaving}")
+        preempted = None if stopping else _cause_of_preemption(attempt)
+        if preempted is not None:
+            return preempted
         if self._health.take_sick(id):
             return Cause("health", f"the recipe's health check failed {PATIENCE} times in a row")
-        if end.detail and not stopping:
-            return Cause("lost", f"{attempt.place.name} stopped the step: {end.detail}")
-        if attempt.is_reattached and not stopping:
-            return Cause("lost", "an earlier run had stopped the step and then exited")
-        return None
+        return None if stopping else _cause_of_lost_job(attempt, end)
 
     async def _cause_of_exit(self, id: str, attempt: Attempt, exit: Exit) -> Cause:
         """Return the cause of an exit with an error, from the log and the host."""
@@ -137,6 +133,22 @@ class Diagnosis:
     def _is_taken_away(self, attempt: Attempt) -> bool:
         """Return True if a SIGTERM that we did not send may be the preemption of a spot machine."""
         return self._pool.spot.preemptible(attempt.place) and not attempt.stop_asked
+
+
+def _cause_of_preemption(attempt: Attempt) -> Cause | None:
+    leaving = [place for place in attempt.place.members if place.leaving]
+    if not leaving:
+        return None
+    return Cause("preempted", f"{leaving[0].name}: {leaving[0].leaving}")
+
+
+def _cause_of_lost_job(attempt: Attempt, end: Exit) -> Cause | None:
+    """Return the cause of a stop by the host or by an earlier run; None if neither stopped it."""
+    if end.detail:
+        return Cause("lost", f"{attempt.place.name} stopped the step: {end.detail}")
+    if attempt.is_reattached:
+        return Cause("lost", "an earlier run had stopped the step and then exited")
+    return None
 
 
 def _cause_of_outputs(attempt: Attempt) -> Cause | None:

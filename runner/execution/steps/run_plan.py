@@ -102,15 +102,18 @@ class RunPlan:
     def left_on_hosts(self, objects: Objects) -> set[str]:
         """Return the contents of earlier `temporary` outputs that only a host may still have."""
         found: set[str] = set()
-        for node in [self.node(id) for id in self.todo]:
-            names = {name for name, _, flags in node.outputs if flags & TEMPORARY}
-            key = self.verdicts[node.id].key
-            trace = self.facts.traces.get(key) if names and key is not None else None
-            if trace is None:
-                continue
-            found |= {
-                content
-                for name, _, content in trace.outputs
-                if name in names and not objects.has(Content(content))
-            }
+        for id in self.todo:
+            contents = self._temporary_contents(self.node(id))
+            found |= {content for content in contents if not objects.has(Content(content))}
         return found
+
+    def _temporary_contents(self, node: Node) -> list[str]:
+        """Return the contents of a step's `temporary` outputs in its cached result."""
+        names = {name for name, _, flags in node.outputs if flags & TEMPORARY}
+        key = self.verdicts[node.id].key
+        if not names or key is None:
+            return []
+        trace = self.facts.traces.get(key)
+        if trace is None:
+            return []
+        return [content for name, _, content in trace.outputs if name in names]
