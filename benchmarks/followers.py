@@ -198,7 +198,7 @@ def measure(folder: Path, args: argparse.Namespace) -> None:
     me += ["--websockets"] if args.websockets else []
     with Workspace.open(folder) as ws:
         known = Tokens(ws.home / "server", ws.locks)
-        tokens = [known.make("read", f"t{n}")[1] for n in range(args.tokens)]
+        tokens = [known.create("read", f"t{n}")[1] for n in range(args.tokens)]
         (folder / "tokens").write_text("\n".join(tokens))
         ws.store.runs.submit(RunRow(RUN, "t@1", "p", {}, str(ws.root)))
         fence = ws.store.runs.claim(RUN, "benchmark")

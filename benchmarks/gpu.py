@@ -34,7 +34,7 @@ TRAINERS = ROOT / "recipes" / "trainers"
 sys.path.insert(0, str(ROOT))
 
 from runner.advice import hardware, training_from_inputs  # noqa: E402
-from runner.advice.memory import CONTEXT, LOST, estimate, read  # noqa: E402
+from runner.advice.memory import CUDA_CONTEXT, FRAGMENTATION, estimate, read  # noqa: E402
 
 CARRIED = 60_000_000  # bytes of wheels, at most
 PACKAGES = ("trl", "peft", "diffusers", "datasets", "bitsandbytes", "pyarrow", "pandas", "dill", "multiprocess", "xxhash", "zipp",
@@ -390,11 +390,11 @@ class Machine:
 
     def _most(self, row: Row, inputs: dict[str, Any]) -> int:
         """The most sequences at once that are estimated to fit."""
-        usable = self.told["bytes"] - CONTEXT - hardware.RESERVED
+        usable = self.told["bytes"] - CUDA_CONTEXT - hardware.RESERVED
         fit = [
             size
             for size in range(1, 33)
-            if _estimated(row, inputs | {"micro_batch": size}) * (1 + LOST) <= 0.9 * usable
+            if _estimated(row, inputs | {"micro_batch": size}) * (1 + FRAGMENTATION) <= 0.9 * usable
         ]
         return max(fit, default=1)
 
@@ -407,9 +407,9 @@ class Machine:
         if row.recipe == "sft":
             found["tokens_per_second"] = round(count * inputs["max_length"] / seconds, 1)
             model = read(self._config(row))
-            training = training_from_inputs.text("sft@1", inputs, model)
+            training = training_from_inputs.read_text_training("sft@1", inputs, model)
             assert training is not None
-            work = hardware.operations(
+            work = hardware.count_operations(
                 model, replace(training, checkpointing=False), count * training.length
             )
         else:
@@ -550,13 +550,13 @@ def _estimated(row: Row, inputs: Mapping[str, Any]) -> float:
     """Bytes that tensors are estimated to take at the most, which is what torch says is allocated; 0 where the estimator does not know."""
     if row.recipe == "sft":
         model = read(MODELS[row.model])
-        training = training_from_inputs.text("sft@1", inputs, model)
+        training = training_from_inputs.read_text_training("sft@1", inputs, model)
         assert training is not None
         terms = dict(estimate(model, replace(training, context=False)).terms)
         return float(sum(size for name, size in terms.items() if name != "lost between tensors"))
-    seen = training_from_inputs.picture("flux-lora@1", inputs, row.model)
-    found = hardware.fitting(_figures().diffusion, seen) if seen is not None else None
-    return (found.gb * 1e9 - CONTEXT) / (1 + LOST) if found is not None else 0.0
+    seen = training_from_inputs.read_diffusion_training("flux-lora@1", inputs, row.model)
+    found = hardware.find_row(_figures().diffusion, seen) if seen is not None else None
+    return (found.gb * 1e9 - CUDA_CONTEXT) / (1 + FRAGMENTATION) if found is not None else 0.0
 
 
 # -- there: models and data, drawn -------------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import random
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -138,7 +138,7 @@ def path_text(path: Path_) -> str:
 # -- operators: each gives every mistake of its kind that a recipe allows ----------------------------------------------------------------------------
 
 
-def renames_of_keys(text: str, tree: Any, rng: random.Random) -> Iterator[Mutant]:
+def rename_keys(text: str, tree: Any, rng: random.Random) -> Iterator[Mutant]:
     for path in places(tree):
         if isinstance(path[-1], str):
             make = partial(rename_key, tree, path, typo(path[-1], rng))
@@ -157,7 +157,7 @@ def _kind_of_key(path: Path_) -> str:
     return "rename a key that a program reads" if free else "rename a key"
 
 
-def renames_in_templates(text: str, tree: Any, rng: random.Random) -> Iterator[Mutant]:
+def rename_in_templates(text: str, tree: Any, rng: random.Random) -> Iterator[Mutant]:
     for path, value in _texts(tree):
         for template in _TEMPLATE.finditer(value):
             for name in _NAME.finditer(value, *template.span(1)):
@@ -172,13 +172,13 @@ def renames_in_templates(text: str, tree: Any, rng: random.Random) -> Iterator[M
                 yield Mutant("rename in a template", f"{path_text(path)}: {changed}", _text(make))
 
 
-def drops(text: str, tree: Any, rng: random.Random) -> Iterator[Mutant]:
+def drop_keys(text: str, tree: Any, rng: random.Random) -> Iterator[Mutant]:
     for path in places(tree):
         kind = "drop a list item" if isinstance(path[-1], int) else "drop a key"
         yield Mutant(kind, path_text(path), _text(partial(drop_key, tree, path)))
 
 
-def retypes(text: str, tree: Any, rng: random.Random) -> Iterator[Mutant]:
+def retype_values(text: str, tree: Any, rng: random.Random) -> Iterator[Mutant]:
     for path in places(tree):
         value = at(tree, path)
         other: Any = None
@@ -196,7 +196,7 @@ def retypes(text: str, tree: Any, rng: random.Random) -> Iterator[Mutant]:
         yield Mutant("retype a value", f"{path_text(path)}: {other}"[:90], _text(make))
 
 
-def unquotes(text: str, tree: Any, rng: random.Random) -> Iterator[Mutant]:
+def unquote_texts(text: str, tree: Any, rng: random.Random) -> Iterator[Mutant]:
     for quoted in _QUOTED.finditer(text):
         line = text.count("\n", 0, quoted.start()) + 1
         if re.match(rf"\s*(?:-\s*)?(?:{'|'.join(PROSE)}):", text.splitlines()[line - 1]):
@@ -205,7 +205,7 @@ def unquotes(text: str, tree: Any, rng: random.Random) -> Iterator[Mutant]:
         yield Mutant("unquote", f"line {line}: {quoted[0]}"[:90], partial(str, changed))
 
 
-def renests(text: str, tree: Any, rng: random.Random) -> Iterator[Mutant]:
+def move_keys(text: str, tree: Any, rng: random.Random) -> Iterator[Mutant]:
     for path in places(tree):
         if not isinstance(path[-1], str) or len(path) < 2 or not isinstance(path[-2], str):
             continue
@@ -220,7 +220,7 @@ def renests(text: str, tree: Any, rng: random.Random) -> Iterator[Mutant]:
             yield Mutant("nest a key too far in", path_text(path), _text(make))
 
 
-def branches(text: str, tree: Any, rng: random.Random) -> Iterator[Mutant]:
+def swap_branches(text: str, tree: Any, rng: random.Random) -> Iterator[Mutant]:
     for path, value in _texts(tree):
         for choice in _CHOICE.finditer(value):
             swapped = f"{{{{ {choice[3]} if {choice[2]} else {choice[1]} }}}}"
@@ -241,15 +241,16 @@ def _texts(tree: Any) -> Iterator[tuple[Path_, str]]:
 
 
 Operator = Callable[[str, Any, random.Random], Iterator[Mutant]]
-OPERATORS: Sequence[Operator] = (
-    renames_of_keys,
-    renames_in_templates,
-    drops,
-    retypes,
-    unquotes,
-    renests,
-    branches,
-)
+OPERATORS: Mapping[str, Operator] = {
+    "renames_of_keys": rename_keys,
+    "renames_in_templates": rename_in_templates,
+    "drops": drop_keys,
+    "retypes": retype_values,
+    "unquotes": unquote_texts,
+    "renests": move_keys,
+    "branches": swap_branches,
+}
+"""The operators by the word that seeds their choice. Another word chooses other mistakes."""
 
 
 # -- the count -------------------------------------------------------------------------------------------------------------------------------------
@@ -259,8 +260,8 @@ def mutants(path: Path, sites: int, seed: int) -> Iterator[Mutant]:
     """So many mistakes of each operator in one recipe, the same for the same seed."""
     text = path.read_text("utf-8")
     tree = documents.parse(text, str(path)).value
-    for operator in OPERATORS:
-        rng = random.Random(f"{seed} {path.name} {operator.__name__}")
+    for word, operator in OPERATORS.items():
+        rng = random.Random(f"{seed} {path.name} {word}")
         every = list(operator(text, tree, rng))
         yield from rng.sample(every, min(sites, len(every)))
 

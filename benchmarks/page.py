@@ -201,7 +201,7 @@ class Reader:
 
 def readers(args: argparse.Namespace) -> dict[str, object]:
     with serving() as rest:
-        run = _submitted(rest)
+        run = _submit_fit(rest)
         alone = _cost(rest, args)
         programs = [Reader(rest, run) for _ in range(args.pages)]
         before = sum(reader.heard for reader in programs)
@@ -219,7 +219,7 @@ def readers(args: argparse.Namespace) -> dict[str, object]:
 
 def pages(args: argparse.Namespace) -> dict[str, object]:
     with serving() as rest, chromium() as browser:
-        run = _submitted(rest)
+        run = _submit_fit(rest)
         found: dict[str, object] = {"no page, % of a core": _cost(rest, args)}
         shared, known = browser.new_context(viewport=WINDOW), token(rest)
         kinds: dict[str, Callable[[], tuple[Any, str]]] = {
@@ -239,8 +239,8 @@ def pages(args: argparse.Namespace) -> dict[str, object]:
     return found
 
 
-def _submitted(rest: Rest) -> str:
-    """A run that reports 10 points a second, for hours."""
+def _submit_fit(rest: Rest) -> str:
+    """Submit a run that reports 10 points per second for hours, and return its id."""
     run = rest.submit("fit", inputs={"count": 100_000, "pause": 0.1})
     rest.until(run, "ACTIVE")
     return str(run)

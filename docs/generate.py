@@ -18,7 +18,7 @@ from runner.paths import shipped
 
 if __name__ == "__main__":
     language, commands = shipped() / "docs" / "language.md", shipped() / "docs" / "cli.md"
-    language.write_text(reference.refreshed(language.read_text("utf-8"), schema.load()), "utf-8")
+    language.write_text(reference.refresh(language.read_text("utf-8"), schema.load()), "utf-8")
     commands.write_text(cli_page.refreshed(commands.read_text("utf-8")), "utf-8")
     memory = shipped() / "docs" / "memory.md"
     memory.write_text(published.refreshed(memory.read_text("utf-8")), "utf-8")

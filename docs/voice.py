@@ -105,8 +105,8 @@ def sentences(text: str) -> list[str]:
     return [part for part in parts if len(re.findall(r"[A-Za-z]+", part)) >= 3]
 
 
-def marked(sentence: str) -> list[str]:
-    """Return how a sentence avoids a name, if it does."""
+def find_marks(sentence: str) -> list[str]:
+    """Return the ways in which a sentence avoids a name."""
     return [name for name, pattern in MARKS.items() if re.search(pattern, sentence)]
 
 
@@ -118,16 +118,19 @@ def measure(text: str) -> Measure:
         {
             "pronouns": sum(bool(PRONOUNS.fullmatch(word)) for word in words),
             "what": sum(bool(WHAT.fullmatch(word)) for word in words),
-            "colons": sum(_divided(sentence) for sentence in found),
-            "marks": sum(len(marked(sentence)) for sentence in found),
+            "colons": sum(_is_divided(sentence) for sentence in found),
+            "marks": sum(len(find_marks(sentence)) for sentence in found),
         },
         {"pronouns": len(words), "what": len(words), "colons": len(found), "marks": len(words)},
         sum(map(len, words)) / max(1, len(words)),
     )
 
 
-def _divided(sentence: str) -> bool:
-    """Whether a colon or semicolon joins two statements: not after the bold name of a list's item, nor before code or a list."""
+def _is_divided(sentence: str) -> bool:
+    """Return True if a colon or semicolon joins two statements.
+
+    A colon after the bold name of a list item, before code or before a list does not count.
+    """
     rest = re.sub(r"^\s*(?:[-*]|\d+\.)?\s*\*\*[^*]+\*\*:?", "", sentence)
     return bool(re.search(r"[:;] +[A-Za-z]", rest))
 
@@ -247,8 +250,8 @@ def worse(now: Measure, before: Mapping[str, float]) -> list[str]:
     return wrong
 
 
-def accepted(now: Mapping[str, Measure]) -> dict[str, dict[str, float]]:
-    """Return today's rates of every place, to be kept."""
+def collect_rates(now: Mapping[str, Measure]) -> dict[str, dict[str, float]]:
+    """Return the current rates of every place, to be stored as accepted."""
     return {
         name: {rate.name: round(each.rate(rate), 1) for rate in RATES if each.among.get(rate.name)}
         for name, each in now.items()
@@ -275,7 +278,7 @@ def look(names: Iterable[str]) -> None:
         each = measure(text)
         print(name, *(f"{rate.name} {each.rate(rate):.1f}" for rate in RATES[:4]), sep="  ")
         for sentence in sentences(text):
-            if reasons := marked(sentence):
+            if reasons := find_marks(sentence):
                 print(f"  {sentence}\n    -> {', '.join(reasons)}")
 
 
@@ -287,7 +290,7 @@ def main(arguments: list[str]) -> int:
         return 0
     now = places()
     if "--accept" in arguments:
-        KEPT.write_text(json.dumps(accepted(now), indent=1) + "\n", "utf-8")
+        KEPT.write_text(json.dumps(collect_rates(now), indent=1) + "\n", "utf-8")
     print(*score(now), sep="\n")
     kept = json.loads(KEPT.read_text("utf-8")) if KEPT.exists() else {}
     wrong = [

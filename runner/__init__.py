@@ -3,13 +3,18 @@
     import runner
 
     recipe = runner.load("sft@1")
-    survey = runner.plan("./pipeline.yaml", {"epochs": 3})       # what a run would do, and why; survey.plan.graph is a networkx.DiGraph
+    # What would a run do, and why? survey.plan.graph is a networkx.DiGraph.
+    survey = runner.plan("./pipeline.yaml", {"epochs": 3})
     summary = runner.run("./pipeline.yaml", {"epochs": 3}, on_event=print)
-    results = runner.results("./pipeline.yaml")                          # a row for each instance and run: inputs, metrics, time
-    run = runner.submit("flux-lora@1", {"dataset": "hf://me/photos"}, to="https://recipes.example")  # a worker there carries it out
+    # One row for each instance and run: inputs, metrics, time.
+    results = runner.results("./pipeline.yaml")
+    # A worker of the server executes the run.
+    inputs = {"dataset": "hf://me/photos"}
+    run = runner.submit("flux-lora@1", inputs, to="https://recipes.example")
     run.wait()
 
-Errors are `runner.errors.RecipeError`s: `Invalid` has every problem of a recipe or its inputs, each with its place; a failed step is in the summary.
+Errors are `runner.errors.RecipeError`s. `Invalid` has all problems of a recipe or its inputs with
+their locations. A failed step is in the summary.
 """
 
 from __future__ import annotations
@@ -53,12 +58,15 @@ __all__ = [
 
 
 def load(recipe: str | Path, *, workspace: str | Path | None = None) -> Recipe:
-    """Read and check a recipe: a path, or `NAME@VERSION` of the library.  Raises errors.NotFound, errors.Invalid with every problem."""
+    """Load and validate a recipe: a path, or `NAME@VERSION` of the library.
+
+    Raises errors.NotFound, and errors.Invalid with all problems.
+    """
     from .language import parse
-    from .language.library import find, meant
+    from .language.library import find, resolve
 
     location = _standing(workspace, recipe)
-    return parse.load(find(meant(location, str(recipe)), location.root))
+    return parse.load(find(resolve(location, str(recipe)), location.root))
 
 
 def plan(
@@ -73,11 +81,12 @@ def plan(
     store: str | None = None,
     nodes: int = 0,
 ) -> Survey:
-    """What a run would do, at most: `survey.verdicts` has one answer with reasons for each of `survey.plan.nodes`.
+    """Plan a run: `survey.verdicts` has an answer with reasons for each of `survey.plan.nodes`.
 
-    `inputs` are typed values, or text as on the command line.  `python` is the interpreter of steps without a lock; `"current"` is the caller's, with
-    its packages, for all steps.  `store` names a shared store, as on the command line; without it the one that recipe.toml says.
-    `nodes` is on how many nodes `accelerate` steps run that do not say it.  Raises errors.RecipeError.
+    `inputs` are typed values, or text as on the command line. `python` is the interpreter for steps
+    without a lock; `"current"` uses the caller's interpreter and packages for all steps. `store`
+    names a shared store (default: the one in recipe.toml). `nodes` is the node count of
+    `accelerate` steps that do not set one. Raises errors.RecipeError.
     """
     from .api.plans import plan_run
     from .execution.terms import Choice
@@ -88,12 +97,13 @@ def plan(
         ws.share(store)
         request = _request(location, recipe, inputs, preset, out, python, nodes)
         found = plan_run(ws, request, choice or Choice())
-        found.plan.specs()  # read while the workspace is open
+        found.plan.specs()  # loaded while the workspace is open
         return found
 
 
 def recipes(*, to: str | None = None, workspace: str | Path | None = None) -> list[RecipeEntry]:
-    """The recipes that may be run by their names: `id`, `summary`, `package`, `file`, and when one was `used` last.  `to` as for `submit`.
+    """List the recipes available by name: `id`, `summary`, `package`, `file`, and the last use
+    (`used`). `to` as in `submit`.
 
     Raises errors.RecipeError.
     """
@@ -105,7 +115,7 @@ def recipes(*, to: str | None = None, workspace: str | Path | None = None) -> li
 async def recipes_async(
     *, to: str | None = None, workspace: str | Path | None = None
 ) -> list[RecipeEntry]:
-    """`recipes`, by `await`."""
+    """Async version of `recipes`."""
     from .interface.handle.opening import recipes_of_async
 
     return await recipes_of_async(to, _standing(workspace, "").root)
@@ -114,10 +124,12 @@ async def recipes_async(
 def forecast(
     recipe: str | Path, inputs: Mapping[str, Any] | None = None, **how: Unpack[How]
 ) -> Forecast:
-    """What a run that `submit` would store would do, take and cost: the same value for a workspace, a database and a server.
+    """Forecast a submitted run: its steps, time and cost, in the same form for a workspace, a
+    database and a server.
 
-    `steps` have an answer with reasons, `seconds`, `usd` and the `memory` of GPUs, `machines` what the `driver` would rent.  Nothing is stored, run
-    or rented.  Takes what `submit` takes.  Raises errors.RecipeError, Invalid with every problem.
+    `steps` have an answer with reasons, `seconds`, `usd` and GPU `memory`. `machines` are the
+    machines that the `driver` would rent. Nothing is stored, run or rented. Takes the arguments of
+    `submit`. Raises errors.RecipeError, and Invalid with all problems.
     """
     from .interface.handle import opening
 
@@ -128,7 +140,7 @@ def forecast(
 async def forecast_async(
     recipe: str | Path, inputs: Mapping[str, Any] | None = None, **how: Unpack[How]
 ) -> Forecast:
-    """`forecast`, by `await`."""
+    """Async version of `forecast`."""
     from .interface.handle import opening
 
     root = _standing(how.get("workspace"), recipe).root
@@ -149,16 +161,18 @@ def run(
     on_event: Callable[[Event], object] | None = None,
     nodes: int = 0,
 ) -> Summary:
-    """Run what is not fresh, and say how it ended: `summary.state` is COMPLETED, FAILED or CANCELLED, `summary.failed` has each failure with its log.
+    """Run the steps that are out of date, and return a summary: `summary.state` is COMPLETED,
+    FAILED or CANCELLED, and `summary.failed` has each failure with its log.
 
-    `out` is a folder, or an address (`s3://`, `gs://`, `hf://`) that the results are uploaded to.  `on_event` is called with every stored event, in
-    order: in a notebook, or another program with an event loop, by another thread.  Raises errors.RecipeError when nothing could be started, or the
-    results are not uploaded.
+    `out` is a directory, or an address (`s3://`, `gs://`, `hf://`) to upload the results to.
+    `on_event` is called with every stored event, in order. In a notebook, or another program with
+    an event loop, it is called from another thread. Raises errors.RecipeError if nothing could be
+    started, or the upload failed.
     """
     from dataclasses import replace
 
     from .execution.session import run as run_session
-    from .execution.signals import apart
+    from .execution.signals import call_beside_loop
     from .execution.terms import Choice, Settings
     from .storage.workspace import Workspace, results_place
 
@@ -175,16 +189,20 @@ def run(
         if isinstance(place := results_place(out or ""), str):
             how = replace(how, upload=place)
         calls = _Calls(on_event, location.root)
-        return apart(lambda: run_session(ws, request, choice or Choice(), how, calls), calls.cancel)
+        return call_beside_loop(
+            lambda: run_session(ws, request, choice or Choice(), how, calls), calls.cancel
+        )
 
 
 def submit(recipe: str | Path, inputs: Mapping[str, Any] | None = None, **how: Unpack[How]) -> Run:
-    """Store a run for a worker, and answer its handle: `wait`, `status`, `events`, `logs`, `metrics`, `download`, `cancel`, `pause`, `resume`.
+    """Queue a run for a worker, and return its handle: `wait`, `status`, `events`, `logs`,
+    `metrics`, `download`, `cancel`, `pause`, `resume`.
 
-    `to` is where runs are kept: nothing for the workspace (or the database of `RECIPE_RUNS`), `postgresql://USER@HOST/DATABASE`, or the address of a
-    `recipe serve`, which runs the recipes of its own catalog; the token for it is `RECIPE_TOKEN`.  The others are `driver workspace preset out python
-    choice settings store nodes priority not_before key labels user limits webhooks here`: docs/python.md.  Raises errors.RecipeError, Invalid with
-    every problem.
+    `to` selects the queue: the workspace by default (or the database in `RECIPE_RUNS`),
+    `postgresql://USER@HOST/DATABASE`, or the URL of a `recipe serve`, which runs recipes of its own
+    catalog and requires the token `RECIPE_TOKEN`. The other arguments are `driver workspace preset
+    out python choice settings store nodes priority not_before key labels user limits webhooks
+    here`, see docs/python.md. Raises errors.RecipeError, and Invalid with all problems.
     """
     from .interface.handle.opening import submit_run
 
@@ -196,7 +214,10 @@ def submit(recipe: str | Path, inputs: Mapping[str, Any] | None = None, **how: U
 async def submit_async(
     recipe: str | Path, inputs: Mapping[str, Any] | None = None, **how: Unpack[How]
 ) -> AsyncRun:
-    """`submit`, by `await`: the handle's methods are awaited, its events and logs are read by `async for`."""
+    """Async version of `submit`.
+
+    The handle's methods are awaited, and its events and logs are async iterators.
+    """
     from .interface.handle.opening import submitted_async
 
     return await submitted_async(
@@ -205,7 +226,10 @@ async def submit_async(
 
 
 def run_of(id: str, *, to: str | None = None, workspace: str | Path | None = None) -> Run:
-    """A handle of a run that exists, also of one that `recipe run` began.  `to` is where it is kept, as for `submit`.  Raises errors.NotFound."""
+    """Return the handle of an existing run, including runs of `recipe run`.
+
+    `to` as in `submit`. Raises errors.NotFound.
+    """
     from .interface.handle import opening
 
     return opening.run_of(id, to, _standing(workspace, "").root)
@@ -214,7 +238,7 @@ def run_of(id: str, *, to: str | None = None, workspace: str | Path | None = Non
 async def run_of_async(
     id: str, *, to: str | None = None, workspace: str | Path | None = None
 ) -> AsyncRun:
-    """`run_of`, by `await`."""
+    """Async version of `run_of`."""
     from .interface.handle import opening
 
     return await opening.run_of_async(id, to, _standing(workspace, "").root)
@@ -226,10 +250,12 @@ def results(
     workspace: str | Path | None = None,
     frame: bool | None = None,
 ) -> Any:
-    """What the runs of a recipe gave: a row for each instance and run with inputs, metrics and time in seconds, as `recipe results --csv` prints it.
+    """Return the results of a recipe: a row for each instance and run with inputs, metrics and time
+    in seconds, as in `recipe results --csv`.
 
-    A pandas.DataFrame where pandas is installed, else a list of mappings; `frame` asks for one of the two.  Without a recipe that of the last run.
-    Raises errors.NotFound, ImportError if a frame is asked for without pandas.
+    Returns a pandas.DataFrame if pandas is installed, else a list of mappings; `frame` selects one
+    of the two. Without `recipe`, uses the last run's recipe. Raises errors.NotFound, and
+    ImportError if a frame is requested without pandas.
     """
     from importlib import import_module
     from importlib.util import find_spec
@@ -266,7 +292,7 @@ def _request(
     python: str | None,
     nodes: int,
 ) -> Request:
-    from .language.library import meant
+    from .language.library import resolve
     from .storage.workspace import results_place
     from .survey.request import Request
 
@@ -274,7 +300,7 @@ def _request(
     below = Path(location.typed(str(place))) if isinstance(place, Path) else None
     given = dict(inputs or {})
     return Request(
-        meant(location, str(recipe)),
+        resolve(location, str(recipe)),
         given,
         preset,
         below,
@@ -285,7 +311,7 @@ def _request(
 
 
 def _new(recipe: str | Path, inputs: Mapping[str, Any] | None, how: How) -> New:
-    """A run that is to be stored."""
+    """Build the run to store from the arguments of `submit`."""
     from dataclasses import replace
 
     from .api.submitting import Ticket
@@ -309,7 +335,7 @@ def _new(recipe: str | Path, inputs: Mapping[str, Any] | None, how: How) -> New:
     if is_server(how.get("to") or ""):
         request = replace(
             request, recipe=str(recipe)
-        )  # a name there is one of its catalog, whatever is here
+        )  # the name refers to the server's catalog, regardless of local recipes
     settings = how.get("settings") or Settings(
         how.get("driver", "local"), store=how.get("store", ""), limits=dict(how.get("limits", {}))
     )
@@ -328,7 +354,7 @@ def _new(recipe: str | Path, inputs: Mapping[str, Any] | None, how: How) -> New:
 
 
 class _Calls:
-    """A listener that hands every event to a function."""
+    """Listener that passes every event to a function."""
 
     def __init__(self, call: Callable[[Event], object] | None, root: Path) -> None:
         self._call, self._root = call, root
@@ -341,10 +367,10 @@ class _Calls:
             self.cancel()
 
     def cancel(self) -> None:
-        """End the run, now or when it begins."""
+        """Cancel the run, now or when it starts."""
         self._cancelled = True
         if self._run:
-            with suppress(RecipeError):  # it is over
+            with suppress(RecipeError):  # the run has finished
                 run_of(self._run, workspace=self._root).cancel()
 
     def events(self, batch: Sequence[Event]) -> None:

@@ -1,8 +1,10 @@
-"""Digests: a content address as a type, and one canonical hash of values.
+"""Digests: the digest type, and a canonical hash of values.
 
-The canonical form (version 1) of a value is its JSON text with sorted keys, no white space and everything beyond ASCII escaped, so that no two
-different values share a form: `1`, `1.0`, `"1"` and `true` differ, and so do `["ab"]` and `["a","b"]`.  NaN and infinities have no form. A hash of a
-value is SHA-256 over a record tag, a NUL and this form: a step's key and a tree's manifest never share a pre-image.
+The canonical form (version 1) of a value is its JSON text with sorted keys, without white space,
+and with non-ASCII characters escaped, so that different values have different forms: `1`, `1.0`,
+`"1"` and `true` differ, and so do `["ab"]` and `["a","b"]`. NaN and infinities have no form. The
+hash of a value is the SHA-256 of a record tag, a NUL and this form, so that a step's key and a
+tree's manifest never share a pre-image.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ def of_bytes(data: bytes) -> Digest:
 
 
 def of_file(path: Path) -> str:
-    """The digest of a file; empty for what is none."""
+    """Return the SHA-256 of a file; empty if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -34,10 +36,13 @@ def of_file(path: Path) -> str:
 
 
 def canonical(value: object) -> bytes:
-    """The one byte form of a JSON-like value.  Raises TypeError or ValueError for anything that has none: such a thing cannot be in a key."""
+    """Return the canonical bytes of a JSON-like value.
+
+    Raises TypeError or ValueError for any other value.
+    """
     return _encode(value).encode()
 
 
 def of_value(tag: str, value: object) -> Digest:
-    """The digest of a record of kind `tag`."""
+    """Return the digest of a value with the record tag `tag`."""
     return Digest(hashlib.sha256(f"{tag}\0{_encode(value)}".encode()).hexdigest())

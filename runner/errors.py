@@ -1,19 +1,21 @@
-"""Every error that `recipe` raises on purpose.  Each has words and an exit code.
+"""The intentional errors of `recipe`, each with a message and an exit code.
 
     RecipeError                     shown without a traceback
-    ├── Invalid(problems)      3    bad recipe or inputs; nothing was started; every problem at once
-    │   └── CannotAsk               the state of a run forbids what was asked of it
-    ├── CannotRun              2    a step could not be run at all
-    ├── Busy                   4    somebody else holds what we need
-    ├── Infrastructure         5    driver, disk or store trouble
-    │   ├── NoHost                  no host can be had for the steps of a run
-    │   ├── Unusable                the workspace or store cannot be used (read-only, newer format, damaged)
-    │   └── Corrupt                 stored bytes are not what their name says
+    ├── Invalid(problems)      3    bad recipe or inputs; nothing started; has all problems
+    │   └── CannotAsk               the state of a run forbids the request
+    ├── CannotRun              2    a step could not run
+    ├── Busy                   4    another process holds a resource
+    ├── Infrastructure         5    driver, disk or store failure
+    │   ├── StoreUnavailable        the store or the run database does not answer; no step or run fails
+    │   │   └── StoreBusy    4      another process has written to the store for too long; also Busy
+    │   ├── NoHost                  no host is available for a step
+    │   ├── Unusable                unusable workspace or store (read-only, newer format, damaged)
+    │   └── Corrupt                 stored bytes do not match their digest
     └── NotFound               3    no such run, step or recipe
 
-A step that failed is no error of ours: it is in the run's summary, and the exit code is 1.
-`drivers.base.DriverError` is the other root; the two meet once, in `runner.execution`.  Anything else that escapes is a bug and keeps its
-traceback.
+A failed step is no exception: the run's summary has its failure, and the exit code is 1.
+`drivers.base.DriverError` is the only other base class. `runner.execution` converts its errors.
+Any other exception is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from typing import ClassVar, Final, NamedTuple
 
 
 class Location(NamedTuple):
-    """A place in a file: 1-based line and column (in characters), the length of what to underline, and the line itself."""
+    """A position in a file: line and column (from 1, in characters), the length to underline, and
+    the text of the line.
+    """
 
     path: str
     line: int
@@ -36,9 +40,9 @@ class Location(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong: a stable code (`unknown-key`), where, what, and what to do about it.
+    """A problem: a stable code (`unknown-key`), a location, a message, and a fix.
 
-    `input`: the name of the input that it is about, where it is about one.
+    `input` is the name of the input concerned, if any.
     """
 
     code: str
@@ -79,9 +83,9 @@ HELPS: Final[Mapping[str, str]] = {
     "not-paused": "pause",
     "not-final": "cancel",
 }
-"""By the code of a CannotAsk, the request that the run would accept."""
+"""For each CannotAsk code, the request that the run would accept."""
 NOT_NOTED: Final = "not-noted"
-"""The code of a CannotAsk: an early version stored this run without its request."""
+"""CannotAsk code for a run of an early version that did not store its request."""
 
 
 class CannotAsk(Invalid):
@@ -107,14 +111,18 @@ class Busy(RecipeError):
     exit_code = 4
 
 
-class StoreBusy(Busy):
-    """Another process has been writing to the store for too long; nothing is wrong with what was asked."""
-
-
 class Infrastructure(RecipeError):
     """The machinery below failed."""
 
     exit_code = 5
+
+
+class StoreUnavailable(Infrastructure):
+    """The store or the run database does not answer now; nothing is wrong with what was asked, and no run or step fails for it."""
+
+
+class StoreBusy(Busy, StoreUnavailable):
+    """Another process has been writing to the store for too long."""
 
 
 class DiskFull(Infrastructure):
@@ -140,13 +148,13 @@ class NotFound(RecipeError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`did you mean "x"?` for the known word nearest to `word`, or an empty string."""
+    """Return `did you mean "x"?` for the known word nearest to `word`, or an empty string."""
     near = nearest(word, known)
     return f'did you mean "{near}"?' if near else ""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The known word that `word` may be a misspelling of, or an empty string."""
+    """Return the known word that `word` may be a misspelling of, or an empty string."""
     from difflib import get_close_matches
 
     candidates = list(known)
@@ -155,7 +163,9 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def _alike(word: str, other: str) -> bool:
-    """Whether two words are alike in what tells them apart: `steps.trian` and `steps.e`, `./nope.yaml` and `./p2.yaml` are not."""
+    """Return True if two words are similar apart from common parts: `steps.trian` and `steps.e` are
+    not, and neither are `./nope.yaml` and `./p2.yaml`.
+    """
     import re
     from difflib import SequenceMatcher
 
@@ -165,6 +175,6 @@ def _alike(word: str, other: str) -> bool:
     while one and two and one[-1] == two[-1]:
         one, two = one[:-1], two[:-1]
     left, right = ".".join(one), ".".join(two)
-    if not left or not right:  # one goes on where the other ends
+    if not left or not right:  # one word is an extension of the other
         return True
     return SequenceMatcher(None, left, right).ratio() >= 0.6

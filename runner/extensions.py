@@ -1,6 +1,6 @@
-"""What other packages bring: recipes and drivers, by entry points.  Reads the lists that installed packages lie beside; imports nothing of theirs.
+"""Entry points of other packages that provide recipes and drivers. Imports none of them.
 
-A package names its folder of recipes, or the class of a driver:
+A package declares its directory of recipes, or the class of a driver:
 
     [project.entry-points."recipe.recipes"]
     acme = "acme_recipes.library"
@@ -8,7 +8,8 @@ A package names its folder of recipes, or the class of a driver:
     [project.entry-points."recipe.drivers"]
     acme = "acme_recipes.driver:Acme"
 
-`importlib.metadata` knows the same and costs more than a whole run in which nothing is to be done: it is asked only once one of our words was seen.
+`importlib.metadata` takes longer than a whole no-op run, so it is imported only if an
+`entry_points.txt` has one of these groups.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ DRIVERS: Final = "recipe.drivers"
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """One entry point: what it calls itself, what it names, and the package that brings it."""
+    """An entry point: its name, its target, and its package."""
 
     name: str
     target: str
@@ -37,17 +38,20 @@ class Extension:
 
     @property
     def origin(self) -> str:
-        """The package, as people name it."""
+        """The package's name and version."""
         return f"{self.package} {self.version}"
 
 
-def found(group: str) -> tuple[Extension, ...]:
-    """Everything that installed packages bring of `group`, by name and package."""
-    return _found(group, tuple(sys.path))
+def find_extensions(group: str) -> tuple[Extension, ...]:
+    """Return all entry points of installed packages in `group`, by name and package."""
+    return _find_by_path(group, tuple(sys.path))
 
 
-def folder(extension: Extension) -> Path | None:
-    """The folder of a package that is named in dots; None where there is no such folder.  Nothing of the package is imported."""
+def find_folder(extension: Extension) -> Path | None:
+    """Return the directory of a dotted package name; None if it does not exist.
+
+    The package is not imported.
+    """
     from importlib.util import find_spec
 
     head, *rest = extension.target.split(".")
@@ -60,36 +64,40 @@ def folder(extension: Extension) -> Path | None:
 
 
 def drivers(wanted: str) -> dict[str, tuple[str, str]]:
-    """The table in which to look for a driver, name -> (module:class, what to do when it cannot be imported): ours, where it is ours; else all.
+    """Return the table for looking up a driver, name -> (module:class, fix for a failed import):
+    the built-in table for built-in drivers, else all.
 
-    Others are not asked for a name of ours, and so cannot take it.  Raises Invalid where two packages bring the one that is wanted.
+    Installed packages cannot replace a built-in driver. Raises Invalid if two packages provide the
+    wanted driver.
     """
     from drivers import DRIVERS as OURS
 
     if wanted in OURS:
         return OURS
-    brought = found(DRIVERS)
+    brought = find_extensions(DRIVERS)
     problems = [problem for problem in driver_faults() if f'"{wanted}"' in problem.message]
     if problems:
         raise Invalid(problems)
     return {
-        each.name: (each.target, f"reinstall {each.origin}, which brings the driver")
+        each.name: (each.target, f"reinstall {each.origin}, which provides the driver")
         for each in brought
     } | OURS
 
 
 def driver_faults() -> list[Problem]:
-    """Every name of a driver that several bear."""
+    """Return a problem for each driver name with several providers."""
     from drivers import DRIVERS as OURS
 
     owners = {name: ["recipe itself"] for name in OURS}
-    for each in found(DRIVERS):
+    for each in find_extensions(DRIVERS):
         owners.setdefault(each.name, []).append(f"{each.origin} ({each.target})")
-    return [clash("driver", name, origins) for name, origins in owners.items() if len(origins) > 1]
+    return [
+        name_clash("driver", name, origins) for name, origins in owners.items() if len(origins) > 1
+    ]
 
 
-def clash(kind: str, name: str, origins: list[str]) -> Problem:
-    """That a thing of one name comes from several places."""
+def name_clash(kind: str, name: str, origins: list[str]) -> Problem:
+    """Return the problem of a name with several providers."""
     return Problem(
         "name-clash",
         f'the {kind} "{name}" comes from {" and from ".join(origins)}',
@@ -99,7 +107,7 @@ def clash(kind: str, name: str, origins: list[str]) -> Problem:
 
 
 @cache
-def _found(group: str, path: tuple[str, ...]) -> tuple[Extension, ...]:
+def _find_by_path(group: str, path: tuple[str, ...]) -> tuple[Extension, ...]:
     if not any(_mentioned(group, folder) for folder in dict.fromkeys(path)):
         return ()
     from importlib.metadata import distributions
@@ -116,7 +124,7 @@ def _found(group: str, path: tuple[str, ...]) -> tuple[Extension, ...]:
 
 
 def _mentioned(group: str, folder: str) -> bool:
-    """Whether a package of this folder of `sys.path` has entry points of that group."""
+    """Return True if a package in this directory of `sys.path` has entry points of the group."""
     try:
         names = os.listdir(folder or ".")
     except OSError:
@@ -133,7 +141,7 @@ def _mentioned(group: str, folder: str) -> bool:
 
 
 def packages() -> tuple[str, list[str]]:
-    """The caller's packages, for `--python current`: the interpreter's version and sorted name==version lines."""
+    """Return the interpreter's version and sorted name==version lines, for `--python current`."""
     import platform
     from importlib.metadata import distributions
 

@@ -1,4 +1,4 @@
-"""The kinds of failure.  Decisions are made by kind, and the words beside it are for people."""
+"""Kinds of failures. Decisions depend on the kind, and the message is for people."""
 
 from __future__ import annotations
 
@@ -6,50 +6,50 @@ from enum import StrEnum
 
 
 class LeaseFailure(StrEnum):
-    """Why a lease ended before its time, as the ledger stores it."""
+    """Reason of a lease's early end, as stored in the ledger."""
 
     TAKEN = "taken"
-    """The order was refused: another has the machine, or the zone has none left."""
+    """The order was rejected: the machine or the zone has no capacity left."""
     FAILED = "failed"
-    """The machine did not come up, or was gone or of no use before a step ran there."""
+    """The machine did not start, or was lost or unusable before a step ran."""
     LACKS = "lacks"
-    """The machine has less than was sold."""
+    """The machine has less than offered."""
     DENIED = "denied"
-    """The provider refuses the account, whatever is ordered."""
+    """The provider rejects the account for all orders."""
     TAKEN_AWAY = "taken-away"
     """The provider preempted a spot machine."""
 
 
 class StepFailure(StrEnum):
-    """Kinds of a step's failure that decide more than the words people read; `planning.causes` has remedies for others."""
+    """Kinds of step failures that affect decisions. `planning.causes` has fixes for others."""
 
     UNPLACED = "unplaced"
-    """No host could be had for it."""
+    """No host was available."""
     ERROR = "error"
-    """It could not be started, or its result could not be taken."""
+    """The step could not be started, or its result could not be collected."""
     OOM = "oom"
-    """It ran out of memory."""
+    """The step ran out of memory."""
 
 
 class RunFailure(StrEnum):
-    """Kinds of a run's failure that are no step's.  A run that failed with a step has the kind of that step."""
+    """Kinds of run failures without a failed step. Otherwise a run has its failed step's kind."""
 
     PROVISIONING = "provisioning"
-    """No host could be had for a step."""
+    """No host was available for a step."""
     POISON = "poison"
-    """Its workers died again and again before a step ended."""
+    """The run's workers died repeatedly before a step finished."""
     POINTS = "points"
-    """The program of `[hooks] spend` gave nothing."""
+    """The program of `[hooks] spend` refused the cost."""
     WORKER_GONE = "worker-gone"
-    """Its worker was gone, and another run took its place: what it began may still run."""
+    """The worker died, and another run took over. Its jobs may still be running."""
     INVALID = "invalid"
-    """Its recipe or inputs are wrong, or a step cannot run here."""
+    """The recipe or inputs are invalid, or a step cannot run here."""
     INFRASTRUCTURE = "infrastructure"
     """A driver, a host, a disk or a store failed."""
 
 
 def of_step(kind: str) -> str:
-    """Return the kind of failure of a run whose step failed in this way."""
+    """Return the kind of failure of a run with a failed step."""
     return RunFailure.PROVISIONING if kind == StepFailure.UNPLACED else kind
 
 
@@ -57,17 +57,17 @@ class DeliveryFailure(StrEnum):
     """Why a delivery to a webhook endpoint or a program failed."""
 
     GONE = "gone"
-    """The endpoint says that it is gone for good: nothing more is sent to it."""
+    """The endpoint no longer exists. Nothing more is sent."""
     REFUSED = "refused"
-    """The endpoint, or the program, does not take the message."""
+    """The endpoint or program rejected the message."""
     SERVER_ERROR = "server-error"
-    """The endpoint fails, or has too much to do."""
+    """The endpoint failed or is overloaded."""
     UNREACHABLE = "unreachable"
-    """No answer came."""
+    """No response."""
 
 
 def of_answer(status: int) -> DeliveryFailure:
-    """Return the kind of failure of a delivery with this HTTP status, which is 0 if no answer came."""
+    """Return the kind of failure of a delivery by its HTTP status, 0 without a response."""
     if status == 410:
         return DeliveryFailure.GONE
     if status == 429 or status >= 500:

@@ -1,6 +1,8 @@
-"""Logs of recipe itself, for those who operate or develop it: `logging` under the names `recipe.<room>` and `drivers.<name>`.
+"""Log records of recipe itself, for operators and developers, with the logger names `recipe.<room>`
+and `drivers.<name>`.
 
-`logging` is imported only when somebody asks for logs or has imported it already: until then a record costs one look.
+`logging` is only imported if logs are requested, or if it is already imported. Otherwise a record
+costs one lookup.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ if TYPE_CHECKING:
 
 ROOTS: Final = ("recipe", "drivers")
 REMOTE: Final = "training.remote"
-"""The room of the events of runs away from this machine."""
+"""Logger room for events of runs on other machines."""
 EVENT: Final = "recipe_event"
-"""The attribute of a record that has the fields of an event."""
+"""Record attribute with the fields of an event."""
 LEVELS: Final = ("debug", "info", "warning", "error")
 
 _maskers: list[Masker] = []
@@ -28,7 +30,7 @@ _writers: list[Callable[[str], None]] = []
 
 
 class Log:
-    """The logger of one room.  Arguments are put into the text only if the record is wanted."""
+    """Logger of one room. Arguments are formatted only if the record is wanted."""
 
     def __init__(self, room: str) -> None:
         self._name = f"recipe.{room}"
@@ -46,7 +48,7 @@ class Log:
         self._record("debug", text, arguments)
 
     def event(self, name: str, **facts: object) -> None:
-        """An event with its fields, for programs that read logs; `name` is called `ROOM.NAME`."""
+        """Log an event with its fields, for log readers, as `ROOM.NAME`."""
         if (logging := sys.modules.get("logging")) is not None and hasattr(logging, "getLogger"):
             room = self._name.removeprefix("recipe.")
             event = {"event": f"{room}.{name}", **facts}
@@ -55,7 +57,7 @@ class Log:
 
     @property
     def wanted(self) -> bool:
-        """Whether INFO of this room is read: what costs to find out need not be found out else."""
+        """Whether INFO records are read, so that callers can skip expensive arguments."""
         if (logging := sys.modules.get("logging")) is None or not hasattr(logging, "getLogger"):
             return False
         return bool(logging.getLogger(self._name).isEnabledFor(logging.INFO))
@@ -66,13 +68,13 @@ class Log:
 
 
 def mask(masker: Masker) -> None:
-    """Mask these secrets, too, in all records from now on."""
+    """Also mask these secrets in all future records."""
     _maskers.append(masker)
 
 
 @contextmanager
-def through(write: Callable[[str], None] | None) -> Iterator[None]:
-    """Meanwhile lines for stderr go to `write`, from any thread."""
+def redirect_lines(write: Callable[[str], None] | None) -> Iterator[None]:
+    """Redirect stderr log lines to `write` inside the context, from any thread."""
     if write is not None:
         _writers.append(write)
     try:
@@ -83,9 +85,12 @@ def through(write: Callable[[str], None] | None) -> Iterator[None]:
 
 
 def begin(verbose: int, wish: str) -> None:
-    """Write records to stderr (`verbose` 1: INFO, 2: DEBUG), and as `wish` says: LEVEL or LEVEL:FILE.  Raises NotFound for another level.
+    """Write records to stderr (`verbose` 1: INFO, 2: DEBUG), and as in `wish`: LEVEL or LEVEL:FILE.
 
-    A line of stderr is text.  A line of the file is one JSON object, whatever it is about: also what other libraries log, from INFO on.
+    Raises NotFound for an unknown level.
+
+    Lines on stderr are text. Lines in the file are JSON objects, including records of other
+    libraries from INFO on.
     """
     import logging
 
@@ -105,7 +110,7 @@ def begin(verbose: int, wish: str) -> None:
         handlers.append((file, wanted))
         for earlier in [each for each in root.handlers if isinstance(each, logging.FileHandler)]:
             root.removeHandler(earlier)
-        # Without a handler what is worth a warning would go to stderr: it still does.
+        # Without a handler, warnings would go to stderr, so keep that behavior.
         if logging.lastResort is not None and not root.handlers:
             root.addHandler(logging.lastResort)
         root.addHandler(file)
@@ -123,7 +128,7 @@ def begin(verbose: int, wish: str) -> None:
         logger.propagate = False
         for handler, at in handlers:
             handler.setLevel(at)
-            handler.addFilter(_masked)
+            handler.addFilter(_mask_record)
             logger.addHandler(handler)
 
 
@@ -144,7 +149,7 @@ def _stderr() -> logging.Handler:
 
 
 def _json() -> logging.Formatter:
-    """Makes a line of JSON of each record: an event has its own fields, anything else a message."""
+    """Return a formatter that writes each record as a JSON line, an event with its own fields."""
     import json
     import logging
     from datetime import UTC, datetime
@@ -163,8 +168,8 @@ def _json() -> logging.Formatter:
     return Json()
 
 
-def _masked(record: Any) -> bool:
-    """A filter that lets everything pass, without secrets: also those of a traceback."""
+def _mask_record(record: Any) -> bool:
+    """Mask secrets in a record and its traceback. Always returns True."""
     text = record.getMessage()
     if record.exc_info:
         import traceback

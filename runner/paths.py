@@ -1,4 +1,7 @@
-"""Paths: the workspace of a folder, settings files, what ships with the program, and whether a path stays below its folder.  Opens none of them."""
+"""Paths: the workspace of a directory, settings files, shipped files, and path checks.
+
+Opens no files.
+"""
 
 from __future__ import annotations
 
@@ -12,39 +15,44 @@ from typing import Final, NamedTuple
 
 VERSION: Final = "0.1.0"
 MARKERS: Final = ("recipe.toml", ".recipe", ".git")
-"""What makes a folder a workspace."""
+"""Files and directories that mark a workspace."""
 
 
 BUNDLED: Final = ".library"
-"""The folder of a bundle that has the recipes of the library which its run was submitted with."""
+"""Directory in a bundle with the run's library recipes."""
 TAGS: Final[Mapping[str, str]] = {
     ".gitignore": "*\n",
     "CACHEDIR.TAG": "Signature: 8a477f597d28d172789f06886806bc55\n# Made by recipe; backups may leave this folder out: https://bford.info/cachedir/\n",
 }
-"""What `.recipe` says to git, and to programs that make backups: files by name."""
+"""Files in `.recipe` that tell git and backup programs to ignore it."""
 
 
 def temporary_name(name: str, ending: str = "new") -> str:
-    """Return a name beside `name` that no other thread, process or machine takes at the same time.
+    """Return a unique temporary name next to `name`, across threads, processes and machines.
 
-    What is written there is renamed to `name` when it is whole.
+    Rename the finished file to `name`.
     """
     return f"{name}.{os.getpid()}-{os.urandom(4).hex()}.{ending}"
 
 
 class Location(NamedTuple):
-    """Where a caller stands: the workspace, and the folder in which the paths that are typed begin, relative to it (empty: the workspace)."""
+    """The caller's location: the workspace, and the directory for relative paths, relative to the
+    workspace (empty for the workspace itself).
+    """
 
     root: Path
     below: str = ""
 
     @property
     def here(self) -> Path:
-        """The folder in which typed paths begin."""
+        """The directory for relative paths."""
         return self.root / self.below
 
     def typed(self, path: str) -> str:
-        """A path as it was typed, from the workspace.  One that is absolute, begins with `~`, or is an address stays as it is."""
+        """Return a typed path relative to the workspace.
+
+        Absolute paths, `~` and addresses stay unchanged.
+        """
         if not self.below or path.startswith(("/", "~")) or "://" in path:
             return path
         return os.path.relpath(f"{self.here}/{path}", self.root) + (
@@ -52,14 +60,15 @@ class Location(NamedTuple):
         )
 
     def folders(self, inputs: Iterable[str]) -> dict[str, str]:
-        """In which folder of the workspace each of these inputs is typed; nothing where that is the workspace itself."""
+        """Return the directory in which each input is typed; empty for the workspace itself."""
         return dict.fromkeys(inputs, self.below) if self.below else {}
 
 
 def location(environ: Mapping[str, str], words: Iterable[str] = ()) -> Location:
-    """Where the caller stands: the workspace is the nearest folder upwards that is one, else that of the first recipe that `words` name by path.
+    """Find the caller's workspace: the nearest marked parent directory, else the workspace of the
+    first recipe path in `words`.
 
-    Where neither is found it is the current folder.
+    Otherwise the current directory.
     """
     here = os.getcwd()
     root = _workspace_of(here, environ)
@@ -72,12 +81,15 @@ def location(environ: Mapping[str, str], words: Iterable[str] = ()) -> Location:
 
 
 def _workspace_of(folder: str, environ: Mapping[str, str]) -> str:
-    """The nearest workspace upwards; empty where there is none."""
+    """Return the nearest workspace at or above a directory; empty without one."""
     return next((each for each in heads(folder) if _is_workspace(each, environ)), "")
 
 
 def _is_workspace(folder: str, environ: Mapping[str, str]) -> bool:
-    """Whether a folder bears a marker.  `/`, the user's home and a folder in which all users may write, such as /tmp, are none by that alone."""
+    """Return True if a directory has a marker.
+
+    `/`, the home directory and shared directories such as /tmp never count.
+    """
     if folder == "/" or not any(os.path.lexists(f"{folder}/{marker}") for marker in MARKERS):
         return False
     if (
@@ -89,22 +101,22 @@ def _is_workspace(folder: str, environ: Mapping[str, str]) -> bool:
 
 
 def settings_files(root: Path, environ: Mapping[str, str]) -> tuple[str, str]:
-    """The settings files that may exist: the workspace's, which wins, and the user's."""
+    """Return the possible settings files: the workspace's, which takes precedence, and the user's."""
     return f"{root}/recipe.toml", f"{config_folder(environ)}/config.toml"
 
 
 def config_folder(environ: Mapping[str, str]) -> str:
-    """Where a user's own files for all workspaces lie."""
+    """Return the user's configuration directory."""
     return _of_user(environ, "XDG_CONFIG_HOME", ".config")
 
 
 def data_folder(environ: Mapping[str, str]) -> str:
-    """Where what `recipe` remembers for a user is, over all workspaces."""
+    """Return the user's data directory, for all workspaces."""
     return _of_user(environ, "XDG_DATA_HOME", ".local/share")
 
 
 def cache_folder(environ: Mapping[str, str]) -> str:
-    """Where what `recipe` can fetch again is for a user."""
+    """Return the user's cache directory, for files that can be downloaded again."""
     return _of_user(environ, "XDG_CACHE_HOME", ".cache")
 
 
@@ -116,20 +128,22 @@ def _of_user(environ: Mapping[str, str], variable: str, usual: str) -> str:
 
 @cache
 def shipped() -> Path:
-    """The directory that holds `recipes/`, `schemas/` and `fixtures/`: inside an installed package, else the repository's root."""
+    """Return the directory with `recipes/`, `schemas/` and `fixtures/`, inside an installed
+    package, else the repository's root.
+    """
     package = Path(__file__).resolve().parent
     inside = package / "shipped"
     return inside if inside.is_dir() else package.parent
 
 
 def beside(path: str) -> str:
-    """A path as it is shown, and can be typed: from the current folder where it is below it, else as it is."""
+    """Return a path for display, relative if it is below the current directory."""
     here = os.getcwd().rstrip("/") + "/"
     return os.path.normpath(path).removeprefix(here)
 
 
 def from_here(root: Path, path: str) -> str:
-    """A path of a workspace as it can be typed: from the current folder, where that is in the workspace."""
+    """Return a workspace path relative to the current directory, if that is in the workspace."""
     here = os.getcwd()
     return (
         os.path.relpath(f"{root}/{path}", here)
@@ -139,18 +153,18 @@ def from_here(root: Path, path: str) -> str:
 
 
 def is_path(word: str) -> bool:
-    """Whether a word names a recipe by its path, and not by its name in the library."""
+    """Return True if a word names a recipe by path, not by its library name."""
     return "/" in word or word.endswith((".yaml", ".yml"))
 
 
 def escapes(path: str) -> bool:
-    """Whether a path leads out of the folder that it is relative to."""
+    """Return True if a relative path leads out of its directory."""
     plain = posixpath.normpath(path)
     return plain.startswith(("/", "~")) or plain == ".." or plain.startswith("../") or "\0" in path
 
 
 def heads(path: str) -> list[str]:
-    """`a/b/c`, `a/b`, `a`."""
+    """Return the path and its parents: `a/b/c`, `a/b`, `a`."""
     found = [path]
     at = path.rfind("/")
     while at > 0:
@@ -160,7 +174,7 @@ def heads(path: str) -> list[str]:
 
 
 def glob(pattern: str) -> Callable[[str], bool]:
-    """Whether a path matches: `*` and `?` stay within a name, `**` does not."""
+    """Compile a glob to a function that tests a path. `*` and `?` do not match `/`; `**` does."""
     import re
 
     parts = []

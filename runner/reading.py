@@ -1,4 +1,4 @@
-"""Read a file whole, if it is one and not without bound: what a person names may be a pipe, a device, or a terabyte."""
+"""Bounded reads of regular files. A user's path may be a pipe, a device, or a terabyte."""
 
 from __future__ import annotations
 
@@ -12,26 +12,31 @@ from typing import Any, Final
 from .agent.regular import NOT_REGULAR, open_regular
 
 LARGEST: Final = 24_000_000
-"""Bytes of the largest file that is read whole."""
+"""Maximum bytes of a file to read at once."""
 
 
-def unfit(found: os.stat_result, most: int = LARGEST) -> str:
-    """What keeps a file from being read whole, as a sentence about "it"; empty if nothing does."""
+def why_unreadable(found: os.stat_result, most: int = LARGEST) -> str:
+    """Return the reason why a file must not be read at once, as a sentence about "it"; empty if it
+    may.
+    """
     if not stat.S_ISREG(found.st_mode):
         return NOT_REGULAR
     return f"it is larger than {most / 1_000_000:g} MB" if found.st_size > most else ""
 
 
 def whole(path: Path, most: int = LARGEST) -> bytes:
-    """The bytes of a regular file.  Raises OSError, whose `strerror` says also that it is none, or has more than `most` bytes."""
+    """Read a regular file.
+
+    Raises OSError, also for other file types and for more than `most` bytes.
+    """
     with open_regular(path) as file:
-        if wrong := unfit(os.fstat(file.fileno()), most):
+        if wrong := why_unreadable(os.fstat(file.fileno()), most):
             raise OSError(errno.EINVAL, wrong, str(path))
         return file.read(most)
 
 
 def parse_json(data: str | bytes) -> Any:
-    """Return what JSON text holds.  Raises ValueError, also for one that is nested without end."""
+    """Parse JSON. Raises ValueError, also for excessive nesting."""
     try:
         return json.loads(data)
     except RecursionError as error:

@@ -1,4 +1,4 @@
-"""Do something again that may go right next time.  What to do about an error is a policy, a pure function; only `retry` and `retry_async` wait."""
+"""Retries. A policy is a pure function of the error; only `retry` and `retry_async` wait."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
 Policy: TypeAlias = "Callable[[Exception, int], float | None]"
-"""(what went wrong, how often it was tried) -> seconds until the next try, or None: give up."""
+"""Maps an error and the number of attempts to the wait in seconds, or None to give up."""
 OnRetry: TypeAlias = "Callable[[Exception], object]"
-"""Called with what went wrong before each further try."""
+"""Called with the error before each retry."""
 
 
 def nothing(_error: Exception) -> None:
-    """Of a caller that need not know."""
+    """Ignore the error."""
 
 
 def pause(failures: int, first: float, longest: float) -> float:
-    """Seconds to wait after so many failures, at least one: `first`, doubled each time, at most `longest`."""
+    """Return the wait in seconds after `failures` failures: `first`, doubled each time, at most
+    `longest`.
+    """
     return min(longest, first * 2.0 ** min(failures - 1, 60))
 
 
@@ -29,9 +31,10 @@ def backoff(
     longest: float,
     chance: Callable[[], float] | None = None,
 ) -> Policy:
-    """The usual policy: `tries` in all where the error is one of `on`, with pauses that double.
+    """Return an exponential backoff policy with `tries` attempts for errors of type `on`.
 
-    `chance` gives numbers from 0 to 1, which keep several callers apart: a pause is then between half of its length and all of it.
+    `chance` returns random numbers from 0 to 1, which reduce each wait by up to half, to spread
+    several callers.
     """
 
     def policy(error: Exception, tried: int) -> float | None:
@@ -48,7 +51,7 @@ def retry(
     sleep: Callable[[float], object] = time.sleep,
     on_retry: OnRetry = nothing,
 ) -> T:
-    """The answer of `do`.  Raises its error when the policy gives up."""
+    """Return the result of `do`. Raises its error if the policy gives up."""
     tried = 0
     while True:
         try:
@@ -67,7 +70,7 @@ async def retry_async(
     sleep: Callable[[float], Awaitable[object]] | None = None,
     on_retry: OnRetry = nothing,
 ) -> T:
-    """The same for a coroutine function."""
+    """Return the result of a coroutine function, with retries like `retry`."""
     import asyncio
 
     tried = 0

@@ -1,7 +1,7 @@
-"""Secret values, and the masking of text: whatever form a secret is printed in.
+"""Secrets, and masking of their encoded forms in text.
 
-A text is searched without its line ends, so that a secret is found however it is wrapped: base64 of 76 columns, a key of many lines.  What is found,
-and the line ends inside it, becomes `***`.
+A text is searched without its line ends, so that wrapped secrets are found, such as base64 in 76
+columns or multi-line keys. Each match, including its line ends, becomes `***`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 SHORTEST: Final = 6
-"""Characters.  A shorter value is refused: to mask it would spoil ordinary text, and not to mask it would show it."""
+"""Minimum characters of a secret. Masking shorter values would damage ordinary text."""
 
 STARS: Final = b"***"
 _NAMES: Final = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIALS")
@@ -31,12 +31,12 @@ _TOKENS: Final = (
     "eyJ",
     "-----BEGIN ",
 )
-"""How well-known kinds of tokens begin; one has at least 16 characters."""
+"""Prefixes of well-known tokens. Tokens have at least 16 characters."""
 _LINE_END: Final = re.compile(rb"[\r\n]")
 
 
 class Secret:
-    """A value that no text form of any object around it shows.  Bytes in it that are no UTF-8 stand as `os.environ` has them."""
+    """A value that is never shown in text forms. Invalid UTF-8 is represented as in `os.environ`."""
 
     __slots__ = ("name", "reveal")
 
@@ -50,8 +50,10 @@ class Secret:
     __str__ = __repr__
 
 
-def unusable(variable: str, value: str | None, *, required: bool) -> str:
-    """What is wrong with the value of a secret's environment variable, to follow the secret's name; empty when nothing is."""
+def describe_unusable(variable: str, value: str | None, *, required: bool) -> str:
+    """Describe the problem of a secret's environment variable, to follow the secret's name; empty
+    if it is valid.
+    """
     if value and len(value) < SHORTEST:
         return f"is too short: {variable} has {len(value)} characters, but masking in logs requires at least {SHORTEST}"
     if value or not required:
@@ -59,16 +61,16 @@ def unusable(variable: str, value: str | None, *, required: bool) -> str:
     return "is not set" if value is None else f"is empty: {variable} is set, but to an empty text"
 
 
-def tokenlike(name: str, value: str) -> bool:
-    """Whether a variable looks like a secret: a part of its name ends as those of secrets do, or its value begins as well-known tokens do."""
+def is_tokenlike(name: str, value: str) -> bool:
+    """Return True if a variable looks like a secret, by its name or by a well-known token prefix."""
     named = len(value) >= SHORTEST and any(
         part.endswith(_NAMES) for part in name.upper().split("_")
     )
     return named or (len(value) >= 16 and value.startswith(_TOKENS))
 
 
-def passwords(variables: Mapping[str, str]) -> list[Secret]:
-    """Those in addresses such as `http://user:password@proxy`, which have to be passed on and must not be shown."""
+def find_passwords(variables: Mapping[str, str]) -> list[Secret]:
+    """Return the passwords in URLs such as `http://user:password@proxy`."""
     users = {
         name: value.partition("://")[2].partition("/")[0].rpartition("@")[0]
         for name, value in variables.items()
@@ -81,52 +83,60 @@ def passwords(variables: Mapping[str, str]) -> list[Secret]:
 
 
 class Masker:
-    """Replaces secrets in bytes and in values: `mask` in a whole text, `stream` in one that comes in pieces.  Without secrets it is false."""
+    """Masks secrets in bytes and values: `mask` for a whole text, `stream` for a text in pieces.
+
+    False without secrets.
+    """
 
     def __init__(self, secrets: Iterable[Secret] = ()) -> None:
         self._known: set[tuple[bytes, bytes]] = set()
         self.learn(secrets)
 
     def learn(self, secrets: Iterable[Secret]) -> None:
-        """Mask these, too, from now on."""
+        """Also mask these secrets from now on."""
         self._known |= {pair for secret in secrets for pair in _forms(secret.reveal)}
-        self._forms: dict[bytes, list[bytes]] = {}  # by how they begin, the longest first
+        self._forms: dict[bytes, list[bytes]] = {}  # by prefix, the longest first
         self._heads: dict[
             bytes, dict[bytes, None]
-        ] = {}  # those beginnings, by a word that a text has to have in it for any of them to be there
+        ] = {}  # prefixes, by a word that a text must contain for any of them
         for word, form in sorted(self._known, key=lambda pair: (-len(pair[1]), pair)):
             self._forms.setdefault(form[:SHORTEST], []).append(form)
             self._heads.setdefault(word, {})[form[:SHORTEST]] = None
         self._begun = {head[:length] for head in self._forms for length in range(1, SHORTEST)}
         self._longest = max((len(forms[0]) for forms in self._forms.values()), default=0)
         self.margin = 2 * self._longest
-        """Bytes before a cut that have to be looked at, too, so that no part of a secret which the cut divides is shown: a form and its line ends."""
+        """Extra bytes to inspect before a cut, so that no part of a divided secret is shown: a form
+        and its line ends.
+        """
 
     def __bool__(self) -> bool:
         return bool(self._forms)
 
     def stream(self) -> Stream:
-        """What masks one text that comes in pieces."""
+        """Return a masking stream for one text in pieces."""
         return Stream(self)
 
     def mask(self, data: bytes) -> bytes:
-        """A whole text, masked."""
+        """Mask a whole text."""
         stream = self.stream()
         return stream.feed(data) + stream.end()
 
     def text(self, text: str) -> str:
-        """The same for text."""
+        """Mask a text."""
         if not self._forms:
             return text
         try:
             return self.mask(text.encode("utf-8", "surrogateescape")).decode(
                 "utf-8", "surrogateescape"
             )
-        except UnicodeError:  # half a character, as JSON may name one
+        except UnicodeError:  # a lone surrogate, as allowed in JSON
             return self.mask(text.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass")
 
     def value(self, value: Any) -> Any:
-        """A JSON value with every text in it masked, names too; a number that shows a secret becomes text."""
+        """Mask all texts in a JSON value, including names.
+
+        A number that shows a secret becomes text.
+        """
         if not self._forms or value is None or isinstance(value, bool):
             return value
         if isinstance(value, str):
@@ -137,8 +147,8 @@ class Masker:
             return {self.value(name): self.value(inner) for name, inner in value.items()}
         return [self.value(inner) for inner in value]
 
-    def found(self, flat: bytes) -> list[tuple[int, int]]:
-        """Where secrets are in a text without line ends: what overlaps is one."""
+    def find_spans(self, flat: bytes) -> list[tuple[int, int]]:
+        """Return the spans of secrets in a text without line ends, with overlaps merged."""
         spans = []
         for head in {head for word, heads in self._heads.items() if word in flat for head in heads}:
             at = flat.find(head)
@@ -148,10 +158,10 @@ class Masker:
                 ):
                     spans.append((at, at + len(form)))
                 at = flat.find(head, at + 1)
-        return _merged(spans)
+        return _merge_spans(spans)
 
-    def begun(self, flat: bytes) -> int:
-        """From where on the end of a text without line ends may be the beginning of a secret."""
+    def find_begun(self, flat: bytes) -> int:
+        """Return the position from which the end of a text may be the start of a secret."""
         first = next(
             (
                 at
@@ -170,7 +180,9 @@ class Masker:
 
 
 class Stream:
-    """One text, masked piece by piece.  It holds back what may be the beginning of a secret until the next piece shows whether it is."""
+    """Masks one text piece by piece, holding back a possible start of a secret until the next
+    piece.
+    """
 
     __slots__ = ("_covered", "_masker", "held")
 
@@ -178,25 +190,27 @@ class Stream:
         self._masker = masker
         self.held = b""
         self._covered = (
-            0  # bytes of it, without line ends, that belong to a secret whose stars were given out
+            # bytes of the held text (without line ends) that belong to a secret already shown as
+            # stars
+            0
         )
 
     def feed(self, piece: bytes) -> bytes:
-        """What is safe to show now."""
+        """Return the next text that is safe to show."""
         return self._next(piece, last=False) if self._masker else piece
 
     def end(self) -> bytes:
-        """The rest."""
+        """Return the rest of the text."""
         return self._next(b"", last=True) if self.held else b""
 
     def _next(self, piece: bytes, *, last: bool) -> bytes:
         data = self.held + piece
         flat = _flat(data)
         place = _places(data, flat)
-        spans = self._masker.found(flat)
+        spans = self._masker.find_spans(flat)
         if self._covered:
-            spans = _merged([(0, self._covered), *spans])
-        cut = len(flat) if last else self._masker.begun(flat)
+            spans = _merge_spans([(0, self._covered), *spans])
+        cut = len(flat) if last else self._masker.find_begun(flat)
         shown, done = [], 0
         for start, end in spans:
             if start >= cut:
@@ -218,7 +232,7 @@ def _flat(data: bytes) -> bytes:
     return data.replace(b"\n", b"").replace(b"\r", b"")
 
 
-def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _merge_spans(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     merged: list[tuple[int, int]] = []
     for start, end in sorted(spans):
         if merged and start < merged[-1][1]:
@@ -229,11 +243,11 @@ def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _places(data: bytes, flat: bytes) -> Callable[[int], int]:
-    """From a place in a text without its line ends to that in the text."""
+    """Return a function that maps positions without line ends to positions in the text."""
     before: list[int] = []
 
     def place(at: int) -> int:
-        if not before:  # not counted unless something was found, or is held back
+        if not before:  # computed only if needed
             before.extend(end.start() - n for n, end in enumerate(_LINE_END.finditer(data)))
         return at + bisect.bisect_right(before, at)
 
@@ -244,24 +258,27 @@ def _places(data: bytes, flat: bytes) -> Callable[[int], int]:
 
 
 def _forms(value: str) -> Iterator[tuple[bytes, bytes]]:
-    """All forms of a value, and its lines one by one, each without line ends and with a word that is in it."""
+    """Yield all forms of a value and of its lines, without line ends, each with a word that it
+    contains.
+    """
     raw = _bytes(value)
     texts = {value: 2, raw.decode("utf-8", "replace"): 2} | {
         line.strip(): 1 for line in value.splitlines() if line.strip() != value
     }
     for text, times in texts.items():
-        # All escapes of a text have its longest word in common: where that is not, none of them need be looked for.
+        # All escaped forms of a text contain its longest word. Without that word, none needs to be
+        # searched.
         word = max(re.findall(r"[A-Za-z0-9]+", text), key=len, default="").encode()
         yield from (
             (word, form)
-            for each in escaped(text, times)
+            for each in escaped_forms(text, times)
             if len(form := _flat(_bytes(each))) >= SHORTEST
         )
-    yield from ((form, form) for form in encoded(raw) if len(form) >= SHORTEST)
+    yield from ((form, form) for form in encoded_forms(raw) if len(form) >= SHORTEST)
 
 
-def escaped(text: str, times: int) -> set[str]:
-    """A text as it is, escaped by any rule, and what came of that escaped again, so many times."""
+def escaped_forms(text: str, times: int) -> set[str]:
+    """Return a text and all its escaped forms, with up to `times` nested escapes."""
     found = newest = {text}
     for _ in range(times):
         newest = {
@@ -271,8 +288,8 @@ def escaped(text: str, times: int) -> set[str]:
     return found
 
 
-def encoded(raw: bytes) -> set[bytes]:
-    """Bytes as other text: nothing of theirs is to be seen in it."""
+def encoded_forms(raw: bytes) -> set[bytes]:
+    """Return the encoded forms of bytes that hide the original bytes."""
     return {form for encode in ENCODINGS.values() for form in encode(raw)}
 
 
@@ -283,7 +300,7 @@ def _bytes(text: str) -> bytes:
 def _url(text: str) -> Iterator[str]:
     from urllib.parse import quote, quote_plus
 
-    # For a value, for a path, as JavaScript does a part and a whole, and in a form.
+    # For a value, for a path, for parts and whole URLs in JavaScript, and for a form.
     for safe in ("", "/", "!*'()", "!*'();/?:@&=+$,#"):
         yield from _both_cases(quote(text, safe=safe, errors="surrogateescape"), r"%[0-9A-F]{2}")
     yield from _both_cases(quote_plus(text, errors="surrogateescape"), r"%[0-9A-F]{2}")
@@ -303,9 +320,7 @@ def _json(text: str) -> Iterator[str]:
 
 def _python(text: str) -> Iterator[str]:
     for form in (repr(text)[1:-1], ascii(text)[1:-1], repr(_bytes(text))[2:-1]):
-        plain = form.replace(
-            "\\'", "'"
-        )  # which of the two quotes is escaped depends on the text around it
+        plain = form.replace("\\'", "'")  # the surrounding text decides which quotes are escaped
         yield from (form, plain, plain.replace("'", "\\'"))
 
 
@@ -349,7 +364,10 @@ def _hex(raw: bytes) -> Iterator[bytes]:
 
 
 def _base64(raw: bytes) -> Iterator[bytes]:
-    """Inside a longer base64 text a value begins at one of three places; only characters that are wholly made of it are searched for."""
+    """Inside a longer base64 text, a value starts at one of three offsets.
+
+    Only characters that depend on the value alone are searched.
+    """
     import base64
 
     for pad in range(3):
@@ -366,7 +384,7 @@ def _base64(raw: bytes) -> Iterator[bytes]:
 
 
 def _both_cases(text: str, digits: str) -> tuple[str, str, str]:
-    """A text, and the same with all that `digits` matches in small and in capital letters."""
+    """Return a text, and the text with all matches of `digits` in lower and in upper case."""
     return (
         text,
         re.sub(digits, lambda found: found[0].lower(), text),
@@ -381,9 +399,9 @@ ESCAPES: Final[Mapping[str, Callable[[str], Iterator[str]]]] = {
     "shell": _shell,
     "html": _html,
 }
-"""How a text is put into another one.  ASCII letters and digits stay as they are in all of them."""
+"""Escaping rules. ASCII letters and digits stay unchanged in all of them."""
 ENCODINGS: Final[Mapping[str, Callable[[bytes], Iterator[bytes]]]] = {
     "hex": _hex,
     "base64": _base64,
 }
-"""How bytes are written in letters and digits."""
+"""Encodings of bytes."""

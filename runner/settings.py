@@ -1,13 +1,14 @@
-"""What settings are in force: `recipe.toml` of a workspace over the user's own `config.toml`.
+"""Effective settings: the workspace's `recipe.toml` over the user's `config.toml`.
 
-Tables are taken whole: `[stores.team]` of a workspace replaces the user's of that name, so that no address of the one meets credentials of the other.
-Credentials are in neither; they come from where the ecosystem keeps them.  Without files nothing is imported: two failed stats.
+Tables are not merged: `[stores.team]` of a workspace replaces the user's table, so that an address
+never meets other credentials. Credentials are not in settings files, but in their usual places.
+Without settings files, nothing is imported.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +19,7 @@ from .reading import whole
 
 NAME: Final = "recipe.toml"
 ANY: Final = "any"
-"""In the place of a driver's name: the cheapest of several."""
+"""Driver name that selects the cheapest of several drivers."""
 _TABLES = ("stores", "drivers", "stacks")
 _RECEIVERS = ("webhooks", "notify")
 _LISTS = (
@@ -30,14 +31,14 @@ _LISTS = (
     ("drivers", "any"),
 )
 _FLAGS = (("steps", "sandbox"), ("server", "strict_jobs"), ("alerts", "silent_minutes"))
-"""Settings of one value each."""
-_PUBLIC = frozenset({"host_key", "keepalive", "secret"})  # the last is the name of a variable
+"""Settings with a single value."""
+_PUBLIC = frozenset({"host_key", "keepalive", "secret"})  # `secret` is the name of a variable
 _SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """One `[stores.NAME]`: where, and how it is asked.  `url` is as it was written."""
+    """A `[stores.NAME]` table: the URL as written, and client options."""
 
     name: str
     url: str
@@ -52,19 +53,20 @@ class StoreSettings:
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
-    """One `[[webhooks]]` or `[[notify]]`: who gets reports of runs.
+    """A `[[webhooks]]` or `[[notify]]` table: a receiver of run messages.
 
-    `url` of a webhook is its address; that of a `notify`, and every `secret`, is the name of an environment variable.
+    A webhook's `url` is its address. The `url` of a `notify` table, and every `secret`, is the name
+    of an environment variable.
     """
 
     url: str
-    events: tuple[str, ...] = ("*",)  # patterns of types: run.failed, alert.*
+    events: tuple[str, ...] = ("*",)  # patterns of event types: run.failed, alert.*
     secret: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The server that is node 0 of a stack's steps of several nodes; the others dial `address` at `port`."""
+    """The head node of a stack's multi-node steps. Other nodes connect to `address` at `port`."""
 
     driver: str
     host: str
@@ -77,9 +79,9 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """One `[stacks.NAME]`: a driver, and how it is asked.  Texts are as they were written; empty where nothing is said.
+    """A `[stacks.NAME]` table: a driver and its settings, as written; empty if not set.
 
-    `file` is the one that it stands in: a stack of the user's own file is one for all workspaces.
+    `file` is the settings file: a stack in the user's file is shared by all workspaces.
     """
 
     name: str
@@ -95,50 +97,50 @@ class Stack:
     auto_stop: str = ""
     queue: bool = True
     store: str = ""
-    extra: Mapping[str, object] = field(default_factory=dict)  # further settings of the driver
+    extra: Mapping[str, object] = field(default_factory=dict)  # other driver settings
     file: str = ""
 
     @property
     def id(self) -> str:
-        """What the ledger calls it."""
+        """The stack's name in the ledger."""
         return f"{self.name} of {self.file}"
 
     @property
     def settings(self) -> dict[str, object]:
-        """What it says of its driver, as the driver's settings."""
+        """Driver settings of the stack."""
         named = {name: getattr(self, name) for name in _OF_DRIVER}
         return {**self.extra, **{name: value for name, value in named.items() if value}}
 
 
 _OF_DRIVER: Final = ("machine", "gpu", "market", "zone")
-"""Settings of a stack that are settings of its driver."""
+"""Stack settings that are driver settings."""
 _OF_ONE_DRIVER: Final = ("machine", "zone", "head", "nodes", "keep", "extra")
-"""What a stack cannot say of the cheapest of several drivers."""
+"""Stack settings that require a single driver."""
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Settings in force.  `said` has each as it is written, and where: (path of keys) -> its value, `file:line`."""
+    """Effective settings. `said` maps key paths to (value as written, `file:line`)."""
 
     store: str = ""
-    inputs: str = ""  # `overlay`: steps may change what they are given, where the machine can
+    inputs: str = ""  # `overlay`: steps may modify their inputs, if the machine supports it
     stores: Mapping[str, StoreSettings] = field(default_factory=dict)
     drivers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    prices: Mapping[str, str] = field(default_factory=dict)  # of an hour of a GPU, as written
+    prices: Mapping[str, str] = field(default_factory=dict)  # per GPU hour, as written
     lists: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict
     )  # `recipes.allow`, `data.roots`, `data.allow`, `server.hosts`, `hooks.spend`, `drivers.any`
     said: Mapping[tuple[str, ...], tuple[Any, str]] = field(default_factory=dict)
-    limits: Mapping[str, float] = field(default_factory=dict)  # of what is rented
+    limits: Mapping[str, float] = field(default_factory=dict)  # limits on rentals
     flags: Mapping[str, float] = field(
         default_factory=dict
-    )  # `steps.sandbox`, `server.strict_jobs`, `alerts.silent_minutes`, as far as they are said
+    )  # `steps.sandbox`, `server.strict_jobs`, `alerts.silent_minutes`, if set
     webhooks: tuple[Receiver, ...] = ()
     notify: tuple[Receiver, ...] = ()
     stacks: Mapping[str, Stack] = field(default_factory=dict)
 
     def stack(self, name: str) -> Stack:
-        """The stack of that name.  Raises NotFound."""
+        """Return the stack with this name. Raises NotFound."""
         if name in self.stacks:
             return self.stacks[name]
         fix = (
@@ -148,21 +150,24 @@ class Config:
         raise NotFound(f'unknown stack "{name}"', fix=fix)
 
     def on(self, name: str) -> Config:
-        """These settings, with what a stack says of its driver.  Raises NotFound."""
+        """Return these settings with a stack's driver settings applied. Raises NotFound."""
         stack = self.stack(name)
         names = self.among(stack.driver) or (stack.driver,)
         said = {each: {**self.driver(each), **stack.settings} for each in names}
         return replace(self, drivers={**self.drivers, **said})
 
     def among(self, driver: str) -> tuple[str, ...]:
-        """The drivers that `any` or `any:NAME,NAME` stands for, as they are named; empty for the name of one driver."""
+        """Return the drivers selected by `any` or `any:NAME,NAME`; empty for a single driver."""
         kind, _, listed = driver.partition(":")
         if kind != ANY:
             return ()
-        return _listed(listed) if listed else self.lists.get("drivers.any", ())
+        return _split_names(listed) if listed else self.lists.get("drivers.any", ())
 
     def store_named(self, name: str | None) -> StoreSettings | None:
-        """The store that was asked for by name or as a URL, else the default one, else None.  Raises NotFound."""
+        """Return the store with this name or URL, else the default store, else None.
+
+        Raises NotFound.
+        """
         wanted = name or self.store
         if not wanted:
             return None
@@ -185,7 +190,9 @@ class Config:
         )
 
     def store_of(self, address: str) -> StoreSettings | None:
-        """The settings of a store in the bucket of `address`, which say how it is asked: of several, those of the nearest folder above."""
+        """Return the store settings for the bucket of `address`, of several those with the longest
+        matching prefix.
+        """
         there = {
             each.url.rstrip("/"): each
             for each in self.stores.values()
@@ -199,12 +206,12 @@ class Config:
         return there.get(nearest)
 
     def driver(self, name: str) -> dict[str, Any]:
-        """The settings of a driver; none when nothing is said about it."""
+        """Return the settings of a driver; empty if not set."""
         return dict(self.drivers.get(name, {}))
 
 
 def _bucket(url: str) -> str:
-    """Scheme and bucket of an address."""
+    """Return the scheme and bucket of a URL."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.partition('/')[0]}"
 
@@ -213,29 +220,29 @@ NOTHING: Final = Config()
 
 
 def load(root: Path, environ: Mapping[str, str]) -> Config:
-    """The settings for the workspace at `root`.  Raises Invalid with every problem of both files."""
+    """Load the settings of the workspace at `root`. Raises Invalid with all problems of both files."""
     problems: list[Problem] = []
     found = [_read(Path(path), problems) for path in settings_files(root, environ)]
     if problems:
         raise Invalid(problems)
     if not any(found):
         return NOTHING
-    return _merged([file for file in found if file is not None])
+    return _merge([file for file in found if file is not None])
 
 
-def listed(config: Config) -> list[tuple[str, Any, str]]:
-    """Every setting in force: its name, its value, and where it is from.  What looks like a credential is not shown."""
+def list_settings(config: Config) -> list[tuple[str, Any, str]]:
+    """Return all effective settings with name, value and origin. Likely credentials are masked."""
     return [
-        (".".join(keys), _masked(keys[-1], value), origin)
+        (".".join(keys), _mask(keys[-1], value), origin)
         for keys, (value, origin) in sorted(config.said.items())
     ]
 
 
-def _masked(key: str, value: Any) -> Any:
+def _mask(key: str, value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _masked(name, inner) for name, inner in value.items()}
+        return {name: _mask(name, inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_masked("", item) for item in value]
+        return [_mask("", item) for item in value]
     return (
         "***"
         if _SECRET.search(key) and key not in _PUBLIC
@@ -294,80 +301,99 @@ def _read(path: Path, problems: list[Problem]) -> _File | None:
     return file
 
 
-def _merged(files: list[_File]) -> Config:
-    """`files` in order of precedence."""
-    tables: dict[str, dict[str, Any]] = {name: {} for name in _TABLES}
-    receivers: dict[str, list[Receiver]] = {kind: [] for kind in _RECEIVERS}
-    said: dict[tuple[str, ...], tuple[Any, str]] = {}
+def _merge(files: list[_File]) -> Config:
+    """Merge `files`, given in order of precedence."""
+    collected = _CollectedSettings()
     for file in reversed(files):
-        for kind, known in receivers.items():
-            for n, table in enumerate(file.value.get(kind, ())):
-                said |= {
-                    (kind, str(len(known)), key): (value, _origin(file, (kind, str(n), key)))
-                    for key, value in table.items()
-                }
-                known.append(
-                    Receiver(
-                        **table | ({"events": tuple(table["events"])} if "events" in table else {})
-                    )
-                )
+        collected.add(file)
+    return collected.build()
+
+
+class _CollectedSettings:
+    """Collects the settings of several files, added from the lowest to the highest precedence."""
+
+    def __init__(self) -> None:
+        self._tables: dict[str, dict[str, Any]] = {kind: {} for kind in _TABLES}
+        self._receivers: dict[str, list[Receiver]] = {kind: [] for kind in _RECEIVERS}
+        self._said: dict[tuple[str, ...], tuple[Any, str]] = {}
+
+    def add(self, file: _File) -> None:
+        for kind in _RECEIVERS:
+            self._add_receivers(file, kind)
         for kind in _TABLES:
             for name, table in file.value.get(kind, {}).items():
-                if (kind, name) in _LISTS:
-                    continue
-                tables[kind][name] = table
-                said = {keys: each for keys, each in said.items() if keys[:2] != (kind, name)}
-                said |= {
-                    (kind, name, key): (value, _origin(file, (kind, name, key)))
-                    for key, value in table.items()
-                }
-        single = [
-            ("store",),
-            ("inputs",),
-            *_LISTS,
-            *_FLAGS,
-            *((kind, name) for kind in ("prices", "limits") for name in file.value.get(kind, ())),
-        ]
-        for keys in single:
-            value = (
-                file.value.get(keys[0])
-                if len(keys) == 1
-                else file.value.get(keys[0], {}).get(keys[1])
-            )
-            if value is not None and (keys[0] != "limits" or value <= said.get(keys, (value,))[0]):
-                said[keys] = value, _origin(file, keys)
-    prices, limits = (
-        {keys[1]: value for keys, (value, _) in said.items() if keys[0] == kind}
-        for kind in ("prices", "limits")
-    )
-    lists = {".".join(keys): tuple(said[keys][0]) for keys in _LISTS if keys in said}
-    stores = {name: StoreSettings(name, **table) for name, table in tables["stores"].items()}
-    webhooks, notify = (tuple(receivers[kind]) for kind in _RECEIVERS)
-    stacks: dict[str, Stack] = {}
-    for name, table in tables["stacks"].items():
-        head = Head(**table["head"]) if "head" in table else None
-        stacks[name] = Stack(
-            name,
-            **{**table, "head": head},
-            file=said["stacks", name, "driver"][1].rpartition(":")[0],
+                if (kind, name) not in _LISTS:
+                    self._replace_table(file, kind, name, table)
+        for keys in (("store",), ("inputs",), *_LISTS, *_FLAGS):
+            self._add_value(file, keys)
+        for kind in ("prices", "limits"):
+            for name in file.value.get(kind, ()):
+                self._add_value(file, (kind, name))
+
+    def _add_receivers(self, file: _File, kind: str) -> None:
+        """Add the receivers of a file to those of the other files."""
+        known = self._receivers[kind]
+        for n, table in enumerate(file.value.get(kind, ())):
+            for key, value in table.items():
+                origin = _origin(file, (kind, str(n), key))
+                self._said[kind, str(len(known)), key] = value, origin
+            fields = dict(table)
+            if "events" in table:
+                fields["events"] = tuple(table["events"])
+            known.append(Receiver(**fields))
+
+    def _replace_table(self, file: _File, kind: str, name: str, table: Mapping[str, Any]) -> None:
+        """Replace a table of an earlier file as a whole."""
+        self._tables[kind][name] = table
+        earlier = [keys for keys in self._said if keys[:2] == (kind, name)]
+        for keys in earlier:
+            del self._said[keys]
+        for key, value in table.items():
+            self._said[kind, name, key] = value, _origin(file, (kind, name, key))
+
+    def _add_value(self, file: _File, keys: tuple[str, ...]) -> None:
+        """Set a value from a file, if present. Of two limits, the lower one applies."""
+        value = file.value.get(keys[0])
+        if len(keys) > 1:
+            value = file.value.get(keys[0], {}).get(keys[1])
+        if value is None:
+            return
+        if keys[0] == "limits" and keys in self._said and value > self._said[keys][0]:
+            return
+        self._said[keys] = value, _origin(file, keys)
+
+    def build(self) -> Config:
+        stores = self._tables["stores"]
+        return Config(
+            store=self._said.get(("store",), ("",))[0],
+            inputs=self._said.get(("inputs",), ("",))[0],
+            stores={name: StoreSettings(name, **table) for name, table in stores.items()},
+            drivers=self._tables["drivers"],
+            prices=self._values_of("prices"),
+            lists={".".join(keys): tuple(self._said[keys][0]) for keys in self._present(_LISTS)},
+            said=self._said,
+            limits=self._values_of("limits"),
+            flags={".".join(keys): self._said[keys][0] for keys in self._present(_FLAGS)},
+            webhooks=tuple(self._receivers["webhooks"]),
+            notify=tuple(self._receivers["notify"]),
+            stacks={
+                name: self._stack(name, table) for name, table in self._tables["stacks"].items()
+            },
         )
-    return Config(
-        said.get(("store",), ("",))[0],
-        said.get(("inputs",), ("",))[0],
-        stores,
-        tables["drivers"],
-        prices,
-        lists,
-        said,
-        limits,
-        {".".join(keys): said[keys][0] for keys in _FLAGS if keys in said},
-        webhooks,
-        notify,
-        stacks,
-    )
+
+    def _values_of(self, kind: str) -> dict[str, Any]:
+        return {keys[1]: value for keys, (value, _) in self._said.items() if keys[0] == kind}
+
+    def _present(self, every: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+        return [keys for keys in every if keys in self._said]
+
+    def _stack(self, name: str, table: Mapping[str, Any]) -> Stack:
+        head = Head(**table["head"]) if "head" in table else None
+        _, origin = self._said["stacks", name, "driver"]
+        return Stack(name, **{**table, "head": head}, file=origin.rpartition(":")[0])
 
 
-# -- what is wrong with a file ------------------------------------------------------------------------------------------------------------------
+# -- validation
 
 
 _Fault = tuple[str, str, tuple[str, ...], str]
@@ -386,44 +412,61 @@ def _faults(file: _File) -> list[Problem]:
     return [Problem(code, words, _where(file, keys), fix) for code, words, keys, fix in faults]
 
 
-def _listed(names: str) -> tuple[str, ...]:
+def _split_names(names: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, names.split(","))))
 
 
 def _strange_drivers(value: Mapping[str, Any]) -> list[_Fault]:
-    """Tables of drivers that neither we nor an installed package have: a driver that is never used would hide a slip of the pen."""
-    tables, stacks = value.get("drivers"), value.get("stacks")
-    named: list[tuple[tuple[str, ...], str]] = (
-        [(("drivers", name), name) for name in tables if ("drivers", name) not in _LISTS]
-        if isinstance(tables, dict)
-        else []
-    )
-    for name, stack in stacks.items() if isinstance(stacks, dict) else ():
-        if isinstance(stack, dict) and "driver" in stack:
-            kind, _, several = f"{stack['driver']}".partition(":")
-            for each in _listed(several) if kind == ANY else [f"{stack['driver']}"]:
-                named.append((("stacks", name, "driver"), each))
-    listed = tables.get("any") if isinstance(tables, dict) else None
-    if isinstance(listed, list):
-        named += [(("drivers", "any"), f"{each}") for each in listed]
+    """Report unknown drivers, which would otherwise hide a typing error."""
+    named = [*_driver_tables(value), *_stack_drivers(value), *_any_drivers(value)]
     if not named:
         return []
     from .extensions import drivers
 
-    return [
-        (
-            "unknown-driver",
-            f'unknown driver "{name}"',
-            keys,
-            did_you_mean(name, there) or _drivers_fix(there),
-        )
-        for keys, name in named
-        if name != "local" and name not in (there := drivers(name))
-    ]
+    found: list[_Fault] = []
+    for keys, name in named:
+        if name == "local":
+            continue
+        known = drivers(name)
+        if name not in known:
+            fix = did_you_mean(name, known) or _drivers_fix(known)
+            found.append(("unknown-driver", f'unknown driver "{name}"', keys, fix))
+    return found
+
+
+_Named = tuple[tuple[str, ...], str]
+"""The path of a key, and the driver that it names."""
+
+
+def _driver_tables(value: Mapping[str, Any]) -> Iterator[_Named]:
+    """Yield the drivers with a `[drivers.NAME]` table."""
+    tables = value.get("drivers")
+    for name in tables if isinstance(tables, dict) else ():
+        if ("drivers", name) not in _LISTS:
+            yield ("drivers", name), name
+
+
+def _stack_drivers(value: Mapping[str, Any]) -> Iterator[_Named]:
+    """Yield the drivers of stacks."""
+    stacks = value.get("stacks")
+    for name, stack in stacks.items() if isinstance(stacks, dict) else ():
+        if isinstance(stack, dict) and "driver" in stack:
+            driver = str(stack["driver"])
+            kind, _, several = driver.partition(":")
+            for each in _split_names(several) if kind == ANY else [driver]:
+                yield ("stacks", name, "driver"), each
+
+
+def _any_drivers(value: Mapping[str, Any]) -> Iterator[_Named]:
+    """Yield the drivers listed by `any` under [drivers]."""
+    tables = value.get("drivers")
+    listed = tables.get("any") if isinstance(tables, dict) else None
+    for each in listed if isinstance(listed, list) else ():
+        yield ("drivers", "any"), str(each)
 
 
 def _strange_extras(schema: Mapping[str, Any], value: Mapping[str, Any]) -> Iterator[_Fault]:
-    """Further settings of a stack's driver that are none, or are wrong, as they would be under [drivers.NAME]."""
+    """Report invalid `extra` driver settings of stacks, as under [drivers.NAME]."""
     stacks = value.get("stacks")
     for name, stack in stacks.items() if isinstance(stacks, dict) else ():
         if (
@@ -434,59 +477,53 @@ def _strange_extras(schema: Mapping[str, Any], value: Mapping[str, Any]) -> Iter
             part = schema["properties"]["drivers"]["properties"].get(stack["driver"], {})
             others = {
                 key: inner for key, inner in stack["extra"].items() if key not in Stack.__slots__
-            }  # of the stack itself: see _clashes
+            }  # for stack settings see _clashes
             yield from _check(schema, part, others, ("stacks", name, "extra"))
 
 
 def _clashes(value: Mapping[str, Any]) -> list[_Fault]:
-    """What the parts of a stack say against each other."""
+    """Report conflicting settings of stacks."""
     found: list[_Fault] = []
     for name, stack in value.get("stacks", {}).items():
-        for key in (key for key in stack.get("extra", {}) if key in Stack.__slots__):
-            fix = (
-                f"move `{key} = …` next to `driver`"
-                if key in stack or key in _OF_DRIVER
-                else "remove this setting"
-            )
-            found.append(
-                (
-                    "clash",
-                    f"stacks.{name}.extra.{key} is a setting of the stack, not of its `extra`",
-                    ("stacks", name, "extra"),
-                    fix,
-                )
-            )
+        found += _clashes_of_extra(name, stack)
         if "auto_stop" in stack and "keep" not in stack:
-            words = f"stacks.{name}.auto_stop requires `keep`: it stops a persistent machine"
-            found.append(
-                (
-                    "clash",
-                    words,
-                    ("stacks", name, "auto_stop"),
-                    'add `keep = "stopped"`, or remove `auto_stop`',
-                )
-            )
+            message = f"stacks.{name}.auto_stop requires `keep`: it stops a persistent machine"
+            fix = 'add `keep = "stopped"`, or remove `auto_stop`'
+            found.append(("clash", message, ("stacks", name, "auto_stop"), fix))
         if stack["driver"].partition(":")[0] == ANY:
-            found += [
-                (
-                    "clash",
-                    f"stacks.{name}.{key} is about one driver, and its driver is {stack['driver']}",
-                    ("stacks", name, key),
-                    "name one driver, or take it out; [drivers.NAME] has settings of each",
-                )
-                for key in _OF_ONE_DRIVER
-                if key in stack
-            ]
+            found += _clashes_with_any(name, stack)
         if "head" in stack:
-            found += [
-                ("clash", words, ("stacks", name, "head"), fix)
-                for words, fix in _clashes_of_head(f"stacks.{name}", stack)
-            ]
+            for message, fix in _clashes_of_head(f"stacks.{name}", stack):
+                found.append(("clash", message, ("stacks", name, "head"), fix))
     return found
 
 
+def _clashes_of_extra(name: str, stack: Mapping[str, Any]) -> Iterator[_Fault]:
+    """Yield a fault for each setting in `extra` that is a setting of the stack itself."""
+    for key in stack.get("extra", {}):
+        if key not in Stack.__slots__:
+            continue
+        fix = "remove this setting"
+        if key in stack or key in _OF_DRIVER:
+            fix = f"move `{key} = …` next to `driver`"
+        message = f"stacks.{name}.extra.{key} is a setting of the stack, not of its `extra`"
+        yield "clash", message, ("stacks", name, "extra"), fix
+
+
+def _clashes_with_any(name: str, stack: Mapping[str, Any]) -> Iterator[_Fault]:
+    """Yield a fault for each setting of a multi-driver stack that requires a single driver."""
+    for key in _OF_ONE_DRIVER:
+        if key in stack:
+            driver = stack["driver"]
+            message = (
+                f"stacks.{name}.{key} requires a single driver, but the stack's driver is {driver}"
+            )
+            fix = f"set a single driver, or remove `{key}`"
+            yield "clash", message, ("stacks", name, key), fix
+
+
 def _clashes_of_head(name: str, stack: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What the head of a stack and its other settings say against each other, and what to do."""
+    """Yield conflicts between a stack's head and its other settings, with fixes."""
     if stack["head"]["port"] > 65535:
         yield (
             f"{name}.head.port is out of range: {stack['head']['port']}",
@@ -527,72 +564,81 @@ _KINDS: Final[dict[str, tuple[tuple[type, ...], str]]] = {
 def _check(
     root: Mapping[str, Any], part: Mapping[str, Any], value: Any, keys: tuple[str, ...]
 ) -> list[_Fault]:
-    """Where `value` is not what the schema says.  Only the words that our own schema uses: importing a validator costs more than a no-op run."""
+    """Validate `value` against the schema.
+
+    Supports only the schema's own keywords: importing a validator takes longer than a no-op run.
+    """
     if "$ref" in part:
         return _check(root, root["$defs"][part["$ref"].removeprefix("#/$defs/")], value, keys)
-    name = ".".join(keys)
     if "anyOf" in part:
         tried = [_check(root, branch, value, keys) for branch in part["anyOf"]]
-        return min(
-            tried, key=lambda faults: (len(faults), faults[:1] and faults[0][0] == "wrong-type")
-        )
+        return min(tried, key=_distance)
     kind = part.get("type")
-    if kind is not None and (
-        not isinstance(value, _KINDS[kind][0]) or (isinstance(value, bool) and kind != "boolean")
-    ):
-        return [("wrong-type", f"{name} must be {_KINDS[kind][1]}", keys, "")]
+    if kind is not None and not _is_of_kind(value, kind):
+        return [("wrong-type", f"{'.'.join(keys)} must be {_KINDS[kind][1]}", keys, "")]
     if isinstance(value, str):
-        if not re.search(part.get("pattern", ""), value) or len(value) < part.get("minLength", 0):
-            shown = "***" if _SECRET.search(keys[-1]) or keys[0] == "notify" else value
-            return [
-                (
-                    "bad-value",
-                    f'{name} has an invalid value "{shown}"',
-                    keys,
-                    str(part.get("description", "")),
-                )
-            ]
-    elif (
-        isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and value < part.get("minimum", value)
-    ):
-        return [("bad-value", f"{name} must be at least {part['minimum']}", keys, "")]
-    elif isinstance(value, list):
+        return _check_text(part, value, keys)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return _check_minimum(part, value, keys)
+    if isinstance(value, list):
+        item_part = part.get("items", {})
         return [
             fault
             for n, item in enumerate(value)
-            for fault in _check(root, part.get("items", {}), item, (*keys, str(n)))
+            for fault in _check(root, item_part, item, (*keys, str(n)))
         ]
-    if not isinstance(value, dict):
+    if isinstance(value, dict):
+        return _check_table(root, part, value, keys)
+    return []
+
+
+def _distance(faults: list[_Fault]) -> tuple[int, bool]:
+    """Return how far a value is from an alternative: fewer faults are nearer, then other types."""
+    return len(faults), bool(faults) and faults[0][0] == "wrong-type"
+
+
+def _is_of_kind(value: Any, kind: str) -> bool:
+    if isinstance(value, bool):
+        return kind == "boolean"
+    return isinstance(value, _KINDS[kind][0])
+
+
+def _check_text(part: Mapping[str, Any], value: str, keys: tuple[str, ...]) -> list[_Fault]:
+    if re.search(part.get("pattern", ""), value) and len(value) >= part.get("minLength", 0):
         return []
+    shown = "***" if _SECRET.search(keys[-1]) or keys[0] == "notify" else value
+    message = f'{".".join(keys)} has an invalid value "{shown}"'
+    return [("bad-value", message, keys, str(part.get("description", "")))]
+
+
+def _check_minimum(part: Mapping[str, Any], value: float, keys: tuple[str, ...]) -> list[_Fault]:
+    if not value < part.get("minimum", value):  # true for NaN
+        return []
+    return [("bad-value", f"{'.'.join(keys)} must be at least {part['minimum']}", keys, "")]
+
+
+def _check_table(
+    root: Mapping[str, Any],
+    part: Mapping[str, Any],
+    table: Mapping[str, Any],
+    keys: tuple[str, ...],
+) -> list[_Fault]:
     known = part.get("properties", {})
     others = part.get("additionalProperties", True)
     found: list[_Fault] = []
     for missing in part.get("required", ()):
-        if missing not in value:
-            found.append(
-                (
-                    "missing-key",
-                    f"{name} has no {missing}",
-                    keys,
-                    str(known[missing].get("description", "")),
-                )
-            )
-    for key, inner in value.items():
+        if missing not in table:
+            fix = str(known[missing].get("description", ""))
+            found.append(("missing-key", f"{'.'.join(keys)} has no {missing}", keys, fix))
+    for key, inner in table.items():
+        path = (*keys, key)
         if key in known:
-            found += _check(root, known[key], inner, (*keys, key))
+            found += _check(root, known[key], inner, path)
         elif isinstance(others, dict):
-            found += _check(root, others, inner, (*keys, key))
+            found += _check(root, others, inner, path)
         elif not others:
-            found.append(
-                (
-                    "unknown-key",
-                    f'unknown setting "{".".join((*keys, key))}"',
-                    (*keys, key),
-                    _advice(key, known),
-                )
-            )
+            message = f'unknown setting "{".".join(path)}"'
+            found.append(("unknown-key", message, path, _advice(key, known)))
     return found
 
 
@@ -604,7 +650,7 @@ def _advice(key: str, known: Mapping[str, Any]) -> str:
     return f"known drivers: {', '.join(sorted(known))}"
 
 
-# -- where something stands ---------------------------------------------------------------------------------------------------------------------
+# -- locations
 
 
 def _origin(file: _File, keys: tuple[str, ...]) -> str:
@@ -613,16 +659,16 @@ def _origin(file: _File, keys: tuple[str, ...]) -> str:
 
 
 def _where(file: _File, keys: tuple[str, ...]) -> Location:
-    """Where a key is written, as far as a look at headers and beginnings of lines can tell; else its table, else the first line."""
+    """Return the location of a key by a line scan; else its table's, else the first line's."""
     lines = file.text.splitlines() or [""]
     table: tuple[str, ...] = ()
     best, depth = 1, 0
     for number, line in enumerate(lines, 1):
         if header := re.match(r"\s*\[\[?([^\]]+)\]", line):
-            table = _dotted(header[1])
+            table = _split_key(header[1])
             here = table
         elif assigned := re.match(r"\s*([A-Za-z0-9_.\"' -]+?)\s*=", line):
-            here = (*table, *_dotted(assigned[1]))
+            here = (*table, *_split_key(assigned[1]))
         else:
             continue
         if here == keys[: len(here)] and len(here) > depth:
@@ -634,7 +680,7 @@ def _where(file: _File, keys: tuple[str, ...]) -> Location:
     )
 
 
-def _dotted(text: str) -> tuple[str, ...]:
+def _split_key(text: str) -> tuple[str, ...]:
     return tuple(part.strip().strip("\"'") for part in text.split("."))
 
 

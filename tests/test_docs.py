@@ -327,8 +327,8 @@ def test_a_text_that_avoids_names_is_measured_and_its_lines_are_shown() -> None:
     found = voice.measure(avoiding).found
     assert found == {"pronouns": 6, "what": 1, "colons": 1, "marks": 4}
     assert set(voice.measure(naming).found.values()) == {0}
-    assert [len(voice.marked(each)) for each in voice.sentences(avoiding)] == [3, 1]
-    assert voice.marked("What makes a step run again?") == []
+    assert [len(voice.find_marks(each)) for each in voice.sentences(avoiding)] == [3, 1]
+    assert voice.find_marks("What makes a step run again?") == []
 
 
 def test_code_tables_and_headings_of_a_page_are_no_prose() -> None:

@@ -1,1 +1,1 @@
-"""What is known to go wrong with a training, and what it will cost in memory, time and money.  Advises; decides and runs nothing."""
+"""Advice on trainings: known problems, and estimates of memory, time and cost.  Runs nothing."""

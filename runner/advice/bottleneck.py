@@ -1,6 +1,7 @@
-"""Where the time of a training's steps went, and what that calls for.
+"""Find the bottleneck of a training from its step times.
 
-A trainer tells seconds for each optimizer step: `time_step` for the whole, and parts of it, `time_data`, `time_model`, …; those that it has.
+Trainers report seconds per optimizer step: `time_step` for the whole step, and `time_data`,
+`time_model` and so on for its phases.
 """
 
 from __future__ import annotations
@@ -33,17 +34,18 @@ OF_PRIME: Final = {
     "communication": "time/broadcast_weights",
     "checkpoint": "time/save_ckpt",
 }
-"""The same parts as the trainer of prime-rl calls them."""
+"""Metric names of prime-rl's trainer for the same phases."""
 OF_ORCHESTRATOR: Final = ("time/wait_for_policy", "time/wait_for_ckpt", "time/generate_completions")
-"""Times that only prime-rl's orchestrator reports, whose steps run beside those of the trainer."""
+"""Times that only prime-rl's orchestrator reports; its steps overlap with the trainer's."""
 TRAINING: Final = ("model", "optimizer", "communication")
 TOOL, DATA, WORK = 0.50, 0.30, 0.80
-"""Above these shares of a step: tools make it LATENCY-BOUND, data DATA-BOUND, generation and training together THROUGHPUT-BOUND."""
+"""Thresholds as fractions of a step: tools above TOOL are LATENCY-BOUND, data above DATA is DATA-BOUND,
+generation plus training above WORK is THROUGHPUT-BOUND."""
 
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Mean seconds of a step and of its parts, over `steps` steps."""
+    """Mean seconds of a step and of its phases, over `steps` steps."""
 
     steps: int
     seconds: float
@@ -55,7 +57,7 @@ class Breakdown:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One verdict, the rule that gave it, and what to change, most worthwhile first."""
+    """A verdict, its reason, and advice in order of benefit."""
 
     word: Word
     why: str
@@ -63,16 +65,16 @@ class Judgement:
 
 
 def is_timed(line: Mapping[str, Any]) -> bool:
-    """Whether a line tells the times of a step of a trainer."""
+    """Return whether a metrics line has the times of a trainer's step."""
     return any(_seconds(line, name) is not None for name in PARTS) and not any(
         name in line for name in OF_ORCHESTRATOR
     )
 
 
-def breakdown(lines: Iterable[Mapping[str, Any]]) -> Breakdown | None:
-    """The parts of what a trainer reported, one mapping a step; None where it reported no times.
+def average_phases(lines: Iterable[Mapping[str, Any]]) -> Breakdown | None:
+    """Return the mean phase times from metrics lines, one line per step; None without times.
 
-    The first step is left out where more follow: what happens once, compiling and making room, is in it.
+    The first step is skipped if more follow, because it includes compilation and memory allocation.
     """
     timed = [line for line in lines if is_timed(line)]
     if len(timed) > 1:
@@ -96,7 +98,10 @@ def breakdown(lines: Iterable[Mapping[str, Any]]) -> Breakdown | None:
 
 
 def judge(found: Breakdown, inputs: Mapping[str, Any], *, gpu: bool) -> Judgement:
-    """What the parts say, by the first rule that holds.  `inputs` are the recipe's: what to change is said in their names.  `gpu`: it had one."""
+    """Return the verdict of the first rule that applies.
+
+    `inputs` are the recipe's inputs, which the advice names. `gpu`: the step ran on a GPU.
+    """
     if found.share("tool") > TOOL:
         why = f"tools, rewards and environments take {found.share('tool'):.0%} of a step (more than {TOOL:.0%})"
         advice = (
@@ -147,12 +152,12 @@ def judge(found: Breakdown, inputs: Mapping[str, Any], *, gpu: bool) -> Judgemen
                 f"{PARTS[part]} takes {found.share(part):.0%}: {remedy}{_now(inputs, name)}",
             )
     if found.share("other") > 0.2:
-        advice += (f"the trainer did not report the phase of {found.share('other'):.0%} went",)
+        advice += (f"the trainer did not report the phase of {found.share('other'):.0%} of a step",)
     return Judgement("BALANCED", "no phase stands out", advice)
 
 
 def _throughput(found: Breakdown, inputs: Mapping[str, Any], gpu: bool) -> tuple[str, ...]:
-    """What makes arithmetic faster, for the greatest of generation, communication and the rest."""
+    """Return advice for a computation-bound step, for its largest phase."""
     if not gpu:
         return ("use a GPU: the step ran on the CPU, which is many times slower",)
     if found.share("generation") > found.share(*TRAINING):

@@ -1,4 +1,7 @@
-"""Which settings are what they are called: the type of an input says it, or the tool that is given them.  A name alone is a guess."""
+"""Distinguish declared settings from guesses by name.
+
+A setting is declared if the type of an input or a known tool confirms its meaning.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,20 @@ _SAYS: Final[Mapping[str, tuple[str, ...]]] = {
     "base": ("model",),
     "dataset": ("dataset", "file", "list"),
 }
-"""The types of inputs that say that a value is a model, or data."""
+"""Input types that confirm a model (`base`) or data (`dataset`)."""
 _OF_ACCELERATE: Final = ("mixed_precision",)
-"""What a step's own `accelerate` says."""
+"""Settings that a step's `accelerate` block declares."""
 _MAY: Final = "string"
-"""The one other type of which a value could be an address."""
+"""The only other input type that can hold an address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Declarations:
-    """What is known of one step: `names` that tools have for settings, `types` of its recipe's inputs, and which tools it uses.
+    """The known tools and input types of one step.
 
-    `commanded`: one of them is started by the step's own command; else tools are only imported by its code.  `launched`: the step has `accelerate`.
+    `names` are the tools' names of each setting, `types` the types of the recipe's inputs.
+    `commanded`: the step's command starts a known tool; otherwise the code only imports it.
+    `launched`: the step has `accelerate`.
     """
 
     names: Mapping[str, Sequence[str]]
@@ -34,19 +39,22 @@ class Declarations:
     launched: bool = False
 
     def of_program(self, settings: Iterable[Setting]) -> Iterator[Setting]:
-        """Arguments and configuration, those that can be what they are called, each with whether it is known to be."""
+        """Yield the arguments and configuration values with `declared` set.
+
+        Omits settings whose input type contradicts their name.
+        """
         for each in settings:
             if self.commanded or (self.launched and each.key in _OF_ACCELERATE):
                 yield each
             else:
-                yield from self._judged(each)
+                yield from self._mark_declared(each)
 
     def of_inputs(self, settings: Iterable[Setting]) -> Iterator[Setting]:
-        """As `of_program`, of inputs by their own names."""
+        """Yield the inputs with `declared` set, like `of_program`."""
         for each in settings:
-            yield from self._judged(each)
+            yield from self._mark_declared(each)
 
-    def _judged(self, setting: Setting) -> Iterator[Setting]:
+    def _mark_declared(self, setting: Setting) -> Iterator[Setting]:
         type = self.types.get(setting.origin.name) if setting.origin.kind == "input" else None
         subject = self._subject(setting.key)
         if subject is None:
@@ -57,7 +65,7 @@ class Declarations:
             yield setting._replace(declared=False)
 
     def _subject(self, key: str) -> str | None:
-        """What a setting of this name would be the address of; None: of nothing."""
+        """Return `base` or `dataset` if a setting of this name holds an address, else None."""
         called = set(ends(key))
         for subject in _SAYS:
             if not called.isdisjoint((subject, *self.names.get(subject, ()))):

@@ -1,7 +1,8 @@
-"""What a step's GPU memory and time are estimated to be, from model configs, recipes/hardware.yaml and what earlier runs measured.  Starts nothing.
+"""Estimate the GPU memory, time and cost of training steps.
 
-No network is asked, but by `fetched`.  Only steps that train (`accelerate`, or a state) and want a GPU are estimated; what is not known is said,
-and is no error.
+Sources are the model's config.json, recipes/hardware.yaml and the metrics of earlier runs. Only
+`fetch_config` uses the network. Steps that do not train on GPUs get no estimate, and a missing fact is
+reported in `unknown`, not raised.
 """
 
 from __future__ import annotations
@@ -23,45 +24,55 @@ from ..storage import metrics
 from ..storage.buckets.hub import offline, snapshots
 from . import hardware, prime_rl, training_from_inputs
 from .hardware import Gpu, Hardware
-from .memory import CONTEXT, Estimate, Model, Training, Unknown, Verdict, calibrated, estimate, read
+from .memory import (
+    CUDA_CONTEXT,
+    Estimate,
+    Model,
+    Training,
+    Unknown,
+    Verdict,
+    calibrate,
+    estimate,
+    read,
+)
 
 if TYPE_CHECKING:
     from ..planning.plan import Plan
     from ..storage.workspace import Workspace
 
-LOOKED_AT = 200
-"""Earlier runs of a recipe that are looked at."""
-COUNTED = "the counted figure"
-"""Name of a figure of the table of diffusion trainings that is not published."""
-LEARNED_FROM = 20
-"""Of those, the latest whose speed counts."""
+MAX_RUNS = 200
+"""Number of a recipe's latest runs to read."""
+COMPUTED_TERM = "the counted figure"
+"""Term name for a computed, unpublished figure in the table of diffusion trainings."""
+MAX_SPEEDS = 20
+"""Number of the latest trainings whose speed counts."""
 SPREAD = 0.15
-"""How far from the mean speed of its steps a training may be, as a share: it also begins and ends, and no two are alike."""
+"""Relative tolerance around the measured time, for startup, shutdown and variation."""
 GUESS: Final = "a guess from"
-"""How the basis of a time begins that no run measured."""
+"""Prefix of `StepEstimate.basis` for a time that no run measured."""
 _LARGE = 1 << 20  # bytes of a config.json
 
 
 @dataclass(frozen=True, slots=True)
 class StepEstimate:
-    """One step: what it takes of each GPU, what a GPU has, and how long the step may compute."""
+    """The estimate of one step: memory per GPU, training time and cost."""
 
     step: str
     found: Estimate | None
     unknown: str = ""  # why there is no estimate
     gpu: str = ""  # as shown: "rtx4090 (24 GB)", "24 GB"
     usable: int | None = None
-    seconds: tuple[float, float] | None = None  # least and most
-    basis: str = ""  # what `seconds` are from
-    price: float | None = None  # US dollars for an hour of all its GPUs
-    source: str = ""  # of a figure out of the table of diffusion trainings
+    seconds: tuple[float, float] | None = None  # lowest and highest
+    basis: str = ""  # source of `seconds`
+    price: float | None = None  # US dollars per hour for all GPUs
+    source: str = ""  # source of the published figure
     choices: tuple[
         StepEstimate, ...
-    ] = ()  # the same on kinds of GPU that would do, where none is meant
+    ] = ()  # estimates for suitable GPU models if the step names none
 
     @property
     def verdict(self) -> Verdict | None:
-        """FITS, TIGHT or NO; None where the training or the GPU is not known."""
+        """FITS, TIGHT or NO; None if the training or the GPU is unknown."""
         return (
             self.found.verdict(self.usable)
             if self.found is not None and self.usable is not None
@@ -70,38 +81,38 @@ class StepEstimate:
 
     @property
     def lines(self) -> list[str]:
-        """As `recipe plan` shows it."""
+        """The estimate as lines for `recipe plan`."""
         lines = [self.memory]
         if self.seconds is not None:
             lines.append(
-                f"time: {_between(*map(span, self.seconds))} of training on {self.gpu} ({self.basis})"
+                f"time: {_format_range(*map(format_duration, self.seconds))} of training on {self.gpu} ({self.basis})"
             )
         if self.usd is not None:
             lines.append(
-                f"cost: about {_between(*(f'{each:.2f}' for each in self.usd))} USD, at {self.price:g} USD an hour"
+                f"cost: about {_format_range(*(f'{each:.2f}' for each in self.usd))} USD, at {self.price:g} USD an hour"
             )
         return [*lines, *(f"on {each.brief}" for each in self.choices)]
 
     @property
     def brief(self) -> str:
-        """One line about one kind of GPU: whether it fits there, how long it takes and what it costs, as far as that is known."""
+        """A summary for one GPU model in one line: verdict, training time and cost, if known."""
         parts: list[str] = [self.verdict or "memory not known"]
         if self.seconds is not None:
-            parts.append(f"{_between(*map(span, self.seconds))} of training")
+            parts.append(f"{_format_range(*map(format_duration, self.seconds))} of training")
         if self.usd is not None:
-            parts.append(f"{_between(*(f'{each:.2f}' for each in self.usd))} USD")
+            parts.append(f"{_format_range(*(f'{each:.2f}' for each in self.usd))} USD")
         return f"{self.gpu}: {', '.join(parts)}" + (
             f" ({self.basis})" if self.seconds is not None else ""
         )
 
     @property
-    def guessed(self) -> bool:
-        """Whether the time is a guess, and not what runs measured."""
+    def is_guess(self) -> bool:
+        """Whether the time comes from formulas instead of measured runs."""
         return self.basis.startswith(GUESS)
 
     @property
     def usd(self) -> tuple[float, float] | None:
-        """US dollars, least and most; None where the price or the time is not known."""
+        """The lowest and highest cost in US dollars; None if the price or the time is unknown."""
         return (
             None
             if self.price is None or self.seconds is None
@@ -109,7 +120,7 @@ class StepEstimate:
         )
 
     def as_json(self) -> Mapping[str, object]:
-        """As `recipe plan --json` tells it; sizes in bytes."""
+        """Return the estimate for `recipe plan --json`; sizes are in bytes."""
         found = self.found
         return {
             "bytes": found.bytes if found else None,
@@ -131,7 +142,7 @@ class StepEstimate:
 
     @property
     def memory(self) -> str:
-        """One line about memory."""
+        """The memory estimate as one line."""
         if self.found is None:
             return f"memory: not known ({self.unknown})"
         notes = [
@@ -139,29 +150,29 @@ class StepEstimate:
             for note in (self.found.measured, self.source and f"as published: {self.source}")
             if note
         ]
-        if not notes and COUNTED in dict(self.found.terms):
+        if not notes and COMPUTED_TERM in dict(self.found.terms):
             notes = ["counted, not measured: docs/memory.md"]
         notes = notes or [
-            ", ".join(f"{name} {size / 1e9:.1f}" for name, size in largest(self.found))
+            ", ".join(f"{name} {size / 1e9:.1f}" for name, size in find_largest_terms(self.found))
         ]
         on = f", {self.verdict} on {self.gpu}" if self.verdict is not None else ""
         return f"memory: {self.found}{on} ({'; '.join(notes)})"
 
 
-def span(seconds: float) -> str:
-    """A length of time as people say it, roughly."""
+def format_duration(seconds: float) -> str:
+    """Return a rounded duration with its unit, for example `3 h`."""
     for size, word in ((86400, "days"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {word}"
     return f"{max(1, round(seconds))} s"
 
 
-def _between(low: str, high: str) -> str:
+def _format_range(low: str, high: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def largest(found: Estimate, count: int = 3) -> list[tuple[str, int]]:
-    """The terms that matter most, greatest first."""
+def find_largest_terms(found: Estimate, count: int = 3) -> list[tuple[str, int]]:
+    """Return the largest terms of a memory estimate, largest first."""
     return sorted(found.terms, key=lambda term: -abs(term[1]))[:count]
 
 
@@ -170,18 +181,21 @@ GPU_KEYS: Final = (
 )
 
 
-def figures() -> Hardware:
-    """recipes/hardware.yaml, with the GPUs of hardware.yaml in the user's settings folder.  Raises Invalid with every problem of that file."""
+def load_hardware() -> Hardware:
+    """Return the GPU data of recipes/hardware.yaml and the user's own hardware.yaml.
+
+    Raises Invalid with every problem of the user's file.
+    """
     own = Path(config_folder(os.environ)) / "hardware.yaml"
     try:
         stat = own.stat()
     except OSError:
-        return _figures(None)
-    return _figures((own, stat.st_mtime_ns, stat.st_size))
+        return _load_hardware(None)
+    return _load_hardware((own, stat.st_mtime_ns, stat.st_size))
 
 
 @lru_cache(maxsize=2)
-def _figures(own: tuple[Path, int, int] | None) -> Hardware:
+def _load_hardware(own: tuple[Path, int, int] | None) -> Hardware:
     from ..language import document
 
     data: Any = document.read(shipped() / "recipes" / "hardware.yaml").value
@@ -194,7 +208,7 @@ def _figures(own: tuple[Path, int, int] | None) -> Hardware:
         raise Invalid(wrong)
     theirs: Any = read.value
     for name in theirs["gpus"].keys() - data["gpus"].keys():
-        for key in hardware.NEEDED:
+        for key in hardware.REQUIRED_FIELDS:
             if key not in theirs["gpus"][name]:
                 wrong.append(
                     read.problem(
@@ -209,58 +223,57 @@ def _figures(own: tuple[Path, int, int] | None) -> Hardware:
     return hardware.read(data, theirs["gpus"])
 
 
-def of_plan(ws: Workspace, plan: Plan, numbers: Sequence[int]) -> dict[int, StepEstimate]:
-    """Those of the nodes `numbers` that train on GPUs."""
+def estimate_plan(ws: Workspace, plan: Plan, numbers: Sequence[int]) -> dict[int, StepEstimate]:
+    """Return the estimates of the nodes `numbers` that train on GPUs."""
     found = {}
     for n in numbers:
-        if (estimated := of_step(ws, plan, n)) is not None:
+        if (estimated := estimate_step(ws, plan, n)) is not None:
             found[n] = estimated
     return found
 
 
-def of_step(ws: Workspace, plan: Plan, n: int, *, gpu: Gpu | None = None) -> StepEstimate | None:
-    """One node, on `gpu` or on what its resources ask for; None where it does not train on GPUs, which with `gpu` given is taken for granted."""
+def estimate_step(
+    ws: Workspace, plan: Plan, n: int, *, gpu: Gpu | None = None
+) -> StepEstimate | None:
+    """Return the estimate of node `n`; None if it does not train on GPUs.
+
+    The GPU is `gpu`, or else the one in the step's resources. If `gpu` is given, the step need not
+    request GPUs itself.
+    """
     spec, node = plan.specs()[n], plan.nodes[n]
     wants = spec.resources
     if not (spec.accelerate or spec.state) or not (wants.gpus or gpu is not None):
         return None
     inputs = spec.names.inputs
     takes = {source.name: (source.kind, source.address) for source in node.takes}
-    gpu, shown, usable = _gpu(gpu, wants)
+    gpu, label, usable = _select_gpu(gpu, wants)
     recipe = str(spec.recipe)
 
-    def place(name: str) -> tuple[str, str]:
+    def find_address(name: str) -> tuple[str, str]:
         return takes.get(str(inputs.get(name)), ("", ""))
 
     devices = int(wants.gpus or 1) * spec.node_count
     if recipe.partition("@")[0] == prime_rl.NAME:
-        config = _toml(ws, plan, n, str(inputs.get("config")))
+        config = _read_toml_input(ws, plan, n, str(inputs.get("config")))
         devices = prime_rl.training_gpus(inputs, config, devices)
         inputs = prime_rl.training_inputs(inputs, config)
-    found = _estimated(ws, node.id, recipe, inputs, place, devices, gpu, shown, usable)
-    prices = _prices(ws)
+    case = _Case(ws, node.id, recipe, inputs, find_address, devices, gpu, label, usable)
+    found = _estimate(case)
+    prices = _read_prices(ws)
     if gpu is not None:
-        return _priced(found, prices, gpu, devices)
-    # Where only a size is asked for, those that have a price are what one would take.
+        return _add_price(found, prices, gpu, devices)
+    # If the resources set only a memory size, offer each GPU model with a price.
     kinds = [
         kind
-        for kind in figures().gpus
+        for kind in load_hardware().gpus
         if kind.name in prices and kind.memory * 1e9 >= 0.97 * (wants.gpu_memory or 0)
     ]
-    others = (
-        _priced(
-            _estimated(ws, node.id, recipe, inputs, place, devices, *_gpu(kind, ResourceSpec())),
-            prices,
-            kind,
-            devices,
-        )
-        for kind in kinds
-    )
-    return replace(found, choices=tuple(others))
+    choices = (_add_price(_estimate(case.on(kind)), prices, kind, devices) for kind in kinds)
+    return replace(found, choices=tuple(choices))
 
 
-def _toml(ws: Workspace, plan: Plan, n: int, name: str) -> Mapping[str, Any]:
-    """The TOML file that a recipe takes as an input; empty where it is not here, or cannot be read."""
+def _read_toml_input(ws: Workspace, plan: Plan, n: int, name: str) -> Mapping[str, Any]:
+    """Return the parsed TOML file of the input `name`; empty if the file cannot be read."""
     prefix = plan.nodes[n].prefix
     taken = (each for node in plan.nodes if node.prefix == prefix for each in node.takes)
     source = next((each for each in taken if each.name == name and each.kind == "path"), None)
@@ -272,149 +285,210 @@ def _toml(ws: Workspace, plan: Plan, n: int, name: str) -> Mapping[str, Any]:
         return {}
 
 
-def _priced(
+def _add_price(
     found: StepEstimate, prices: Mapping[str, float], gpu: Gpu, devices: int
 ) -> StepEstimate:
     return replace(found, price=prices[gpu.name] * devices) if gpu.name in prices else found
 
 
-def of_values(
+def estimate_values(
     ws: Workspace, recipe: str, values: Mapping[str, Any], gpu: Gpu, devices: int
 ) -> StepEstimate:
-    """A training of `recipe` with these input values, which no plan was made for, on one kind of GPU."""
+    """Return the estimate of a training with these input values, without a plan."""
 
-    def place(name: str) -> tuple[str, str]:
+    def find_address(name: str) -> tuple[str, str]:
         from ..language.inputs import kind_of
 
         address = values.get(name)
         return (kind_of(address), address) if isinstance(address, str) else ("", "")
 
-    return _priced(
-        _estimated(ws, "train", recipe, values, place, devices, *_gpu(gpu, ResourceSpec())),
-        _prices(ws),
-        gpu,
-        devices,
-    )
+    label, usable = _describe_gpu(gpu)
+    case = _Case(ws, "train", recipe, values, find_address, devices, gpu, label, usable)
+    return _add_price(_estimate(case), _read_prices(ws), gpu, devices)
 
 
-def suiting(asked: str | None, memory: int | None) -> list[Gpu]:
-    """The kinds of GPU that resources mean: by a word, else those of that size on the box."""
+def find_gpus(asked: str | None, memory: int | None) -> list[Gpu]:
+    """Return the GPU models that match the resources `gpu` and `gpu_memory`.
+
+    A name selects at most one model; without a name, the memory size decides.
+    """
     if asked:
-        kind = figures().meant(asked, memory)
+        kind = load_hardware().find_requested(asked, memory)
         return [kind] if kind is not None else []
-    return [
-        kind
-        for kind in figures().gpus
-        if memory is not None and abs(kind.memory * 1e9 - memory) <= 0.03 * memory
-    ]
+    return [kind for kind in load_hardware().gpus if memory is not None and kind.has_memory(memory)]
 
 
-def _estimated(
-    ws: Workspace, step: str, recipe: str, inputs: Mapping[str, Any], place: Callable[[str], tuple[str, str]], devices: int, gpu: Gpu | None,
-    shown: str, usable: int | None,
-) -> StepEstimate:  # fmt: skip
-    kind, address = place("base")
-    seen = training_from_inputs.picture(recipe, inputs, address)
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One training to estimate: its recipe and inputs, and the GPUs that run it."""
+
+    ws: Workspace
+    step: str
+    recipe: str
+    inputs: Mapping[str, Any]
+    find_address: Callable[[str], tuple[str, str]]  # input -> kind and address of its file
+    devices: int
+    gpu: Gpu | None
+    label: str
+    usable: int | None
+
+    @property
+    def blank(self) -> StepEstimate:
+        """An estimate of this case without memory and time."""
+        return StepEstimate(self.step, None, gpu=self.label, usable=self.usable)
+
+    def on(self, gpu: Gpu) -> _Case:
+        """Return the same training on another GPU model."""
+        label, usable = _describe_gpu(gpu)
+        return replace(self, gpu=gpu, label=label, usable=usable)
+
+
+def _estimate(case: _Case) -> StepEstimate:
+    kind, address = case.find_address("base")
+    seen = training_from_inputs.read_diffusion_training(case.recipe, case.inputs, address)
     if seen is not None:
-        return _of_images(ws, step, recipe, inputs, seen, address, devices, gpu, shown, usable)
-    config = config_of(ws, kind, address)
-    if config is None:
-        where = (
-            f"the config.json of {address} is not in the local cache yet"
-            if address
-            else "the recipe has no input `base` with a model"
-        )
-        return StepEstimate(step, None, where, shown, usable)
+        return _estimate_diffusion(case, seen, address)
+    config = read_model_config(case.ws, kind, address)
+    if config is not None:
+        return _estimate_text(case, config)
+    if address:
+        unknown = f"the config.json of {address} is not in the local cache yet"
+    else:
+        unknown = "the recipe has no input `base` with a model"
+    return replace(case.blank, unknown=unknown)
+
+
+def _estimate_text(case: _Case, config: Mapping[str, Any]) -> StepEstimate:
+    """Return the estimate of a language-model training."""
     try:
         model = read(config)
-        other = config_of(ws, *place("reward_model"))
-        training = training_from_inputs.text(
-            recipe,
-            inputs,
-            model,
-            devices=devices,
-            reward=read(other) if other is not None else None,
-        )
+        training = _read_text_training(case, model)
         if training is None:
-            return StepEstimate(
-                step, None, "the inputs do not set the sequence length", shown, usable
-            )
+            return replace(case.blank, unknown="the inputs do not set the sequence length")
         found = estimate(model, training)
     except Unknown as error:
-        return StepEstimate(step, None, str(error), shown, usable)
-    if usable is not None and inputs.get("use_vllm"):
-        usable = round(
-            usable * (1 - float(inputs.get("vllm_memory", 0)))
-        )  # vLLM takes its share first
-    past = _past(ws, recipe, step, gpu)
-    tokens = training_from_inputs.tokens(inputs, training)
-    work = hardware.operations(model, training, tokens) if tokens is not None else None
-    seconds, basis = _by_speed(ws, recipe, past, work, devices) or (None, "")
-    if seconds is None and gpu is not None and work is not None and not training.generating:
-        seconds = hardware.seconds(figures(), gpu, work, devices)
-        basis = _guess("its arithmetic", gpu)
-    return StepEstimate(step, _learned(ws, found, recipe, past), "", shown, usable, seconds, basis)
-
-
-def _of_images(
-    ws: Workspace, step: str, recipe: str, inputs: Mapping[str, Any], seen: training_from_inputs.Picture, address: str, devices: int, gpu: Gpu | None,
-    shown: str, usable: int | None,
-) -> StepEstimate:  # fmt: skip
-    """A diffusion training: what runs measured of the same case, else what the table says of it."""
-    past = _past(ws, recipe, step, gpu)
-    count = training_from_inputs.samples(inputs)
-    pixels = seen.resolution**2
-    seconds, basis = _by_speed(
-        ws, recipe, past, float(count) * pixels if count is not None else None, devices
-    ) or (None, "")
-    # How long weights are on their way from main memory is not known of any machine.
-    if seconds is None and gpu is not None and count is not None and not seen.away:
-        each = hardware.image_seconds(
-            figures(), gpu, family=seen.family, method=seen.method, pixels=pixels, devices=devices
-        )
-        seconds = (count * each[0], count * each[1]) if each is not None else None
-        basis = _guess("what others published", gpu) if seconds is not None else ""
-    measured = _measured(recipe, past, seen, address)
-    if measured is not None:
-        return StepEstimate(step, measured, "", shown, usable, seconds, basis)
-    row = hardware.fitting(figures().diffusion, seen)
-    if row is None:
-        return StepEstimate(
-            step,
-            None,
-            f"there is no published measurement of {seen}",
-            shown,
-            usable,
-            seconds,
-            basis,
-        )
-    terms = {
-        "as published" if row.source else COUNTED: round(row.gb * 1e9),
-        "a larger adapter": hardware.adapter_more(row, seen),
-    }
-    terms["blocks offloaded to CPU memory"] = -hardware.left_away(seen)
-    size = sum(terms.values())
-    # A peak that was published is of settings made to be small: less is not to be expected, and more where a case asks for less than its row.
-    found = Estimate(
-        size,
-        round(size * 0.98),
-        round(size * 1.1),
-        tuple((name, each) for name, each in terms.items() if each),
+        return replace(case.blank, unknown=str(error))
+    past = _find_past_trainings(case.ws, case.recipe, case.step, case.gpu)
+    seconds, basis = _estimate_text_time(case, model, training, past)
+    return replace(
+        case.blank,
+        found=_calibrate(case.ws, found, case.recipe, past),
+        usable=_subtract_vllm(case),
+        seconds=seconds,
+        basis=basis,
     )
-    return StepEstimate(step, found, "", shown, usable, seconds, basis, source=row.source)
 
 
-def _measured(
-    recipe: str, past: Sequence[_Past], seen: training_from_inputs.Picture, address: str
+def _read_text_training(case: _Case, model: Model) -> Training | None:
+    reward = read_model_config(case.ws, *case.find_address("reward_model"))
+    return training_from_inputs.read_text_training(
+        case.recipe,
+        case.inputs,
+        model,
+        devices=case.devices,
+        reward=read(reward) if reward is not None else None,
+    )
+
+
+def _subtract_vllm(case: _Case) -> int | None:
+    """Return the usable bytes of a GPU without the fraction that vLLM reserves."""
+    if case.usable is None or not case.inputs.get("use_vllm"):
+        return case.usable
+    return round(case.usable * (1 - float(case.inputs.get("vllm_memory", 0))))
+
+
+def _estimate_text_time(
+    case: _Case, model: Model, training: Training, past: Sequence[_PastTraining]
+) -> tuple[tuple[float, float] | None, str]:
+    """Return the seconds of a training and their source: earlier runs, or else the GPU's speed."""
+    tokens = training_from_inputs.count_tokens(case.inputs, training)
+    work = hardware.count_operations(model, training, tokens) if tokens is not None else None
+    measured = _estimate_seconds(case.ws, case.recipe, past, work, case.devices)
+    if measured is not None:
+        return measured
+    if case.gpu is None or work is None or training.generating:
+        return None, ""
+    seconds = hardware.estimate_seconds(load_hardware(), case.gpu, work, case.devices)
+    return seconds, _describe_guess("its arithmetic", case.gpu)
+
+
+def _estimate_diffusion(
+    case: _Case, seen: training_from_inputs.DiffusionTraining, address: str
+) -> StepEstimate:
+    """Return the estimate of a diffusion training.
+
+    The memory comes from earlier runs of the same training, or else from the published table.
+    """
+    past = _find_past_trainings(case.ws, case.recipe, case.step, case.gpu)
+    seconds, basis = _estimate_diffusion_time(case, seen, past)
+    timed = replace(case.blank, seconds=seconds, basis=basis)
+    measured = _find_measured_peak(case.recipe, past, seen, address)
+    if measured is not None:
+        return replace(timed, found=measured)
+    row = hardware.find_row(load_hardware().diffusion, seen)
+    if row is None:
+        return replace(timed, unknown=f"there is no published measurement of {seen}")
+    return replace(timed, found=_adapt_published_peak(row, seen), source=row.source)
+
+
+def _estimate_diffusion_time(
+    case: _Case, seen: training_from_inputs.DiffusionTraining, past: Sequence[_PastTraining]
+) -> tuple[tuple[float, float] | None, str]:
+    """Return the seconds of a training and their source: earlier runs, or else published ones."""
+    count = training_from_inputs.count_samples(case.inputs)
+    pixels = seen.resolution**2
+    work = float(count) * pixels if count is not None else None
+    measured = _estimate_seconds(case.ws, case.recipe, past, work, case.devices)
+    if measured is not None:
+        return measured
+    # The transfer time of offloaded weights is unknown for every machine.
+    if case.gpu is None or count is None or seen.away:
+        return None, ""
+    each = hardware.estimate_image_seconds(
+        load_hardware(),
+        case.gpu,
+        family=seen.family,
+        method=seen.method,
+        pixels=pixels,
+        devices=case.devices,
+    )
+    if each is None:
+        return None, ""
+    seconds = (count * each[0], count * each[1])
+    return seconds, _describe_guess("what others published", case.gpu)
+
+
+def _adapt_published_peak(
+    row: hardware.DiffusionPeak, seen: training_from_inputs.DiffusionTraining
+) -> Estimate:
+    """Return the estimate of a training from the row of a similar one."""
+    terms = {
+        "as published" if row.source else COMPUTED_TERM: round(row.gb * 1e9),
+        "a larger adapter": hardware.count_extra_adapter_bytes(row, seen),
+        "blocks offloaded to CPU memory": -hardware.count_offloaded_bytes(seen),
+    }
+    size = sum(terms.values())
+    parts = tuple((name, each) for name, each in terms.items() if each)
+    # Published peaks come from memory-saving settings, so only a little less is plausible.
+    return Estimate(size, round(size * 0.98), round(size * 1.1), parts)
+
+
+def _find_measured_peak(
+    recipe: str,
+    past: Sequence[_PastTraining],
+    seen: training_from_inputs.DiffusionTraining,
+    address: str,
 ) -> Estimate | None:
-    """What trainings of this very case took, on a base of the same name; None where there was none."""
+    """Return the memory that earlier runs of the same training used; None without such runs."""
     alike = [
         each
         for each in past
         if os.path.basename(str(each.inputs.get("base", ""))) == os.path.basename(address)
     ]
     alike = [
-        each for each in alike if training_from_inputs.picture(recipe, each.inputs, address) == seen
+        each
+        for each in alike
+        if training_from_inputs.read_diffusion_training(recipe, each.inputs, address) == seen
     ]
     sizes = [
         size for each in alike if (size := each.number("gpu_memory_gb", "memory_gb")) is not None
@@ -422,45 +496,59 @@ def _measured(
     if not sizes:
         return None
     held = round(max(sizes) * 1e9)
-    size = held + CONTEXT
+    size = held + CUDA_CONTEXT
     return Estimate(
         size,
         round(size * 0.95),
         round(size * 1.05),
-        (("as measured", held), ("CUDA", CONTEXT)),
-        _measured_on(sizes, alike[-1].kind),
+        (("as measured", held), ("CUDA", CUDA_CONTEXT)),
+        _describe_measurement(sizes, alike[-1].kind),
     )
 
 
-def _guess(what: str, gpu: Gpu) -> str:
+def _describe_guess(what: str, gpu: Gpu) -> str:
     doubt = f"; not measured: the speed of {gpu.name}" if "tflops" in gpu.unchecked else ""
     return f"{GUESS} {what}{doubt}"
 
 
-def _gpu(gpu: Gpu | None, wants: ResourceSpec) -> tuple[Gpu | None, str, int | None]:
-    """The GPU that is meant, how it is shown, and bytes that can be used of it: by its kind, else by the memory that is asked for."""
+def _select_gpu(gpu: Gpu | None, wants: ResourceSpec) -> tuple[Gpu | None, str, int | None]:
+    """Return the GPU model, its label and its usable bytes, as far as the resources name them."""
     if gpu is None and wants.gpu:
-        gpu = figures().meant(str(wants.gpu), wants.gpu_memory)
+        gpu = load_hardware().find_requested(str(wants.gpu), wants.gpu_memory)
     if gpu is not None:
-        return gpu, f"{gpu.name} ({gpu.memory:g} GB)", gpu.usable
+        return gpu, *_describe_gpu(gpu)
     size = wants.gpu_memory
-    return (None, f"{size / 1e9:g} GB", figures().of_memory(size)) if size else (None, "", None)
+    return (
+        (None, f"{size / 1e9:g} GB", load_hardware().estimate_usable(size))
+        if size
+        else (None, "", None)
+    )
 
 
-def _prices(ws: Workspace) -> dict[str, float]:
-    """US dollars for an hour of one GPU, by its name, as recipe.toml says.  Raises NotFound for a GPU without figures."""
+def _describe_gpu(gpu: Gpu) -> tuple[str, int]:
+    """Return the label and the usable bytes of a GPU model."""
+    return f"{gpu.name} ({gpu.memory:g} GB)", gpu.usable
+
+
+def _read_prices(ws: Workspace) -> dict[str, float]:
+    """Return the hourly price of each GPU in recipe.toml, in US dollars.
+
+    Raises NotFound for an unknown GPU.
+    """
     from ..language.units import money
 
-    return {figures().find(name).name: money(price) for name, price in ws.config.prices.items()}
+    return {
+        load_hardware().find(name).name: money(price) for name, price in ws.config.prices.items()
+    }
 
 
-# -- models ------------------------------------------------------------------------------------------------------------------------------------------
+# -- models --
 
 
-def config_of(ws: Workspace, kind: str, address: str) -> dict[str, Any] | None:
-    """The config.json of a model: of a folder here, of what was fetched before, or of the Hub's own cache.  None where it is not to be had."""
+def read_model_config(ws: Workspace, kind: str, address: str) -> dict[str, Any] | None:
+    """Return the config.json of a model from a local folder or cache; None if there is no copy."""
     if kind == "path":
-        return _config(ws.absolute(address))
+        return _read_config(ws.absolute(address))
     if kind != "hf":
         return None
     name, _, revision = address.removeprefix("hf://").partition("@")
@@ -477,18 +565,23 @@ def config_of(ws: Workspace, kind: str, address: str) -> dict[str, Any] | None:
     folders += sorted(
         ws.home.glob(f"cache/*/{os.path.basename(name)}"), key=os.path.getmtime, reverse=True
     )
-    return next((config for folder in folders if (config := _config(folder)) is not None), None)
+    return next(
+        (config for folder in folders if (config := _read_config(folder)) is not None), None
+    )
 
 
-def fetched(address: object) -> bool:
-    """Whether the config.json of a model of the Hub, a few kilobytes, is now in the Hub's cache, where it was not; offline nothing is asked."""
+def fetch_config(address: object) -> bool:
+    """Download a Hub model's config.json into the Hub's cache; return whether that succeeded.
+
+    Returns False without a request if the Hub is offline.
+    """
     if not isinstance(address, str) or not address.startswith("hf://") or offline(os.environ):
         return False
     try:
         from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
         name, _, revision = address.removeprefix("hf://").partition("@")
-        # Asked once and in silence: a download tries again for half a minute where there is no network, and tells each time.
+        # Without a network, a download retries and logs for 30 s. One request avoids that.
         get_hf_file_metadata(hf_hub_url(name, "config.json", revision=revision or None), timeout=5)
         hf_hub_download(name, "config.json", revision=revision or None, etag_timeout=5)
     except Exception:  # whatever the network, the Hub and its client raise: the config is not here
@@ -496,7 +589,7 @@ def fetched(address: object) -> bool:
     return True
 
 
-def _config(folder: Path) -> dict[str, Any] | None:
+def _read_config(folder: Path) -> dict[str, Any] | None:
     try:
         with (folder / "config.json").open("rb") as file:
             found = json.loads(file.read(_LARGE))
@@ -505,12 +598,12 @@ def _config(folder: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-# -- what runs measured ------------------------------------------------------------------------------------------------------------------------------
+# -- measurements of runs --
 
 
 @dataclass(frozen=True, slots=True)
-class _Past:
-    """An earlier training on a GPU: its inputs, its last reported metrics, the name of its GPU, and where all its metrics are kept."""
+class _PastTraining:
+    """An earlier training on a GPU."""
 
     inputs: Mapping[str, Any]
     numbers: Mapping[str, Any]
@@ -518,7 +611,7 @@ class _Past:
     kept: Path
 
     def number(self, *names: str) -> float | None:
-        """The first of these that was reported as a number above 0."""
+        """Return the first positive value among the metrics `names`."""
         for name in names:
             value = self.numbers.get(name)
             if is_number(value) and value > 0:
@@ -526,18 +619,21 @@ class _Past:
         return None
 
     def speed(self) -> float | None:
-        """Samples a second: the mean over its steps, or of the last where no more is kept."""
+        """Return the mean samples per second over all steps, or else the last reported value."""
         return metrics.mean_rate(metrics.points(self.kept), "samples_per_second") or self.number(
             "samples_per_second"
         )
 
 
-def _past(ws: Workspace, recipe: str, step: str, gpu: Gpu | None) -> list[_Past]:
-    """Earlier trainings of this step of `recipe` on this kind of GPU, or, where none is meant, on any.
+def _find_past_trainings(
+    ws: Workspace, recipe: str, step: str, gpu: Gpu | None
+) -> list[_PastTraining]:
+    """Return earlier trainings of this step, on this GPU model or on any.
 
-    Those that name no GPU had none, so that a `smoke` on two cores says nothing here.  A step of a recipe that uses this one is not among them.
+    Attempts that reported no GPU are ignored, for example a smoke test on a CPU. Steps of recipes
+    that use this recipe are not included.
     """
-    rows = ws.store.runs.latest(recipe=recipe, last=LOOKED_AT)
+    rows = ws.store.runs.latest(recipe=recipe, last=MAX_RUNS)
     done = {
         row.id: [
             each
@@ -547,36 +643,45 @@ def _past(ws: Workspace, recipe: str, step: str, gpu: Gpu | None) -> list[_Past]
         for row in rows
     }
     traces = ws.store.index.traces([each.key for attempts in done.values() for each in attempts])
-    found: dict[str, _Past] = {}
+    found: dict[str, _PastTraining] = {}
     for row in reversed(rows):
         for each in done[row.id]:
             numbers = traces[each.key].numbers if each.key in traces else {}
             kind = numbers.get("gpu")
-            if isinstance(kind, str) and (gpu is None or _same(kind, gpu)):
+            if isinstance(kind, str) and (gpu is None or _is_same_gpu(kind, gpu)):
                 kept = ws.kept_path(row.id, each.step, each.n, ".metrics")
-                found[each.key] = _Past(row.inputs, numbers, kind, kept)
+                found[each.key] = _PastTraining(row.inputs, numbers, kind, kept)
     return list(found.values())
 
 
-def _trained(
+def _rebuild_training(
     ws: Workspace, recipe: str, inputs: Mapping[str, Any]
 ) -> tuple[Model, Training] | None:
-    """What an earlier training was, as far as its model's config.json is still to be had."""
+    """Return the model and settings of an earlier training; None if its config.json is missing."""
     base = str(inputs.get("base", ""))
-    config = config_of(ws, "path", base) or config_of(ws, "hf", base)
+    config = read_model_config(ws, "path", base) or read_model_config(ws, "hf", base)
     try:
         model = read(config) if config is not None else None
-        training = training_from_inputs.text(recipe, inputs, model) if model is not None else None
+        training = (
+            training_from_inputs.read_text_training(recipe, inputs, model)
+            if model is not None
+            else None
+        )
     except Unknown:
         return None
     return (model, training) if model is not None and training is not None else None
 
 
-def _learned(ws: Workspace, found: Estimate, recipe: str, past: Sequence[_Past]) -> Estimate:
-    """`found`, corrected by the mean of measured over estimated in `past`."""
+def _calibrate(
+    ws: Workspace, found: Estimate, recipe: str, past: Sequence[_PastTraining]
+) -> Estimate:
+    """Return the estimate scaled by the mean ratio of measured to estimated memory in `past`."""
     ratios, sizes, kinds = [], [], []
     for each in past:
-        size, trained = each.number("gpu_memory_gb", "memory_gb"), _trained(ws, recipe, each.inputs)
+        size, trained = (
+            each.number("gpu_memory_gb", "memory_gb"),
+            _rebuild_training(ws, recipe, each.inputs),
+        )
         if size is None or trained is None:
             continue
         try:
@@ -588,61 +693,67 @@ def _learned(ws: Workspace, found: Estimate, recipe: str, past: Sequence[_Past])
         kinds.append(each.kind)
     if not ratios:
         return found
-    return calibrated(found, sum(ratios) / len(ratios), len(ratios), _measured_on(sizes, kinds[-1]))
+    return calibrate(
+        found, sum(ratios) / len(ratios), len(ratios), _describe_measurement(sizes, kinds[-1])
+    )
 
 
-def _measured_on(sizes: Sequence[float], kind: str) -> str:
+def _describe_measurement(sizes: Sequence[float], kind: str) -> str:
     held = (
         f"{min(sizes):.1f}"
         if max(sizes) - min(sizes) < 0.05
         else f"{min(sizes):.1f}-{max(sizes):.1f}"
     )
-    return f"measured {held} GB on {kind} in {_runs(len(sizes))}"
+    return f"measured {held} GB on {kind} in {_count_runs(len(sizes))}"
 
 
-def _work(ws: Workspace, recipe: str, inputs: Mapping[str, Any]) -> float | None:
-    """What one sample of an earlier training took: pixels where it has a resolution, else operations.  None where it is unknown."""
+def _work_per_sample(ws: Workspace, recipe: str, inputs: Mapping[str, Any]) -> float | None:
+    """Return the work per sample: pixels for images, operations for text; None if unknown."""
     resolution = inputs.get("resolution")
     if isinstance(resolution, int):
         return float(resolution) ** 2
-    trained = _trained(ws, recipe, inputs)
+    trained = _rebuild_training(ws, recipe, inputs)
     tokens = (
-        training_from_inputs.tokens({"max_steps": 1, "global_batch": 1}, trained[1])
+        training_from_inputs.count_tokens({"max_steps": 1, "global_batch": 1}, trained[1])
         if trained is not None
         else None
     )
     return (
-        hardware.operations(*trained, tokens)
+        hardware.count_operations(*trained, tokens)
         if trained is not None and tokens is not None
         else None
     )
 
 
-def _by_speed(
-    ws: Workspace, recipe: str, past: Sequence[_Past], work: float | None, devices: int
+def _estimate_seconds(
+    ws: Workspace, recipe: str, past: Sequence[_PastTraining], work: float | None, devices: int
 ) -> tuple[tuple[float, float], str] | None:
-    """Seconds for `work`, least and most, at the speed of trainings in `past`, and which those were; None where none tell theirs.
+    """Return the seconds for `work` at the speed of earlier runs, and a description of those runs.
 
-    The speed of a GPU is taken to be the same for each operation, or pixel, and GPUs to add up.
+    None without measured speeds. Assumes constant time per operation or pixel, and linear scaling
+    over GPUs.
     """
     speeds = [
         speed * done / (each.number("gpus") or 1)
-        for each in past[-LEARNED_FROM:]
+        for each in past[-MAX_SPEEDS:]
         if (speed := each.speed()) is not None
-        and (done := _work(ws, recipe, each.inputs)) is not None
+        and (done := _work_per_sample(ws, recipe, each.inputs)) is not None
     ]
     if work is None or not speeds:
         return None
     low, high = (work / devices / speed for speed in (max(speeds), min(speeds)))
-    return (low * (1 - SPREAD), high * (1 + SPREAD)), f"by {_runs(len(speeds))} on {past[-1].kind}"
+    return (
+        low * (1 - SPREAD),
+        high * (1 + SPREAD),
+    ), f"by {_count_runs(len(speeds))} on {past[-1].kind}"
 
 
-def _runs(count: int) -> str:
+def _count_runs(count: int) -> str:
     return f"{count} run{'s' if count > 1 else ''}"
 
 
-def _same(kind: str, gpu: Gpu) -> bool:
+def _is_same_gpu(kind: str, gpu: Gpu) -> bool:
     try:
-        return figures().find(kind) == gpu
+        return load_hardware().find(kind) == gpu
     except NotFound:
         return False

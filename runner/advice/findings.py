@@ -1,4 +1,4 @@
-"""Turn what rules found into what people see: the place it is about, what to type instead, what to write.  Finds nothing itself."""
+"""Present findings of rules: locations, inputs to change, and lines to add."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def refuse(verdict: Verdict, found: Survey) -> None:
 
 
 def problems(findings: Iterable[Finding], found: Survey) -> list[Problem]:
-    """Findings as they are shown, each with the place that it is about."""
+    """Return findings as problems with their locations in the recipe."""
     from ..language import document
 
     try:
@@ -43,22 +43,22 @@ def problems(findings: Iterable[Finding], found: Survey) -> list[Problem]:
             if finding.rule.severity == "error"
             else ""
         )
-        where = _where(finding, source) if source is not None else None
+        where = _locate_finding(finding, source) if source is not None else None
         shown.append(
             Problem(finding.rule.id, finding.message, where, remedy, finding.rule.severity)
         )
     return shown
 
 
-def remedies(finding: Finding, found: Survey) -> tuple[dict[str, object], list[str]]:
-    """What a finding's fix amounts to in this recipe: inputs to type, by name; and lines to write into it."""
+def list_remedies(finding: Finding, found: Survey) -> tuple[dict[str, object], list[str]]:
+    """Return a finding's fix: input values by name, and lines to add to the recipe or its files."""
     typed: dict[str, object] = {}
     written: list[str] = []
-    step = _written_as(finding.step)
-    names = rule_files.load(rule_files.beside(found)).names
+    step = _name_in_recipe(finding.step)
+    names = rule_files.load(rule_files.find_homes(found)).names
     file = next((origin for origin in finding.origins.values() if origin.kind == "file"), None)
     for name, value in finding.fix.get("settings", {}).items():
-        # What is not set yet is said as tools call it, where the rest is said.
+        # An unset setting gets the tool's name for it, in the file of the other settings.
         called = next(iter(names.get(name, ())), name)
         origin = finding.origins.get(name) or (
             replace(file, name=called) if file else Origin("argument", f"--{called}")
@@ -68,7 +68,7 @@ def remedies(finding: Finding, found: Survey) -> tuple[dict[str, object], list[s
         elif origin.kind == "input" and origin.name in found.plan.inputs:
             typed[origin.name] = value
         else:
-            for key, says in _said(origin.name, value):
+            for key, says in _spell_setting(origin.name, value):
                 if origin.kind == "file":
                     written.append(
                         f"in {origin.file}{'' if origin.found_at else f' of step {step}'}: {key}: {json.dumps(says)}"
@@ -87,8 +87,11 @@ def remedies(finding: Finding, found: Survey) -> tuple[dict[str, object], list[s
     return typed, written
 
 
-def _said(name: str, value: object) -> list[tuple[str, object]]:
-    """A setting as a tool says it that has a switch for each of its values: `bf16: true` is a precision."""
+def _spell_setting(name: str, value: object) -> list[tuple[str, object]]:
+    """Return the assignments that set a value in a tool's own form.
+
+    Some tools have one switch per value: `bf16: true` sets a precision.
+    """
     head, dot, switch = name.rpartition(".")
     plain = switch.lstrip("-")
     dashes = switch[: len(switch) - len(plain)]
@@ -97,23 +100,20 @@ def _said(name: str, value: object) -> list[tuple[str, object]]:
     return [(name, False)] if plain in ("flash_attention", "flash_attn") else [(name, value)]
 
 
-def _where(finding: Finding, source: Document) -> Location | None:
-    """Return the place that says what is wrong.
-
-    It is an input, a word of the command or a line of a configuration, or else the step.
-    """
-    step = _written_as(finding.step)
+def _locate_finding(finding: Finding, source: Document) -> Location | None:
+    """Return the location of the first setting that can be located, or else of the step."""
+    step = _name_in_recipe(finding.step)
     for origin in finding.origins.values():
-        if (where := _place_of(origin, source, finding.step, step)) is not None:
+        if (where := _locate_origin(origin, source, finding.step, step)) is not None:
             return where
     return source.locate(("steps", step) if step else ("recipe",), key=True)
 
 
-def _place_of(origin: Origin, source: Document, instance: str, step: str) -> Location | None:
+def _locate_origin(origin: Origin, source: Document, instance: str, step: str) -> Location | None:
     if origin.kind == "file" and origin.found_at:
-        return _line(origin)
+        return _locate_in_file(origin)
     if "/" in instance:
-        return None  # what is written there is in the recipe that this one uses
+        return None  # the step is in a used recipe, not in this file
     tree = source.value if isinstance(source.value, dict) else {}
     if origin.kind == "input":
         inputs = tree.get("inputs")
@@ -121,8 +121,8 @@ def _place_of(origin: Origin, source: Document, instance: str, step: str) -> Loc
             return source.locate(("inputs", origin.name), key=True)
         return None
     if origin.kind == "argument":
-        return _argument(origin, source, tree, step)
-    keys = _keys(_block(tree, step, "files").get(origin.file), origin.name)
+        return _locate_argument(origin, source, tree, step)
+    keys = _find_keys(_block(tree, step, "files").get(origin.file), origin.name)
     return source.locate(("steps", step, "files", origin.file, *keys), key=True) if keys else None
 
 
@@ -130,10 +130,10 @@ def _block(tree: Mapping[str, Any], step: str, name: str) -> Any:
     return ((tree.get("steps") or {}).get(step) or {}).get(name) or {}
 
 
-def _argument(
+def _locate_argument(
     origin: Origin, source: Document, tree: Mapping[str, Any], step: str
 ) -> Location | None:
-    """The place of an option in the command of a step; None where it is not written out."""
+    """Return the location of an option in a step's command; None if it is not literal text."""
     option = origin.name.lstrip("-")
     for name in ("run", "accelerate"):
         written = _block(tree, step, name)
@@ -142,24 +142,27 @@ def _argument(
                 return source.locate(
                     ("steps", step, name), offset=found.start(), length=found.end() - found.start()
                 )
-        elif (path := _word(written, option)) is not None:
+        elif (path := _find_option(written, option)) is not None:
             return source.locate(("steps", step, name, *path), key=isinstance(path[-1], str))
     return None
 
 
-def _keys(tree: object, name: str) -> tuple[str, ...]:
-    """`a.b_c` as the keys that say so in this tree: names of settings are in small letters, and without dashes."""
+def _find_keys(tree: object, name: str) -> tuple[str, ...]:
+    """Return the path of keys that spell the setting name `name`; empty if there is none.
+
+    Setting names are lower case, with underscores for dashes.
+    """
     if isinstance(tree, Mapping):
         for key, value in tree.items():
             plain = str(key).replace("-", "_").lower()
             if name == plain:
                 return (str(key),)
-            if name.startswith(plain + ".") and (rest := _keys(value, name[len(plain) + 1 :])):
+            if name.startswith(plain + ".") and (rest := _find_keys(value, name[len(plain) + 1 :])):
                 return (str(key), *rest)
     return ()
 
 
-def _word(words: object, option: str) -> tuple[str | int, ...] | None:
+def _find_option(words: object, option: str) -> tuple[str | int, ...] | None:
     """Return the path of the word that is this option; None if there is none.
 
     A command is a list, and the `args` of an `accelerate` step are a mapping.
@@ -175,13 +178,13 @@ def _word(words: object, option: str) -> tuple[str | int, ...] | None:
     for key, value in items:
         if key == option:
             return (key,)
-        if (path := _word(value, option)) is not None:
+        if (path := _find_option(value, option)) is not None:
             return (key, *path)
     return None
 
 
-def _line(origin: Origin) -> Location | None:
-    """The line of a configuration file that is here, where the setting or the section is said."""
+def _locate_in_file(origin: Origin) -> Location | None:
+    """Return the location of a setting or section in an existing configuration file."""
     text = (contents(Path(origin.found_at)) or b"").decode("utf-8", "replace")
     if not origin.found_at.endswith(".toml"):
         from ..language import document
@@ -190,7 +193,7 @@ def _line(origin: Origin) -> Location | None:
             read = document.parse(text, origin.file)
         except Invalid:
             return None
-        path = _keys(read.value, origin.name)
+        path = _find_keys(read.value, origin.name)
         return read.locate(path, key=True) if path else None
     section = ""
     for n, line in enumerate(text.splitlines(), 1):
@@ -210,10 +213,10 @@ _KEY: Final = re.compile(r"\s*([\w.\-\"' ]+?)\s*=")
 
 
 def _plain(name: str) -> str:
-    """A dotted name of TOML as settings are called."""
+    """Return a dotted TOML name as a setting name."""
     return re.sub(r"[\"'\s]", "", name).replace("-", "_").lower()
 
 
-def _written_as(step: str) -> str:
-    """The name of a step as the recipe has it: that of a matrix for one of its instances, that of a `uses` for a step of what it uses."""
+def _name_in_recipe(step: str) -> str:
+    """Return the step's name in the recipe, without matrix values and steps of a used recipe."""
     return re.split(r"[\[/]", step)[0]

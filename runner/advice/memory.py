@@ -1,32 +1,35 @@
-"""Estimate how much GPU memory a training takes, from the model's config.json and a few settings.  Reads no file, asks no GPU, knows no recipe.
+"""Estimate the GPU memory of a training from the model's config.json and a few settings.
 
-The peak of a step is what is there all the time (weights, gradients, optimizer) plus the greatest of what comes and goes: the kept activations with
-one layer in its backward, the same with the logits in theirs, or the optimizer's scratch.  Every term is named in the answer.  docs/memory.md has the
-formulas with their sources, and how far each published measurement is from them.
+Pure: reads no file, queries no GPU and knows no recipe. The peak of a step is the permanent memory
+(weights, gradients, optimizer state) plus the largest temporary part: kept activations with one
+layer's backward pass, kept activations with the logits, or the optimizer's scratch space. The
+answer names every term. docs/memory.md has the formulas, their sources, and the error against
+published measurements.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 Method = Literal["full", "lora", "qlora"]
 Verdict = Literal["FITS", "TIGHT", "NO"]
 
 BELOW, ABOVE = 0.15, 0.175
-"""The range around an estimate, as shares of it.  ABOVE makes FITS begin at 85 % of what a GPU has."""
-CONTEXT: Final = 10**9
-"""Bytes that CUDA and its libraries take on a device before the first tensor."""
-LOST: Final = 0.03
-"""Share lost between tensors.  PyTorch holds more than that while there is room, and gives it back before it runs out."""
+"""The range around an estimate, as fractions.  With ABOVE, FITS begins at 85 % of GPU memory."""
+CUDA_CONTEXT: Final = 10**9
+"""Bytes of the CUDA context on each device, before the first tensor."""
+FRAGMENTATION: Final = 0.03
+"""Fraction lost to fragmentation.  PyTorch's cache is larger, but is freed when memory runs out."""
 CHUNKS: Final = 8
-"""Parts in which a chunked loss is computed."""
+"""Number of chunks of a chunked loss."""
 BUCKET: Final = 2 * 500_000_000 * 2
-"""DeepSpeed, ZeRO 1 and 2: two buckets (overlap_comm) of 5e8 elements of 2 bytes, whatever is trained."""
+"""Communication bytes of ZeRO 1 and 2: two buckets (overlap_comm) of 5e8 elements of 2 bytes."""
 
 _NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""Bytes of a weight in NF4 with double quantisation: 4 bits, one 8-bit scale for 64 weights, one 32-bit scale for 256 of those."""
+"""Bytes per NF4 weight with double quantisation: 4 bits, plus an 8-bit scale per 64 weights and a
+32-bit scale per 256 of those scales."""
 _OPTIMIZERS: Final = {
     "adamw": 8.0,
     "adamw_fused": 8.0,
@@ -36,12 +39,13 @@ _OPTIMIZERS: Final = {
     "adafactor": 0.0,
     "sgd": 0.0,
 }
-"""Bytes of state for each trained weight, on the GPU.  Paged ones lie in managed memory, which PyTorch does not count and which leaves when room is
-needed; Adafactor's rows and columns are too few to matter.  A fused AdamW steps in one kernel, without scratch."""
+"""Bytes of optimizer state on the GPU per trained weight.  Paged optimizers use managed memory, which
+PyTorch does not count and CUDA can evict.  Adafactor's state is negligible.  Fused AdamW needs no
+scratch space."""
 
 
 class Unknown(ValueError):
-    """A config.json that does not say what must be known; the message says what."""
+    """A config.json without a required value; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,60 +58,58 @@ class Model:
     attention: int  # heads × head_dim
     keys: int  # key-value heads × head_dim
     heads: int
-    intermediate: int  # widest tensor of the feed-forward part that a token goes through, over the experts it takes
+    intermediate: int  # feed-forward width of one token, summed over its experts
     vocabulary: int
     gated: bool
     parameters: int
-    linear: int  # of these, in linear layers between the embeddings: what is quantised, and what LoRA adapts
-    adapted: int  # sum over those layers of inputs + outputs: weights of a LoRA of rank 1
+    linear: int  # parameters of linear layers without embeddings: quantised, or adapted by LoRA
+    adapted: int  # inputs + outputs of those layers: weights of a rank-1 LoRA
     tied: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What decides the memory of one device.  Lengths are in tokens."""
+    """The settings that determine the memory of one device; lengths are in tokens."""
 
     method: Method = "lora"
     length: int = 1024  # of one sequence
     batch: int = 1  # sequences in one forward pass
-    pairs: bool = False  # chosen and rejected go through together: DPO, ORPO, reward models
+    pairs: bool = False  # chosen and rejected answers in one forward pass: DPO, ORPO, reward models
     rank: int = 16
-    targets: Literal["linear", "attention"] = "linear"  # where LoRA adapts
-    dropout: bool = False  # LoRA: some of what its layers read is left out
-    embeddings: bool = False  # LoRA: train the embeddings too, whole
+    targets: Literal["linear", "attention"] = "linear"  # layers with a LoRA
+    dropout: bool = False  # LoRA dropout
+    embeddings: bool = False  # LoRA: train the full embeddings too
     master: bool = (
-        False  # full: weights in 32 bits, computed with in 16 (mixed precision); else 16 throughout
+        False  # full: 32-bit weights with 16-bit computation (mixed precision); else 16 bits only
     )
     frozen: Literal[8, 16, 32] = (
-        16  # bits of frozen weights; of 4-bit models those of what is not quantised
+        16  # bits of frozen weights; for 4-bit models, bits of the unquantised weights
     )
-    upcast: bool = False  # peft's prepare_model_for_kbit_training: what is not quantised, the residual stream and the logits have 32 bits
-    checkpointing: bool = True  # activations are computed again
-    attention: Literal["flash", "eager"] = (
-        "flash"  # sdpa is flash here: it keeps no matrix of scores
+    upcast: bool = (
+        False  # prepare_model_for_kbit_training of peft: 32 bits for all unquantised parts
     )
-    compiled: bool = False  # elementwise work is fused, and computed again in the backward
+    checkpointing: bool = True  # gradient checkpointing
+    attention: Literal["flash", "eager"] = "flash"  # includes sdpa: no score matrix is stored
+    compiled: bool = (
+        False  # torch.compile: fused elementwise operations, recomputed in the backward pass
+    )
     logits: Literal["plain", "logps", "chunked", "fused", "none"] = "plain"
     optimizer: str = "adamw"
-    in_backward: bool = False  # a weight's gradient goes as soon as it is applied
+    in_backward: bool = (
+        False  # optimizer step in the backward pass, which frees each gradient at once
+    )
     stage: Literal[0, 1, 2, 3] = 0  # ZeRO; FSDP full sharding is 3
     devices: int = 1
-    offload: bool = False  # optimizer state, and with stage 3 weights, live in the host's memory
-    others: int = (
-        0  # weights of further models that lie there in 16 bits: a reference, a reward model
-    )
-    generating: int = (
-        0  # sequences that are written together, each with its cache of keys and values
-    )
-    precompute: int = (
-        0  # pairs whose reference log-probabilities are computed together, before the first step
-    )
-    context: bool = True  # what CUDA itself takes counts, as nvidia-smi does and PyTorch does not
+    offload: bool = False  # optimizer state, and weights in stage 3, in CPU memory
+    others: int = 0  # weights of other models in 16 bits: a reference model, a reward model
+    generating: int = 0  # sequences generated together, each with a key-value cache
+    precompute: int = 0  # pairs per batch of precomputed reference log-probabilities
+    context: bool = True  # include CUDA's own memory, as nvidia-smi does
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Bytes on each device at the peak: the likely figure, a range, the terms that it is the sum of, and where a factor was measured."""
+    """The peak bytes on each device: the likely value, a range and the summed terms."""
 
     bytes: int
     low: int
@@ -116,7 +118,10 @@ class Estimate:
     measured: str = ""
 
     def verdict(self, usable: float) -> Verdict:
-        """FITS: even the high end does, in `usable` bytes.  NO: not even the low end.  TIGHT: between."""
+        """Compare the range with `usable` bytes.
+
+        FITS: the upper bound fits. NO: even the lower bound exceeds `usable`. TIGHT: in between.
+        """
         return "FITS" if self.high <= usable else "NO" if self.low > usable else "TIGHT"
 
     def __str__(self) -> str:
@@ -126,7 +131,10 @@ class Estimate:
 
 
 def estimate(model: Model | Mapping[str, Any], training: Training) -> Estimate:
-    """What each device needs at the peak of a step.  `model` may be the content of a config.json.  Raises Unknown."""
+    """Return the peak memory of a training step on each device.
+
+    `model` may be the content of a config.json. Raises Unknown.
+    """
     if not isinstance(model, Model):
         model = read(model)
     terms = {name: round(size) for name, size in _terms(model, training).items() if size >= 1}
@@ -136,27 +144,29 @@ def estimate(model: Model | Mapping[str, Any], training: Training) -> Estimate:
     )
 
 
-def calibrated(found: Estimate, factor: float, runs: int, measured: str) -> Estimate:
-    """`found`, corrected by what `runs` measured: `factor` is what PyTorch held over what was estimated for it, CUDA's own part left out."""
+def calibrate(found: Estimate, factor: float, runs: int, measured: str) -> Estimate:
+    """Return an estimate scaled by measurements of `runs` runs.
+
+    `factor` is the ratio of PyTorch's measured memory to its estimate, without CUDA's own memory.
+    """
     context = dict(found.terms).get("CUDA", 0)
     more = round((found.bytes - context) * (factor - 1))
     size = found.bytes + more
-    # What settings change is still estimated, so that the range never closes.
+    # The effect of changed settings stays an estimate, so the range never closes.
     spread = max(0.05, BELOW / 2 / runs**0.5)
     terms = (*found.terms, (f"as measured, × {factor:.2f}", more))
     return Estimate(size, round(size * (1 - spread)), round(size * (1 + spread)), terms, measured)
 
 
-# -- the model ---------------------------------------------------------------------------------------------------------------------------------------
+# -- the model --
 
 
 def read(config: Mapping[str, Any]) -> Model:
-    """The shape that a config.json tells.  Weights are counted as transformers makes them.  Raises Unknown."""
-    if isinstance(config.get("text_config"), Mapping) and "hidden_size" not in config:
-        config = {
-            "model_type": config.get("model_type", ""),
-            **config["text_config"],
-        }  # it sees, too: the language half is what learns
+    """Return the model shape from a config.json; weights are counted as in transformers.
+
+    Raises Unknown.
+    """
+    config = _language_config(config)
     family = str(config.get("model_type", ""))
     if family not in FAMILIES:
         raise Unknown(
@@ -168,86 +178,140 @@ def read(config: Mapping[str, Any]) -> Model:
     vocabulary = _whole(config, "vocab_size")
     if not heads:
         raise Unknown("config.json has no number of attention heads")
-    old = family in ("gpt2", "gpt_neox", "bloom")
-    kv_heads = heads if old else _whole(config, "num_key_value_heads", default=heads)
-    head = _whole(
-        config, "head_dim", default=256 if family.startswith("gemma") else hidden // heads
-    )
+    has_grouped_keys = family not in ("gpt2", "gpt_neox", "bloom")
+    kv_heads = _whole(config, "num_key_value_heads", default=heads) if has_grouped_keys else heads
+    default_head = 256 if family.startswith("gemma") else hidden // heads
+    head = _whole(config, "head_dim", default=default_head)
     attention, keys = heads * head, kv_heads * head
     tied = bool(config.get("tie_word_embeddings", family in _TIED))
-    gated = family not in _PLAIN
-    biased = family in _PLAIN  # those old enough to have no gate have biases everywhere
-    wide = (
-        _whole(config, "n_inner" if family == "gpt2" else "intermediate_size", default=4 * hidden)
-        if family != "bloom"
-        else 4 * hidden
+
+    block = _attention_part(config, family, hidden, attention, keys, head)
+    feed_forward, intermediate = _feed_forward_part(config, family, hidden, layers)
+    body = block.times(layers).plus(feed_forward)
+    ends = _count_end_weights(config, family, hidden, vocabulary, tied)
+    return Model(
+        family=family,
+        layers=layers,
+        hidden=hidden,
+        attention=attention,
+        keys=keys,
+        heads=heads,
+        intermediate=intermediate,
+        vocabulary=vocabulary,
+        gated=family not in _PLAIN,
+        parameters=body.linear + body.other + ends,
+        linear=body.linear,
+        adapted=body.adapted,
+        tied=tied,
     )
 
-    qkv_bias = (
-        biased or bool(config.get("attention_bias", False)) or family in ("qwen2", "qwen2_moe")
-    )
-    out_bias = biased or (
-        bool(config.get("attention_bias", False)) and family not in ("qwen2", "qwen2_moe")
-    )
-    linear = 2 * hidden * attention + 2 * hidden * keys
-    small = (attention + 2 * keys if qkv_bias else 0) + (hidden if out_bias else 0)
-    adapted = (hidden + attention) * 2 + (hidden + keys) * 2
-    if family in ("qwen3", "qwen3_moe", "gemma3_text", "gemma3"):
-        small += 2 * head
-    elif family in ("olmo2", "olmo3"):
-        small += attention + keys
-    norms = 4 if family in ("gemma2", "gemma3", "gemma3_text") else 2
-    small += norms * hidden * (2 if biased else 1)
 
-    def feed(width: int) -> tuple[int, int]:
-        return (3 if gated else 2) * hidden * width, (3 if gated else 2) * (hidden + width)
+class _Part(NamedTuple):
+    """Weights of a part of a model."""
 
-    dense, dense_adapted = feed(wide)
-    mlp_bias = wide + hidden if biased else (2 * wide + hidden if config.get("mlp_bias") else 0)
-    experts = _whole(config, "num_local_experts", "num_experts", "n_routed_experts", default=0)
-    sparse, through = 0, wide
-    total_linear, total_adapted, total_small = layers * linear, layers * adapted, layers * small
-    if experts:
-        each = _whole(config, "moe_intermediate_size", default=wide)
-        chosen = _whole(config, "num_experts_per_tok", default=2)
-        shared = _whole(
-            config,
-            "shared_expert_intermediate_size",
-            default=each * _whole(config, "n_shared_experts", default=0),
+    linear: int = 0  # weights of linear layers
+    adapted: int = 0  # inputs + outputs of the linear layers that a LoRA adapts
+    other: int = 0  # biases, norms and routers
+
+    def plus(self, more: _Part) -> _Part:
+        return _Part(
+            self.linear + more.linear, self.adapted + more.adapted, self.other + more.other
         )
-        sparse = sum(1 for n in range(layers) if _is_sparse(config, n))
-        # Experts are one tensor for all of them, which LoRA on "all linear layers" passes over.
-        total_linear += sparse * experts * feed(each)[0]
-        if shared:
-            total_linear += sparse * feed(shared)[0]
-            total_adapted += sparse * feed(shared)[1]
-            total_small += sparse * hidden if family == "qwen2_moe" else 0
-        total_small += sparse * hidden * experts  # the router, which is never quantised
-        through = max(chosen * each + shared, wide if sparse < layers else 0)
-    total_linear += (layers - sparse) * dense
-    total_adapted += (layers - sparse) * dense_adapted
-    total_small += (layers - sparse) * mlp_bias
-    embedding = vocabulary * hidden
-    ends = embedding * (1 if tied else 2) + hidden * (2 if biased else 1)
+
+    def times(self, count: int) -> _Part:
+        return _Part(self.linear * count, self.adapted * count, self.other * count)
+
+
+def _language_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the language model's part of a config.json; only this part of a vision model trains."""
+    text = config.get("text_config")
+    if isinstance(text, Mapping) and "hidden_size" not in config:
+        return {"model_type": config.get("model_type", ""), **text}
+    return config
+
+
+def _attention_part(
+    config: Mapping[str, Any], family: str, hidden: int, attention: int, keys: int, head: int
+) -> _Part:
+    """Return the weights of one layer's attention and norms."""
+    has_bias = family in _PLAIN
+    is_qwen2 = family in ("qwen2", "qwen2_moe")
+    has_attention_bias = bool(config.get("attention_bias", False))
+    other = 0
+    if has_bias or has_attention_bias or is_qwen2:
+        other += attention + 2 * keys
+    if has_bias or (has_attention_bias and not is_qwen2):
+        other += hidden
+    if family in ("qwen3", "qwen3_moe", "gemma3_text", "gemma3"):
+        other += 2 * head
+    elif family in ("olmo2", "olmo3"):
+        other += attention + keys
+    norms = 4 if family in ("gemma2", "gemma3", "gemma3_text") else 2
+    other += norms * hidden * (2 if has_bias else 1)
+    linear = 2 * hidden * attention + 2 * hidden * keys
+    adapted = (hidden + attention) * 2 + (hidden + keys) * 2
+    return _Part(linear, adapted, other)
+
+
+def _feed_forward_part(
+    config: Mapping[str, Any], family: str, hidden: int, layers: int
+) -> tuple[_Part, int]:
+    """Return the weights of all feed-forward layers, and the width that one token uses."""
+    matrices = 2 if family in _PLAIN else 3
+
+    def matrices_of(width: int) -> _Part:
+        return _Part(matrices * hidden * width, matrices * (hidden + width))
+
+    wide = _feed_forward_width(config, family, hidden)
+    dense = matrices_of(wide)._replace(other=_count_feed_forward_bias(config, family, hidden, wide))
+    experts = _whole(config, "num_local_experts", "num_experts", "n_routed_experts", default=0)
+    if not experts:
+        return dense.times(layers), wide
+    expert = _whole(config, "moe_intermediate_size", default=wide)
+    chosen = _whole(config, "num_experts_per_tok", default=2)
+    shared = _whole(
+        config,
+        "shared_expert_intermediate_size",
+        default=expert * _whole(config, "n_shared_experts", default=0),
+    )
+    # All experts share one tensor, which LoRA on "all linear layers" skips.  The router is never
+    # quantised.
+    sparse = _Part(experts * matrices_of(expert).linear, 0, hidden * experts)
+    if shared:
+        sparse = sparse.plus(matrices_of(shared))
+        if family == "qwen2_moe":
+            sparse = sparse.plus(_Part(other=hidden))
+    sparse_layers = sum(1 for n in range(layers) if _is_sparse(config, n))
+    dense_layers = layers - sparse_layers
+    intermediate = max(chosen * expert + shared, wide if dense_layers else 0)
+    return sparse.times(sparse_layers).plus(dense.times(dense_layers)), intermediate
+
+
+def _feed_forward_width(config: Mapping[str, Any], family: str, hidden: int) -> int:
+    if family == "bloom":
+        return 4 * hidden
+    name = "n_inner" if family == "gpt2" else "intermediate_size"
+    return _whole(config, name, default=4 * hidden)
+
+
+def _count_feed_forward_bias(
+    config: Mapping[str, Any], family: str, hidden: int, width: int
+) -> int:
+    if family in _PLAIN:
+        return width + hidden
+    return 2 * width + hidden if config.get("mlp_bias") else 0
+
+
+def _count_end_weights(
+    config: Mapping[str, Any], family: str, hidden: int, vocabulary: int, tied: bool
+) -> int:
+    """Return the weights of embeddings, head and final norm."""
+    ends = vocabulary * hidden * (1 if tied else 2) + hidden * (2 if family in _PLAIN else 1)
     if family == "gpt2":
         ends += _whole(config, "n_positions", "max_position_embeddings", default=1024) * hidden
     elif family == "bloom":
         ends += 2 * hidden  # a norm after the embeddings
-    return Model(
-        family,
-        layers,
-        hidden,
-        attention,
-        keys,
-        heads,
-        through,
-        vocabulary,
-        gated,
-        total_linear + total_small + ends,
-        total_linear,
-        total_adapted,
-        tied,
-    )
+    return ends
 
 
 FAMILIES: Final = (
@@ -267,9 +331,10 @@ FAMILIES: Final = (
     ),
     *("olmo2", "olmo3", "granite", "smollm3", "starcoder2", "gpt2", "gpt_neox", "bloom"),
 )
-"""The values of `model_type` whose weights are counted here to the last one: a test builds each in transformers."""
+"""Supported values of `model_type`; a test compares the weight count of each with transformers."""
 _TIED = ("gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "bloom", "starcoder2")
 _PLAIN = ("gpt2", "gpt_neox", "bloom", "starcoder2")
+"""Model families without gates, which have a bias in every layer."""
 
 
 def _is_sparse(config: Mapping[str, Any], layer: int) -> bool:
@@ -290,117 +355,169 @@ def _whole(config: Mapping[str, Any], *names: str, default: int | None = None) -
     return default
 
 
-# -- the terms ---------------------------------------------------------------------------------------------------------------------------------------
+# -- the terms --
+
+
+class _Shards(NamedTuple):
+    """Number of devices that share each part of the state."""
+
+    weights: int
+    gradients: int
+    optimizer: int
 
 
 def _terms(model: Model, training: Training) -> dict[str, float]:
+    """Return the bytes of each part of the peak memory, by name."""
     if training.optimizer not in _OPTIMIZERS:
         raise Unknown(
             f'unknown optimizer "{training.optimizer}"; known optimizers: {", ".join(_OPTIMIZERS)}'
         )
-    n = training.devices
-    state = _OPTIMIZERS[training.optimizer]
-    trained = float(trained_weights(model, training))
-    embeddings = model.vocabulary * model.hidden * (1 if model.tied else 2)
-    weights_over = n if training.stage == 3 else 1
-    gradients_over = n if training.stage >= 2 else 1
-    state_over = n if training.stage >= 1 else 1
-
-    terms: dict[str, float] = {}
-    narrow = _NF4 if training.method == "qlora" else training.frozen / 8
+    n, stage = training.devices, training.stage
+    shards = _Shards(n if stage == 3 else 1, n if stage >= 2 else 1, n if stage >= 1 else 1)
+    trained = float(count_trained_weights(model, training))
     if training.method == "full":
-        terms["weights"] = trained * (4 if training.master else 2) / weights_over
-        if training.master:
-            # Autocast keeps the 16-bit copy of each trained weight until the pass is over.
-            terms["16-bit copies of the weights"] = trained * 2 / weights_over
-        grain = 4 if training.master else 2
-        if training.in_backward:
-            terms["one gradient"] = grain * max(
-                model.vocabulary * model.hidden, model.hidden * model.intermediate
-            )
-        else:
-            terms["gradients"] = trained * grain / gradients_over
-        scratch = (
-            trained * grain / state_over
-            if training.optimizer == "adamw" and not training.in_backward
-            else 0.0
-        )
-        if not training.master and training.optimizer in ("adamw", "adamw_fused"):
-            state = 4.0  # Adam's moments have the type of the weights
+        terms = _full_terms(model, training, shards, trained)
     else:
-        rest = model.parameters - model.linear
-        wide = 4 if training.frozen == 32 or training.upcast else 2
-        terms["frozen weights of linear layers"] = model.linear * narrow / weights_over
-        terms["embeddings, norms and head"] = rest * wide / weights_over
-        if training.embeddings:
-            terms["embeddings that are trained"] = embeddings * 4
-        terms["adapter"] = 4.0 * _adapted(model, training) / weights_over
-        terms["gradients"] = trained * 4 / gradients_over
-        scratch = trained * 4 / state_over if training.optimizer == "adamw" else 0.0
+        terms = _adapter_terms(model, training, shards, trained)
     if training.others:
-        terms["other models"] = training.others * 2.0 / weights_over
-    if training.offload:
-        if training.stage == 3:
-            for name in ("weights", "16-bit copies of the weights", "frozen weights"):
-                terms.pop(name, None)
-    else:
-        terms["optimizer"] = trained * state / state_over
-    if training.stage in (1, 2):
+        terms["other models"] = training.others * 2.0 / shards.weights
+    if not training.offload:
+        terms["optimizer"] = trained * _optimizer_bytes(training) / shards.optimizer
+    elif stage == 3:
+        for name in ("weights", "16-bit copies of the weights", "frozen weights"):
+            terms.pop(name, None)
+    if stage in (1, 2):
         terms["communication"] = BUCKET
-    elif training.stage == 3:
-        # Two layers are gathered at a time: the one at work and the next.
-        each = 2.0 if training.method == "full" else narrow
-        terms["gathered layers"] = (
-            2 * each * model.linear / max(model.layers, 1) + 2 * model.vocabulary * model.hidden
-        )
-
-    tokens = training.length * training.batch * (2 if training.pairs else 1)
-    layer = layer_bytes(model, training) * tokens
-    gradients = 2.0 * (3 if model.gated else 2) * model.intermediate * tokens
-    # The residual stream is what is kept at the borders of layers; it has 32 bits where embeddings do.
-    stream = (
-        4.0
-        if training.upcast
-        or (training.master and training.method == "full")
-        or training.frozen == 32
-        else 2.0
-    )
-    kept = model.layers * (stream * model.hidden * tokens if training.checkpointing else layer)
-    logits = _logits(model, training, tokens)
-    working = gradients + (layer if training.checkpointing else 0.0)
-    if training.method == "qlora" or training.frozen == 8:
-        working += 2.0 * model.hidden * model.intermediate  # one layer's weights, unpacked
-    # In 16 bits, without gradients: nothing is kept but the logits of all.
-    first = 2.0 * training.precompute * 2 * training.length * model.vocabulary
-    # Keys and values of all that is written, and the logits of one token of each.
-    written = training.generating * (
-        4.0 * model.layers * model.keys * training.length + 6.0 * model.vocabulary
-    )
-    if kept + max(working, logits) >= max(scratch, first, written):
-        terms["kept activations"] = kept
-        terms["logits" if logits >= working else "a layer at work"] = max(working, logits)
-    elif written >= max(scratch, first):
-        terms["keys and values of what is written"] = written
-    elif first >= scratch:
-        terms["logits of the reference"] = first
-    else:
-        terms["the optimizer's scratch"] = scratch
-    terms["lost between tensors"] = sum(terms.values()) * LOST
+    elif stage == 3:
+        terms["gathered layers"] = _gathered_bytes(model, training)
+    terms |= _peak_terms(model, training, _scratch_bytes(training, shards, trained))
+    terms["lost between tensors"] = sum(terms.values()) * FRAGMENTATION
     if training.context:
-        terms["CUDA"] = CONTEXT
+        terms["CUDA"] = CUDA_CONTEXT
     return terms
 
 
-def trained_weights(model: Model, training: Training) -> int:
-    """How many weights learn."""
+def _full_terms(
+    model: Model, training: Training, shards: _Shards, trained: float
+) -> dict[str, float]:
+    """Return the bytes of weights and gradients in full fine-tuning."""
+    width = _gradient_bytes(training)
+    terms = {"weights": trained * width / shards.weights}
+    if training.master:
+        # Autocast keeps the 16-bit copy of each trained weight until the pass is over.
+        terms["16-bit copies of the weights"] = trained * 2 / shards.weights
+    if training.in_backward:
+        largest = max(model.vocabulary * model.hidden, model.hidden * model.intermediate)
+        terms["one gradient"] = width * largest
+    else:
+        terms["gradients"] = trained * width / shards.gradients
+    return terms
+
+
+def _adapter_terms(
+    model: Model, training: Training, shards: _Shards, trained: float
+) -> dict[str, float]:
+    """Return the bytes of weights and gradients in LoRA training."""
+    rest = model.parameters - model.linear
+    wide = 4 if training.frozen == 32 or training.upcast else 2
+    terms = {
+        "frozen weights of linear layers": model.linear * _frozen_bytes(training) / shards.weights,
+        "embeddings, norms and head": rest * wide / shards.weights,
+    }
+    if training.embeddings:
+        terms["embeddings that are trained"] = _count_embedding_weights(model) * 4
+    terms["adapter"] = 4.0 * _count_lora_weights(model, training) / shards.weights
+    terms["gradients"] = trained * 4 / shards.gradients
+    return terms
+
+
+def _frozen_bytes(training: Training) -> float:
+    return _NF4 if training.method == "qlora" else training.frozen / 8
+
+
+def _gradient_bytes(training: Training) -> int:
+    """Return the bytes of a gradient, and of a weight in full fine-tuning."""
+    return 2 if training.method == "full" and not training.master else 4
+
+
+def _optimizer_bytes(training: Training) -> float:
+    """Return the bytes of optimizer state per trained weight."""
+    is_adamw = training.optimizer in ("adamw", "adamw_fused")
+    if training.method == "full" and not training.master and is_adamw:
+        return 4.0  # AdamW's moments have the type of the weights
+    return _OPTIMIZERS[training.optimizer]
+
+
+def _scratch_bytes(training: Training, shards: _Shards, trained: float) -> float:
+    """Return the temporary bytes of an optimizer step; only the unfused AdamW needs them."""
+    is_in_backward = training.method == "full" and training.in_backward
+    if training.optimizer != "adamw" or is_in_backward:
+        return 0.0
+    return trained * _gradient_bytes(training) / shards.optimizer
+
+
+def _gathered_bytes(model: Model, training: Training) -> float:
+    """Return the bytes of the layers that ZeRO 3 gathers: the current one and the next."""
+    width = 2.0 if training.method == "full" else _frozen_bytes(training)
+    layers = 2 * width * model.linear / max(model.layers, 1)
+    return layers + 2 * model.vocabulary * model.hidden
+
+
+def _peak_terms(model: Model, training: Training, scratch: float) -> dict[str, float]:
+    """Return the largest temporary memory: of a backward pass, generation or the optimizer."""
+    tokens = training.length * training.batch * (2 if training.pairs else 1)
+    layer = layer_bytes(model, training) * tokens
+    if training.checkpointing:
+        kept = model.layers * (_stream_bytes(training) * model.hidden * tokens)
+    else:
+        kept = model.layers * layer
+    logits = _logits(model, training, tokens)
+    working = _working_bytes(model, training, tokens, layer)
+    # Reference log-probabilities need 16-bit logits and no gradients.
+    first = 2.0 * training.precompute * 2 * training.length * model.vocabulary
+    # Generation needs the key-value cache, and the logits of one token per sequence.
+    cache = 4.0 * model.layers * model.keys * training.length
+    written = training.generating * (cache + 6.0 * model.vocabulary)
+    if kept + max(working, logits) >= max(scratch, first, written):
+        largest = "logits" if logits >= working else "a layer at work"
+        return {"kept activations": kept, largest: max(working, logits)}
+    if written >= max(scratch, first):
+        return {"keys and values of what is written": written}
+    if first >= scratch:
+        return {"logits of the reference": first}
+    return {"the optimizer's scratch": scratch}
+
+
+def _stream_bytes(training: Training) -> float:
+    """Return the bytes of a residual-stream element, which a checkpoint between layers holds."""
+    has_master = training.master and training.method == "full"
+    return 4.0 if training.upcast or has_master or training.frozen == 32 else 2.0
+
+
+def _working_bytes(model: Model, training: Training, tokens: int, layer: float) -> float:
+    """Return the bytes of one layer's backward pass; `layer` are its activations."""
+    working = 2.0 * (3 if model.gated else 2) * model.intermediate * tokens
+    if training.checkpointing:
+        working += layer
+    if training.method == "qlora" or training.frozen == 8:
+        working += 2.0 * model.hidden * model.intermediate  # one dequantised layer
+    return working
+
+
+def _count_embedding_weights(model: Model) -> int:
+    return model.vocabulary * model.hidden * (1 if model.tied else 2)
+
+
+def count_trained_weights(model: Model, training: Training) -> int:
+    """Return the number of trainable weights."""
     if training.method == "full":
         return model.parameters
-    ends = model.vocabulary * model.hidden * (1 if model.tied else 2) if training.embeddings else 0
-    return _adapted(model, training) + ends
+    ends = _count_embedding_weights(model) if training.embeddings else 0
+    return _count_lora_weights(model, training) + ends
 
 
-def _adapted(model: Model, training: Training) -> int:
-    """Weights of the LoRA: `rank` for each input and each output of a layer that it adapts."""
+def _count_lora_weights(model: Model, training: Training) -> int:
+    """Return the number of LoRA weights: `rank` per input and output of each adapted layer."""
     attention = model.layers * (
         2 * (model.hidden + model.attention) + 2 * (model.hidden + model.keys)
     )
@@ -408,11 +525,13 @@ def _adapted(model: Model, training: Training) -> int:
 
 
 def layer_bytes(model: Model, training: Training) -> float:
-    """Bytes that one layer keeps for its backward, for each token: what autograd saves of transformers' layers, counted by a test.
+    """Return the bytes per token that autograd saves for one layer's backward pass.
 
-    Eager: of each RMSNorm its input in 32 bits, and what its weight and the linear layers after it need; queries, keys, values and the output of the
-    attention; of the feed-forward part gate, activated gate, up and product.  Autocast casts an input anew for each linear layer that reads it, as a
-    LoRA in 32 bits does; its dropout keeps a mask of a byte for each element.  Compiled: what is elementwise is computed again.
+    Eager: the 32-bit input of each RMSNorm, the inputs of its weight and of the linear layers;
+    queries, keys, values and the attention output; gate, activated gate, up and product of the
+    feed-forward part. Autocast casts an input again for each linear layer, and so does a 32-bit
+    LoRA. LoRA dropout keeps a mask of one byte per element. Compiled: elementwise operations are
+    recomputed.
     """
     hidden, wide = model.hidden, model.intermediate
     attention = 2 * (model.attention + 2 * model.keys) + 2 * model.attention
@@ -451,20 +570,20 @@ def layer_bytes(model: Model, training: Training) -> float:
 
 
 def _logits(model: Model, training: Training, tokens: int) -> float:
-    """Bytes of the logits when their backward is at its peak, as PyTorch's profiler counts them."""
+    """Return the bytes of the logits at the peak of their backward pass, as profiled in PyTorch."""
     if training.logits == "none":
         return 0.0
     elements = float(tokens) * model.vocabulary
     whole = 4.0 if training.upcast or training.frozen == 32 else 2.0
-    scratch = 12.0  # log-probabilities, their gradient and that of the logits, each in 32 bits
+    scratch = 12.0  # log-probabilities, their gradient and the logits' gradient, 32 bits each
     if training.logits == "logps":
-        # One sequence after the other: log-probabilities and gradients of all in 16 bits, and of one once more.
+        # Sequence by sequence: all log-probabilities and gradients in 16 bits, one sequence twice.
         return elements * (whole + 4 + 2 / max(1, training.batch * (2 if training.pairs else 1)))
     if training.logits == "chunked":
-        # The gradient that the head has from one chunk is added to that from those before: both are there.
+        # The head's gradient of one chunk and the accumulated gradient exist together.
         head = 2.0 * model.vocabulary * model.hidden if training.method == "full" else 0.0
         return elements * (whole + (2 if training.compiled else scratch) / CHUNKS) + head
     if training.logits == "fused":
-        # So many tokens at a time that their logits are as large as the hidden states of all.
+        # The chunk size makes the chunk's logits as large as all hidden states.
         return float(tokens) * model.hidden * (whole + scratch)
     return elements * (whole + scratch)

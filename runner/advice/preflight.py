@@ -1,7 +1,8 @@
-"""Ask preflight rules of a plan: gather the facts of each step, and have them judged.  How one kind of fact is found out is in `facts`.
+"""Check a plan with the preflight rules: gather the facts of each step and judge the rules.
 
-Nothing is gathered before a rule asks for it, and nothing at all where no step that is going to run trains.  Reads files here, what the Hub's cache
-has, and, where that is not forbidden (HF_HUB_OFFLINE), the Hub itself; what it cannot read is unknown, which is no error.
+`facts` has one module per kind of fact. Facts are gathered when a rule first reads them. Sources
+are local files, the Hub's cache, and the Hub itself unless HF_HUB_OFFLINE is set. An unreadable
+fact is unknown, not an error.
 """
 
 from __future__ import annotations
@@ -23,16 +24,14 @@ from . import prime_rl, rule_files, rules
 from .declared import Declarations
 from .facts import GB, LARGE, contents, data, machine, missing_inputs, model, packages, program
 from .rules import Facts, Verdict
-from .tool_settings import Settings, Unknown, Word, of_inputs, of_tree, of_words, words
+from .tool_settings import Setting, Settings, Unknown, Word, of_inputs, of_tree, of_words, words
 
 if TYPE_CHECKING:
     from ..storage.workspace import Workspace
     from ..survey.survey import Survey
 
-_HERE: Final = ("local", "loopback")  # drivers whose host is this machine
-_DEFAULT: Final = (
-    1024  # tokens that `trl` keeps of a row by default: trl/trainer/sft_config.py, max_length
-)
+_HERE: Final = ("local", "loopback")  # drivers that use this machine as host
+_DEFAULT: Final = 1024  # default max_length of `trl`, in tokens: trl/trainer/sft_config.py
 
 
 def check(
@@ -45,14 +44,17 @@ def check(
     python: str = "",
     allow: Iterable[str] = (),
 ) -> Verdict:
-    """What the rules say about these nodes.  `host` are the facts of one that was asked, `python` is what `--python` names.
+    """Return the verdict of the rules about the nodes `numbers`.
 
-    Raises NotFound, CannotRun for a Python that is not there, and Invalid for somebody's own rules."""
+    `host` has the facts of a probed host, `python` is the value of `--python`. Raises NotFound for
+    an unknown rule in `allow`, CannotRun for a missing Python, and Invalid for an invalid
+    gotchas.yaml of the user.
+    """
     allowed = frozenset(allow)
     numbers = [n for n in numbers if found.plan.specs()[n].select is None]
     if not numbers or "all" in allowed:
         return Verdict()
-    library = rule_files.load(rule_files.beside(found))
+    library = rule_files.load(rule_files.find_homes(found))
     known = {rule.id for rule in library.rules}
     if strange := sorted(allowed - known):
         from ..errors import NotFound, did_you_mean
@@ -62,10 +64,10 @@ def check(
             fix=did_you_mean(strange[0], known) or "see the rules in docs/preflight.md",
         )
     applied = [rule for rule in library.rules if rule.id not in allowed]
-    looks = _Looks(ws, found, library, driver, host, python)
+    looks = _FactGatherer(ws, found, library, driver, host, python)
     verdicts = []
     for n in numbers:
-        facts, trains = looks.of(n)
+        facts, trains = looks.gather(n)
         about = ("training", "step") if trains else ("step",)
         verdicts.append(
             rules.judge(
@@ -74,12 +76,12 @@ def check(
         )
     whole = [rule for rule in applied if rule.about == "recipe"]
     if whole:
-        verdicts.append(rules.judge(whole, looks.of(numbers[0])[0]))
-    return rules.together(verdicts)
+        verdicts.append(rules.judge(whole, looks.gather(numbers[0])[0]))
+    return rules.merge(verdicts)
 
 
-class _Looks:
-    """The facts of each step; what steps share is looked at once."""
+class _FactGatherer:
+    """Gathers the facts of each step; facts that steps share are gathered once."""
 
     def __init__(
         self,
@@ -99,74 +101,74 @@ class _Looks:
         here = partial(machine.here, ws.home) if driver in _HERE and host is None else None
         self._host = Facts(host or {}, rules.NEEDS["host"], here)
 
-    def of(self, n: int) -> tuple[dict[str, object], bool]:
-        """Every namespace for a step, and whether it trains."""
+    def gather(self, n: int) -> tuple[dict[str, object], bool]:
+        """Return every namespace of a step, and whether the step trains."""
         plan = self._found.plan
         node, spec = plan.nodes[n], plan.specs()[n]
         scope = _scope(spec, node.id)
-        takes = self._takes(node.prefix)
-        line = [_addressed(word, takes) for word in words(spec, scope)]
-        inputs = {name: _address(value, takes) for name, value in spec.names.inputs.items()}
-        configs, broken = self._configs(
+        takes = self._input_addresses(node.prefix)
+        line = [_resolve_word(word, takes) for word in words(spec, scope)]
+        inputs = {name: _resolve_address(value, takes) for name, value in spec.names.inputs.items()}
+        configs, broken = self._read_configs(
             n, [*(word.text for word in line if word.text), *map(str, inputs.values())]
         )
-        given = [
-            *of_words(line),
-            *(
-                each
-                for tree, file, found_at in configs
-                for each in of_tree(tree, scope, file, found_at)
-            ),
-        ]
+        given = list(of_words(line))
+        for tree, file, found_at in configs:
+            given += of_tree(tree, scope, file, found_at)
         imports: list[list[str]] = []
 
         def code() -> dict[str, object]:
             if not imports:
-                imports.extend(program.code(self._found, n))
+                imports.extend(program.read_code(self._found, n))
             return {"imports": imports[0], "keywords": imports[1]}
 
         plainly = [word.text for word in line if word.text is not None]
-        named = program.called_training([node.id, *plainly[:8]])
+        named = program.is_named_training([node.id, *plainly[:8]])
         likely = bool(spec.accelerate or spec.state or named)
-        tools = rules.tools_of(plainly, code()["imports"] if likely else (), self._library.tools)  # type: ignore[arg-type]
+        tools = rules.find_tools(plainly, code()["imports"] if likely else (), self._library.tools)  # type: ignore[arg-type]
         trains = bool(spec.accelerate or spec.state or (named and (tools or spec.resources.gpus)))
         known = Declarations(
             self._library.names,
-            self._types(spec.recipe),
+            self._input_types_of(spec.recipe),
             tools,
-            bool(rules.tools_of(plainly, (), self._library.tools)),
+            bool(rules.find_tools(plainly, (), self._library.tools)),
             spec.accelerate is not None,
         )
-        settings = Settings(
-            [
-                *known.of_program(program.derived(given)),
-                *known.of_program(given),
-                *known.of_inputs(of_inputs(inputs)),
-                *known.of_inputs(program.derived(of_inputs(inputs))),
-            ],
-            self._library.names,
-        )
-        step = self._step(n, plainly, tools, configs, broken, code)
+        settings = self._merge_settings(known, given, inputs)
+        step = self._step_facts(n, plainly, tools, configs, broken, code)
         facts: dict[str, object] = {
-            "recipe": Facts(self._recipe()),
+            "recipe": Facts(self._recipe_facts()),
             "inputs": Facts(inputs),
             "settings": settings,
             "step": step,
-            "model": self._model(settings),
+            "model": self._model_facts(settings),
             "host": self._host,
-            "environment": self._environment(n),
-            "kept": Facts({}, rules.NEEDS["kept"], partial(self._kept, n)),
+            "environment": self._environment_facts(n),
+            "kept": Facts({}, rules.NEEDS["kept"], partial(self._kept_facts, n)),
         }
         facts["gpu"] = Facts({}, rules.NEEDS["gpu"], partial(machine.gpu, step, self._host))
         facts["offer"] = Facts({}, rules.NEEDS["offer"], partial(machine.offer, self._host))
-        facts["data"] = self._data_of(settings, step)
+        facts["data"] = self._data_facts(settings, step)
         facts["memory"] = Facts(
-            {}, rules.NEEDS["memory"], partial(_memory, self._ws, self._found, n, facts)
+            {}, rules.NEEDS["memory"], partial(_memory_facts, self._ws, self._found, n, facts)
         )
         return facts, trains
 
-    def _types(self, recipe: str) -> Mapping[str, str]:
-        """The types of a recipe's inputs; none where it cannot be read any more."""
+    def _merge_settings(
+        self, known: Declarations, given: Sequence[Setting], inputs: Mapping[str, object]
+    ) -> Settings:
+        """Return the settings of the program and of the recipe's inputs, program first."""
+        own = list(of_inputs(inputs))
+        merged = [
+            *known.of_program(program.derive_settings(given)),
+            *known.of_program(given),
+            *known.of_inputs(own),
+            *known.of_inputs(program.derive_settings(own)),
+        ]
+        return Settings(merged, self._library.names)
+
+    def _input_types_of(self, recipe: str) -> Mapping[str, str]:
+        """Return the input types of a recipe; empty if the recipe cannot be read."""
         from ..errors import RecipeError
         from ..survey.recipes import input_types
 
@@ -177,8 +179,8 @@ class _Looks:
                 self._input_types = {}
         return self._input_types.get(recipe, {})
 
-    def _takes(self, prefix: str) -> dict[str, str]:
-        """Where what is below `inputs/` in attempts comes from: for all steps of one recipe, as each sees only its own."""
+    def _input_addresses(self, prefix: str) -> dict[str, str]:
+        """Return the address behind each path below `inputs/`, for all steps of one recipe."""
         if prefix not in self._sources:
             nodes = [node for node in self._found.plan.nodes if node.prefix == prefix]
             self._sources[prefix] = {
@@ -186,11 +188,11 @@ class _Looks:
             }
         return self._sources[prefix]
 
-    def _recipe(self) -> dict[str, object]:
+    def _recipe_facts(self) -> dict[str, object]:
         limit = self._found.plan.settings.limits.time
         return {"id": self._found.plan.recipe, "hours": limit / 3600 if limit else None}
 
-    def _step(
+    def _step_facts(
         self,
         n: int,
         line: Sequence[str],
@@ -201,7 +203,7 @@ class _Looks:
     ) -> Facts:
         spec, node = self._found.plan.specs()[n], self._found.plan.nodes[n]
         wants = spec.resources
-        launcher = program.launcher(line, tools)
+        launcher = program.find_launcher(line, tools)
         gpus = wants.gpus
         block = spec.accelerate or {}
         processes: object = (gpus or 1) * spec.node_count
@@ -219,7 +221,7 @@ class _Looks:
                 "id": node.id,
                 "tools": list(tools),
                 "launcher": launcher,
-                "method": program.method(line),
+                "method": program.find_method(line),
                 "gpus": gpus,
                 "gpu": wants.gpu,
                 "gpu_memory": wants.gpu_memory / GB if wants.gpu_memory and gpus else None,
@@ -229,7 +231,7 @@ class _Looks:
                 "retries": spec.options.retries,
                 "env": Facts({name: value for name, value in env.items()}),
                 "secrets": sorted(given),
-                "logins": program.logins() if self._driver in _HERE and not spec.image else [],
+                "logins": program.find_logins() if self._driver in _HERE and not spec.image else [],
                 "image": spec.image,
                 "git": [each for each in spec.git],
                 "to_fetch": [
@@ -241,68 +243,68 @@ class _Looks:
                 "config_sections": sections,
                 "config_kind": "rl" if {"trainer", "orchestrator"} & set(sections) else "",
                 "config_faults": list(broken),
-                "config_mistyped": [words for tree in trees for words in prime_rl.mistyped(tree)],
-                "config_slips": [words for tree in trees for words in prime_rl.near_misses(tree)],
+                "config_mistyped": [
+                    words for tree in trees for words in prime_rl.find_mistyped(tree)
+                ],
+                "config_slips": [
+                    words for tree in trees for words in prime_rl.find_near_misses(tree)
+                ],
                 "missing": {}
                 if self._found.verdicts[n].answer == RESTORE or spec.select is not None
-                else dict(missing_inputs.missing(self._ws, self._found, n)),
+                else dict(missing_inputs.find_missing(self._ws, self._found, n)),
                 "members": [
                     each._asdict()
-                    for each in missing_inputs.members(self._ws, self._found, n)
+                    for each in missing_inputs.find_members(self._ws, self._found, n)
                     if not each.wrong
                 ],
             },
             gather=code,
         )
 
-    def _configs(
+    def _read_configs(
         self, n: int, named: Sequence[str]
     ) -> tuple[list[tuple[object, str, str]], list[str]]:
-        """The configuration files of a step: those that the recipe writes, and those of `named` that lie here.  (tree, name, where it is)."""
-        spec, node = self._found.plan.specs()[n], self._found.plan.nodes[n]
+        """Return a step's configuration files and the errors of unreadable ones.
+
+        Each file is a tuple of its parsed content, name and path; the path is empty for files in
+        `files`. Files in `named` count if the step can see them.
+        """
+        spec = self._found.plan.specs()[n]
         found: list[tuple[object, str, str]] = []
         broken: list[str] = []
 
         def add(name: str, data: bytes, found_at: str = "") -> None:
             try:
-                found.append((program.parsed(name, data), name, found_at))
+                found.append((program.parse_config(name, data), name, found_at))
             except ValueError as error:
                 broken.append(f"{name}: {error}")
 
         for path, tree in spec.files.items():
-            if isinstance(tree, str):
-                if path.endswith(program.CONFIGS) and "{{" not in tree:
-                    add(path, tree.encode())
-            elif path.endswith(program.CONFIGS):
+            if not path.endswith(program.CONFIGS):
+                continue
+            if not isinstance(tree, str):
                 found.append((tree, path, ""))
-        brought = [
-            (self._ws.root, [decode_pattern(dep)[0] for dep in node.deps]),
-            (self._ws.root, list(self._takes(node.prefix).values())),
-        ]
-        brought.append(
-            (
-                Path(self._found.plan.homes[node.home]),
-                [decode_pattern(pattern)[0] for pattern in node.code],
-            )
-        )
+            elif "{{" not in tree:
+                add(path, tree.encode())
+        visible = self._visible_files(n)
         for name in dict.fromkeys(named):
-            if (
-                name.endswith(program.CONFIGS)
-                and not name.startswith("-")
-                and name not in spec.files
-            ):
-                for place, patterns in brought:
-                    # A step sees what is brought to it, and no other file that happens to lie here under that name.
-                    there = os.path.isabs(name) or any(
-                        fnmatch.fnmatch(name, each) or name.startswith(f"{each.rstrip('/')}/")
-                        for each in patterns
-                    )
-                    if there and (data := contents(place / name, LARGE)) is not None:
-                        add(name, data, str(place / name))
-                        break
+            is_config = name.endswith(program.CONFIGS) and not name.startswith("-")
+            file = _find_file(name, visible) if is_config and name not in spec.files else None
+            if file is not None:
+                add(name, file[1], str(file[0]))
         return found, broken
 
-    def _model(self, settings: Settings) -> Facts:
+    def _visible_files(self, n: int) -> list[tuple[Path, list[str]]]:
+        """Return the directories with a step's declared files, each with its path patterns."""
+        node = self._found.plan.nodes[n]
+        home = Path(self._found.plan.homes[node.home])
+        return [
+            (self._ws.root, [decode_pattern(dep)[0] for dep in node.deps]),
+            (self._ws.root, list(self._input_addresses(node.prefix).values())),
+            (home, [decode_pattern(pattern)[0] for pattern in node.code]),
+        ]
+
+    def _model_facts(self, settings: Settings) -> Facts:
         found = settings.setting("base")
         address = found.value if found is not None else None
         if not isinstance(address, str):
@@ -329,7 +331,7 @@ class _Looks:
             )
         return self._models[address, file, adapter]
 
-    def _data_of(self, settings: Settings, step: Facts) -> Facts:
+    def _data_facts(self, settings: Settings, step: Facts) -> Facts:
         found = settings.setting("dataset")
         address = found.value if found is not None else None
         if not isinstance(address, str) or "://" in address:
@@ -355,25 +357,30 @@ class _Looks:
             self._data[key] = Facts({}, rules.NEEDS["data"], gather)
         return self._data[key]
 
-    def _environment(self, n: int) -> Mapping[str, object]:
+    def _environment_facts(self, n: int) -> Mapping[str, object]:
         node = self._found.plan.nodes[n]
         unknown = rules.NEEDS["environment"]
         if node.lock and not self._current_python:
             path = Path(self._found.plan.homes[node.home]) / node.lock
             return (
-                Facts({}, gather=partial(packages.locked, path))
+                Facts({}, gather=partial(packages.read_lock, path))
                 if path.is_file()
                 else Facts({}, unknown)
             )
         if self._found.plan.specs()[n].image:
             return Facts({}, unknown)
         if self._driver in _HERE:
-            where = packages.folders(choose_python(self._python, self._ws.root, self._ws.environ))
+            where = packages.find_folders(
+                choose_python(self._python, self._ws.root, self._ws.environ)
+            )
             return Facts({}, unknown) if where is None else packages.Installed(where)
         return Facts({}, unknown)
 
-    def _kept(self, n: int) -> dict[str, object]:
-        """What earlier attempts of this step left here: the state that it would resume from, and what the last one said if it failed."""
+    def _kept_facts(self, n: int) -> dict[str, object]:
+        """Return facts of earlier attempts.
+
+        These are the newest checkpoints and, after a failure, the end of the log.
+        """
         from ..storage import checkpoints
         from ..survey.explain import preimage_of
 
@@ -384,7 +391,7 @@ class _Looks:
         )
         row = self._ws.store.runs.latest_attempts(plan.recipe, [node.id]).get(node.id)
         if row is not None and row.outcome not in ("done", ""):
-            kept["said"] = _tail(self._ws.kept_path(row.run, node.id, row.n, ".log"))
+            kept["said"] = _read_log_tail(self._ws.kept_path(row.run, node.id, row.n, ".log"))
         if not spec.state or (image := preimage_of(self._found, n)) is None:
             return kept
         found = checkpoints.made_under(
@@ -400,7 +407,7 @@ class _Looks:
         kept |= {
             "newest": names[0],
             "max_steps": made["continues"].get("max_steps"),
-            "torch": _torch(generation / name),
+            "torch": _find_torch_release(generation / name),
         }
         for each, verdict in checkpoints.judge_checkpoints(generation / name, pattern):
             if verdict.ok:
@@ -408,8 +415,26 @@ class _Looks:
         return kept
 
 
-def _torch(state: Path) -> list[int] | None:
-    """The release of PyTorch that wrote a state, where the card that Trainers of Hugging Face put beside checkpoints says it."""
+def _find_file(name: str, visible: Iterable[tuple[Path, list[str]]]) -> tuple[Path, bytes] | None:
+    """Return the path and content of a file that a step can see; None for any other file.
+
+    Absolute paths are always visible.
+    """
+    for directory, patterns in visible:
+        if os.path.isabs(name) or any(_covers(pattern, name) for pattern in patterns):
+            data = contents(directory / name, LARGE)
+            if data is not None:
+                return directory / name, data
+    return None
+
+
+def _covers(pattern: str, name: str) -> bool:
+    """Return whether a path pattern matches a file or contains it as a directory."""
+    return fnmatch.fnmatch(name, pattern) or name.startswith(f"{pattern.rstrip('/')}/")
+
+
+def _find_torch_release(state: Path) -> list[int] | None:
+    """Return the PyTorch release in the model card of a checkpoint; None without a card."""
     for card in (state / "README.md", *sorted(state.glob("*/README.md"), reverse=True)[:3]):
         if found := re.search(
             rb"^- Pytorch:? (\d+)\.(\d+)\.(\d+)", contents(card, LARGE) or b"", re.MULTILINE
@@ -418,7 +443,7 @@ def _torch(state: Path) -> list[int] | None:
     return None
 
 
-def _tail(log: Path) -> str | None:
+def _read_log_tail(log: Path) -> str | None:
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 8192))
@@ -428,7 +453,7 @@ def _tail(log: Path) -> str | None:
 
 
 def _scope(spec: StepSpec, id: str) -> dict[str, object]:
-    """What templates of a step read, before it runs: no checkpoint yet, and nothing of the host."""
+    """Return the template namespaces of a step before it runs: no checkpoint, no host values."""
     from ..language.template import StatePath
 
     state = {each.name: StatePath(each.path, {"latest": None}) for each in spec.state}
@@ -439,16 +464,21 @@ def _scope(spec: StepSpec, id: str) -> dict[str, object]:
     }
 
 
-def _addressed(word: Word, takes: Mapping[str, str]) -> Word:
-    return Word(str(_address(word.text, takes)), word.leaf) if word.text in takes else word
+def _resolve_word(word: Word, takes: Mapping[str, str]) -> Word:
+    return Word(str(_resolve_address(word.text, takes)), word.leaf) if word.text in takes else word
 
 
-def _address(value: object, takes: Mapping[str, str]) -> object:
+def _resolve_address(value: object, takes: Mapping[str, str]) -> object:
     return takes[value] if isinstance(value, str) and value in takes else value
 
 
-def _memory(ws: Workspace, found: Survey, n: int, facts: Mapping[str, Any]) -> dict[str, object]:
-    """What is estimated that the step takes of its GPU.  Raises Unknown with the reason where that cannot be said."""
+def _memory_facts(
+    ws: Workspace, found: Survey, n: int, facts: Mapping[str, Any]
+) -> dict[str, object]:
+    """Return the facts of the step's memory estimate.
+
+    Raises Unknown with the reason if there is no estimate.
+    """
     from . import estimates
     from .hardware import RESERVED
 
@@ -461,12 +491,13 @@ def _memory(ws: Workspace, found: Survey, n: int, facts: Mapping[str, Any]) -> d
             there = facts["host"]["gpu_memory"]
     except Unknown:
         pass
-    estimated = estimates.of_step(ws, found.plan, n, gpu=gpu)
+    estimated = estimates.estimate_step(ws, found.plan, n, gpu=gpu)
     if estimated is None:
         return {"verdict": None}
     if estimated.found is None:
         raise Unknown(f"the memory estimate: {estimated.unknown}")
-    # What a card there says of itself counts before what cards of its name have: some are cut in parts, and of some we have no figures.
+    # The card's reported memory takes precedence over the table: cards may be partitioned (MIG) or
+    # missing in the table.
     usable = round(there * GB) - RESERVED if there is not None else estimated.usable
     if usable is None:
         raise Unknown("the GPU memory: set `gpu_memory` or `gpu` in `resources`")
@@ -477,6 +508,7 @@ def _memory(ws: Workspace, found: Survey, n: int, facts: Mapping[str, Any]) -> d
         "usable": round(usable / GB, 1),
         "gpu": estimated.gpu,
         "terms": ", ".join(
-            f"{name} {size / GB:.1f}" for name, size in estimates.largest(estimated.found)
+            f"{name} {size / GB:.1f}"
+            for name, size in estimates.find_largest_terms(estimated.found)
         ),
     }

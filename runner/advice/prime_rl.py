@@ -1,6 +1,7 @@
-"""What prime-rl's configuration says of the memory that its trainer takes, and which of its values cannot be.  Pure: the parsed TOML is handed in.
+"""Read prime-rl's configuration for memory estimates, and find invalid values.  Pure.
 
-`recipes/trainers/prime_guard.py` judges the same values of `prime-rl@1` where it runs, and imports nothing of this.
+`recipes/trainers/prime_guard.py` checks the same values of `prime-rl@1` at run time, and does not
+import this module.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ _TABLES: Final = (
 )
 _SOURCE: Final = "orchestrator.train.source"
 _ALIKE: Final = 0.85
-"""From 0 to 1: how like a known name one is that is taken for a slip of it."""
+"""Similarity, 0 to 1, from which an unknown key counts as a misspelt known key."""
 
 
 def training_inputs(inputs: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs of prime-rl@1, and beside them what its configuration and prime-rl's defaults say in the names that inputs of the library have.
+    """Return the inputs of prime-rl@1 plus its configuration under the library's input names.
 
-    The trainer shards its weights over the GPUs that train, and keeps the state of its optimizer in main memory unless that is off.
+    The trainer shards weights over its GPUs, and offloads optimizer state to CPU memory by default.
     """
     model = _at(config, "trainer", "model")
     lora = model.get("lora")
@@ -75,13 +76,13 @@ def training_inputs(inputs: Mapping[str, Any], config: Mapping[str, Any]) -> dic
 
 
 def training_gpus(inputs: Mapping[str, Any], config: Mapping[str, Any], devices: int) -> int:
-    """How many of a step's GPUs train; the others generate."""
+    """Return how many of a step's GPUs train; the others run inference."""
     told = inputs.get("train_gpus") or _at(config, "deployment").get("num_train_gpus") or 1
     return min(devices, told) if isinstance(told, int) else devices
 
 
-def mistyped(config: Mapping[str, Any]) -> list[str]:
-    """The values that are not of the kind that prime-rl takes, in words."""
+def find_mistyped(config: Mapping[str, Any]) -> list[str]:
+    """Return a message for each value of a wrong type."""
     found = dict(_values(config))
     wrong = [
         f"{path} must be a section, not {found[path]!r}"
@@ -98,8 +99,8 @@ def mistyped(config: Mapping[str, Any]) -> list[str]:
     return wrong
 
 
-def near_misses(config: Mapping[str, Any]) -> list[str]:
-    """Names below a section that look like a slip of a known one, in words."""
+def find_near_misses(config: Mapping[str, Any]) -> list[str]:
+    """Return a message for each key that looks like a misspelt known key."""
     known, told = {*_WHOLE, *_TABLES, _SOURCE}, []
     for path, _ in _values(config):
         above, _, name = path.rpartition(".")
@@ -115,7 +116,7 @@ def _is_count(value: object) -> bool:
 
 
 def _values(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Every path of a configuration with its value, tables included."""
+    """Yield every path of a configuration with its value, tables included."""
     for name, value in config.items():
         path = f"{above}.{name}" if above else name
         yield path, value
@@ -124,7 +125,7 @@ def _values(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, A
 
 
 def _at(config: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
-    """The table at a path; an empty one where there is none."""
+    """Return the table at a path; empty if there is none."""
     for name in path:
         found = config.get(name)
         config = found if isinstance(found, Mapping) else {}

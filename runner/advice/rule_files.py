@@ -1,4 +1,4 @@
-"""Read the rules of what goes wrong: those of the library, and those of a gotchas.yaml beside recipes of somebody else.  Asks none of them."""
+"""Read preflight rules from the library and from a gotchas.yaml beside a user's recipes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from ..survey.survey import Survey
 
 NAME: Final = "gotchas.yaml"
-"""A file of rules: that of the library, and one beside recipes of somebody else."""
+"""Name of the rule files, in the library and beside a user's recipes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """The rules in force, with what their files say of names and tools."""
+    """The active rules, and the names and tools that their files define."""
 
     rules: tuple[Rule, ...] = ()
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -32,10 +32,13 @@ class Library:
 
 
 def load(homes: Iterable[str] = ()) -> Library:
-    """The rules of the library, and of the folders of other people's recipes.  Raises Invalid with every problem of theirs."""
+    """Return the library's rules merged with the rules in `homes`.
+
+    Raises Invalid with every problem of the files in `homes`.
+    """
     from ..language import document
 
-    ours = _ours()
+    ours = _load_library()
     known, names, tools = list(ours.rules), dict(ours.names), dict(ours.tools)
     for home in homes:
         path = Path(home) / NAME
@@ -58,7 +61,7 @@ def load(homes: Iterable[str] = ()) -> Library:
 
 
 @lru_cache(maxsize=1)
-def _ours() -> Library:
+def _load_library() -> Library:
     from ..language import document
 
     tree = _plain(document.read(shipped() / "recipes" / NAME).value)
@@ -66,7 +69,7 @@ def _ours() -> Library:
 
 
 def faults(read: Document) -> list[Problem]:
-    """Everything in which a gotchas file is not what its schema says, and every expression in it that cannot be read."""
+    """Return every problem of a gotchas file: schema violations, duplicate ids, bad expressions."""
     wrong = schema_faults.faults(read, "gotchas.schema.json", "bad-rule")
     if wrong:
         return wrong
@@ -96,8 +99,8 @@ def faults(read: Document) -> list[Problem]:
     return wrong
 
 
-def beside(found: Survey) -> tuple[str, ...]:
-    """The folders of recipes that bring rules of their own."""
+def find_homes(found: Survey) -> tuple[str, ...]:
+    """Return the recipe folders with a gotchas.yaml of their own."""
 
     ours = str(shipped() / "recipes")
     return tuple(

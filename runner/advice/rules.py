@@ -1,7 +1,8 @@
-"""Judge rules about what goes wrong in training against facts about what is going to run.  Pure: who gathers the facts, and how, it does not know.
+"""Judge preflight rules against facts about the steps.  Pure: the caller gathers the facts.
 
-A rule is data (`recipes/gotchas.yaml`, or a `gotchas.yaml` beside somebody's own recipes): an expression in the language of templates over the
-namespaces below, and what to say.  An unknown fact makes a rule *unchecked*: it is neither fired nor silent.
+Rules are data from `recipes/gotchas.yaml` or from a `gotchas.yaml` beside a user's recipes: a
+template expression over the namespaces below, and a message. A rule that reads an unknown fact is
+reported as unchecked.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from typing import Any, Final, Literal, NamedTuple
 
 from ..errors import did_you_mean
 from ..language.template import TemplateError, evaluate, expressions, has, references
+from ..language.template_chains import Reference
 from .tool_settings import Origin, Settings, Unknown
 
 Severity = Literal["error", "warning", "note"]
 
 ALWAYS: Final = ("recipe", "inputs", "settings", "step", "item")
-"""Namespaces that every check knows: a name that is not in them is null."""
+"""Namespaces that are always known: a name without a value is null."""
 NEEDS: Final[Mapping[str, str]] = {
     "model": "the model's files, locally or on the Hub",
     "data": "data that this machine can read",
@@ -31,7 +33,7 @@ NEEDS: Final[Mapping[str, str]] = {
     "kept": "results of earlier runs",
     "memory": "the model's config.json and the GPU memory",
 }
-"""Namespaces that may be unknown, and what they are known from."""
+"""Namespaces that may be unknown, and the information that each of them needs."""
 
 
 FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -144,12 +146,17 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "kept": ("checkpoint", "newest", "processes", "max_steps", "torch", "said"),
     "memory": ("verdict", "low", "high", "usable", "gpu", "terms"),
 }
-"""What each namespace has: a rule that asks for something else is mistyped.  Those of inputs, settings and environment are other people's names."""
+"""Fields of each namespace; other fields in a rule are errors.  inputs, settings and environment have
+arbitrary names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One thing that goes wrong.  `when`, `each` and the values of `fix` are templates; `message` and `remedy` are text with templates in it."""
+    """One known problem.
+
+    `when`, `each` and the values of `fix` are expressions; `message` and `remedy` are text with
+    templates.
+    """
 
     id: str
     severity: Severity
@@ -163,11 +170,14 @@ class Rule:
     each: str = ""
     fix: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     own: bool = False
-    """Of somebody's own file, which says itself what names mean."""
+    """Whether the rule is from a user's gotchas.yaml, which defines its own setting names."""
 
 
 class Finding(NamedTuple):
-    """A rule that fired.  `fix` is what would have to be set, by kind: settings, env, resources."""
+    """A rule that fired, with its rendered message, remedy and fix.
+
+    `fix` holds the proposed values by kind: settings, env, resources.
+    """
 
     rule: Rule
     message: str
@@ -175,11 +185,11 @@ class Finding(NamedTuple):
     step: str
     fix: Mapping[str, Mapping[str, object]]
     origins: Mapping[str, Origin] = {}
-    """Where the settings that the rule asks for, or would have otherwise, are said: where to point, and how to say it otherwise."""
+    """Sources of the settings that the rule reads or changes, for the location and the proposed fix."""
 
 
 class Unchecked(NamedTuple):
-    """A rule that could not be asked, and why."""
+    """A rule that could not be judged, and the reason."""
 
     rule: Rule
     why: str
@@ -188,14 +198,17 @@ class Unchecked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What all rules say together."""
+    """The findings and unchecked rules of one or several steps."""
 
     findings: tuple[Finding, ...] = ()
     unchecked: tuple[Unchecked, ...] = ()
 
 
 class Facts(Mapping[str, object]):
-    """One namespace.  What is not at hand is gathered at its first use; what even then is not there is null, or unknown where `needs` says why."""
+    """One namespace; missing facts are gathered at their first use.
+
+    A fact that is still missing is null, or Unknown with the text `needs`.
+    """
 
     def __init__(
         self,
@@ -232,7 +245,10 @@ class Facts(Mapping[str, object]):
 
 
 def rules(tree: Mapping[str, Any], *, own: bool = False) -> tuple[Rule, ...]:
-    """The rules of a gotchas file that its schema has accepted.  `own`: it is not the library's."""
+    """Return the rules in the content of a valid gotchas file.
+
+    `own`: the file is a user's, not the library's.
+    """
     return tuple(
         Rule(
             id=each["id"],
@@ -252,10 +268,14 @@ def rules(tree: Mapping[str, Any], *, own: bool = False) -> tuple[Rule, ...]:
     )
 
 
-def tools_of(
+def find_tools(
     command: Sequence[str], imports: Iterable[str], known: Mapping[str, Sequence[str]]
 ) -> list[str]:
-    """Which tools a step uses: a pattern is like a word of its command, the last part of one, that and the next, or an imported module."""
+    """Return the tools that a step uses.
+
+    Patterns are matched with the command's words, with the last path component of each word, with
+    pairs of these, and with `import MODULE` for imported modules.
+    """
     parts = [name.rpartition("/")[2] for name in command]
     heads = {*command, *parts, *map(" ".join, pairwise(parts))}
     heads |= {f"import {name.partition('.')[0]}" for name in imports}
@@ -267,7 +287,7 @@ def tools_of(
 
 
 def judge(all: Iterable[Rule], facts: Mapping[str, object], step: str = "") -> Verdict:
-    """What the rules say of these facts: each namespace by its name, those that are unknown too."""
+    """Return the findings and unchecked rules of one step; `facts` maps each namespace."""
     findings: list[Finding] = []
     unchecked: list[Unchecked] = []
     for rule in all:
@@ -278,7 +298,7 @@ def judge(all: Iterable[Rule], facts: Mapping[str, object], step: str = "") -> V
                 scope = {**facts, "item": item}
                 read: dict[str, object] = {}
                 if _value(rule.when, scope, read):
-                    findings.append(_finding(rule, scope, step, read))
+                    findings.append(_make_finding(rule, scope, step, read))
         except Unknown as unknown:
             unchecked.append(Unchecked(rule, f"needs {unknown}", step))
         except TemplateError as error:
@@ -286,8 +306,8 @@ def judge(all: Iterable[Rule], facts: Mapping[str, object], step: str = "") -> V
     return Verdict(tuple(findings), tuple(unchecked))
 
 
-def together(verdicts: Iterable[Verdict]) -> Verdict:
-    """Several verdicts as one; what is said of several steps in the same words is said once, of the first."""
+def merge(verdicts: Iterable[Verdict]) -> Verdict:
+    """Merge verdicts: each rule and message once, for the first step, in order of severity."""
     findings: dict[tuple[str, str], Finding] = {}
     unchecked: dict[tuple[str, str], Unchecked] = {}
     for verdict in verdicts:
@@ -307,70 +327,58 @@ def together(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 def faults(rule: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], TemplateError]]:
-    """Every template of a rule that cannot be read, with its place below the rule."""
-    places: list[tuple[tuple[str | int, ...], object]] = [
-        ((name,), rule.get(name)) for name in ("when", "each", "message", "remedy")
-    ]
-    places += [(("given", n), "{{ " + name + " }}") for n, name in enumerate(rule.get("given", ()))]
-    places += [
-        (("fix", kind, name), value)
-        for kind, values in rule.get("fix", {}).items()
-        for name, value in values.items()
-    ]
-    for where, text in places:
-        if isinstance(text, str):
-            try:
-                found = expressions(text)
-                for expression in found:
-                    for reference in expression.references:
-                        if reference.path[0] not in (*ALWAYS, *NEEDS):
-                            names = ", ".join((*ALWAYS, *NEEDS))
-                            raise TemplateError(
-                                f"there is no `{reference.path[0]}`",
-                                reference.offset,
-                                reference.length,
-                                f"available: {names}",
-                            )
-                        fields = FIELDS.get(reference.path[0])
-                        if (
-                            fields is not None
-                            and reference.path[1:]
-                            and str(reference.path[1]) not in fields
-                        ):
-                            known = (
-                                did_you_mean(str(reference.path[1]), fields)
-                                or f"available: {', '.join(fields)}"
-                            )
-                            raise TemplateError(
-                                f"`{reference.path[0]}` has no `{reference.path[1]}`",
-                                reference.offset,
-                                reference.length,
-                                known,
-                            )
-                if where[0] in ("when", "each") and (
-                    len(found) != 1 or found[0].length != len(text)
-                ):
-                    raise TemplateError(
-                        "the value must be one expression",
-                        0,
-                        len(text),
-                        'write "{{ … }}" and nothing else',
-                    )
-            except TemplateError as error:
-                yield (
-                    where,
-                    TemplateError(str(error), 0, len(text) - 6, error.fix)
-                    if where[0] == "given"
-                    else error,
-                )
+    """Yield each invalid template of a rule, with its path below the rule."""
+    for path, text in _templates(rule):
+        try:
+            found = expressions(text)
+            for expression in found:
+                for reference in expression.references:
+                    _check_reference(reference)
+            is_alone = len(found) == 1 and found[0].length == len(text)
+            if path[0] in ("when", "each") and not is_alone:
+                message = "the value must be one expression"
+                raise TemplateError(message, 0, len(text), 'write "{{ … }}" and nothing else')
+        except TemplateError as error:
+            if path[0] == "given":
+                # The rule has the name without the braces.
+                error = TemplateError(str(error), 0, len(text) - len("{{  }}"), error.fix)
+            yield path, error
+
+
+def _templates(rule: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Yield every text in a rule that may hold templates, with its path."""
+    for name in ("when", "each", "message", "remedy"):
+        if isinstance(rule.get(name), str):
+            yield (name,), rule[name]
+    for n, name in enumerate(rule.get("given", ())):
+        yield ("given", n), "{{ " + name + " }}"
+    for kind, values in rule.get("fix", {}).items():
+        for name, value in values.items():
+            if isinstance(value, str):
+                yield ("fix", kind, name), value
+
+
+def _check_reference(reference: Reference) -> None:
+    """Raise TemplateError for an unknown namespace or field."""
+    root, *parts = reference.path
+    namespaces = (*ALWAYS, *NEEDS)
+    if root not in namespaces:
+        message, fix = f"there is no `{root}`", f"available: {', '.join(namespaces)}"
+        raise TemplateError(message, reference.offset, reference.length, fix)
+    fields = FIELDS.get(root)
+    if fields is None or not parts or str(parts[0]) in fields:
+        return
+    message = f"`{root}` has no `{parts[0]}`"
+    fix = did_you_mean(str(parts[0]), fields) or f"available: {', '.join(fields)}"
+    raise TemplateError(message, reference.offset, reference.length, fix)
 
 
 _SETTING: Final = re.compile(r'settings(?:\.(\w+)|\["(.+)"\])')
-"""A setting as the reader of an expression names what it read."""
+"""A setting in the form in which `evaluate` records the names that it read."""
 
 
 def _items(rule: Rule, facts: Mapping[str, object]) -> Sequence[object]:
-    """Return what a rule is judged for, one after the other; once if it has no `each`."""
+    """Return the items that a rule is judged for; one None without `each`."""
     if not rule.each:
         return (None,)
     items = _value(rule.each, facts)
@@ -379,18 +387,18 @@ def _items(rule: Rule, facts: Mapping[str, object]) -> Sequence[object]:
     return list(items) if isinstance(items, Mapping) else ()
 
 
-def _finding(
+def _make_finding(
     rule: Rule, scope: Mapping[str, object], step: str, found: Mapping[str, object]
 ) -> Finding:
-    """Return the finding of a rule that fired; `found` are the values that its condition read."""
+    """Return the finding of a rule that fired; `found` has the values that its condition read."""
     remedy = _render(rule.remedy, scope, "")
     origins: dict[str, Origin] = {}
     settings = scope.get("settings")
     if isinstance(settings, Settings):
-        names = _settings_named(rule, scope, found)
+        names = _name_settings(rule, scope, found)
         origins = _origins(settings, names, scope.get("item"))
         judged = [name for name in names if name not in rule.fix.get("settings", {})]
-        guess = _guessed_name(settings, judged)
+        guess = _find_guess(settings, judged)
         if guess and not rule.own and rule.severity != "note":
             rule = replace(rule, severity="note")
             remedy = f"{remedy} (a guess from the name `{guess}`)".strip()
@@ -409,44 +417,43 @@ def _evaluate_fix(rule: Rule, scope: Mapping[str, object]) -> dict[str, dict[str
     return fix
 
 
-def _settings_named(
+def _name_settings(
     rule: Rule, scope: Mapping[str, object], found: Mapping[str, object]
 ) -> list[str]:
     """Return the names of the settings that a rule is about, those that it changes first."""
-    given = [
-        reference.path for name in rule.given for reference in references("{{ " + name + " }}")
-    ]
-    asked = [reference.path for reference in references(rule.when)]
+    given = [path for name in rule.given for path in _paths("{{ " + name + " }}")]
+    asked = _paths(rule.when)
     read = (_SETTING.fullmatch(key) for key, value in found.items() if value is not None)
+    names = [*rule.fix.get("settings", {}), *_setting_names(given)]
+    names += [_SUBJECTS[path[0]] for path in asked if path[0] in _SUBJECTS]
+    names += [match[1] or match[2] for match in read if match is not None]
+    names += _setting_names(asked)
     item = scope.get("item")
-    return [
-        *rule.fix.get("settings", {}),
-        *_of_settings(given),
-        *(_SUBJECTS[path[0]] for path in asked if path[0] in _SUBJECTS),
-        *(match[1] or match[2] for match in read if match),
-        *_of_settings(asked),
-        *([item] if isinstance(item, str) else []),
-    ]
+    return [*names, item] if isinstance(item, str) else names
 
 
-def _of_settings(paths: Iterable[Sequence[str]]) -> list[str]:
+def _paths(template: str) -> list[tuple[str, ...]]:
+    return [reference.path for reference in references(template)]
+
+
+def _setting_names(paths: Iterable[Sequence[str]]) -> list[str]:
     return [path[1] for path in paths if path[0] == "settings" and len(path) > 1]
 
 
 def _origins(settings: Settings, names: Iterable[str], item: object) -> dict[str, Origin]:
-    """Return where settings are said, by name; `item` may be a value that one of them has."""
-    places = {name: settings.place(name) for name in names}
+    """Return the source of each setting by name; `item` may be the value of a setting."""
+    places = {name: settings.find_origin(name) for name in names}
     if isinstance(item, str):
-        places[item] = places.get(item) or settings.saying(item)
+        places[item] = places.get(item) or settings.find_value(item)
     return {name: place for name, place in places.items() if place is not None}
 
 
 _SUBJECTS: Final = {"model": "base", "data": "dataset", "memory": "base"}
-"""The setting that says what each of these namespaces is about."""
+"""The setting with the address of each namespace's subject."""
 
 
-def _guessed_name(settings: Settings, names: Iterable[str]) -> str:
-    """The name of a setting that is taken for one of these by its name alone; empty where none is."""
+def _find_guess(settings: Settings, names: Iterable[str]) -> str:
+    """Return the first undeclared setting among `names`; empty if there is none."""
     for name in names:
         found = settings.setting(name)
         if found is not None and not found.declared:

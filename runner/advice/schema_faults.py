@@ -1,4 +1,4 @@
-"""Say in our words where a document is not what its schema wants."""
+"""Report the schema violations of a document as problems."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def faults(read: Document, schema: str, code: str) -> list[Problem]:
-    """Every place at which a document is not what schemas/`schema` says, as problems of this code."""
+    """Return every violation of schemas/`schema` in a document, as problems with this code."""
     from jsonschema import Draft202012Validator
 
     wanted = json.loads((shipped() / "schemas" / schema).read_text("utf-8"))
     return [
         read.problem(
             code,
-            _worded(error),
+            _describe(error),
             tuple(error.absolute_path),
             fix=str(error.schema.get("description", "")),
         )
@@ -28,8 +28,8 @@ def faults(read: Document, schema: str, code: str) -> list[Problem]:
     ]
 
 
-def _worded(error: Any) -> str:
-    """What jsonschema found, in our words."""
+def _describe(error: Any) -> str:
+    """Return a message for a jsonschema error."""
     name = ".".join(str(part) for part in error.absolute_path) or "the file"
     match error.validator:
         case "additionalProperties":

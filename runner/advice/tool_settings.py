@@ -1,7 +1,8 @@
-"""What a step tells its program, whatever the way: arguments, files that are written first, inputs; under one name for all tools.
+"""Collect the settings of a step's program from arguments, written files and recipe inputs.
 
-A value is looked up by our name for it (`save_every`), by a tool's own (`save_steps`), or by a path in its configuration file
-(`trainer.model.seq_len`, or the end of one, `model.seq_len`).  What the program is really given wins over the names of the recipe's inputs.
+A setting is found by its common name (`save_every`), by a tool's name (`save_steps`), or by its
+path in a configuration file (`trainer.model.seq_len`, or the end of the path, `model.seq_len`).
+Arguments and files take precedence over recipe inputs.
 """
 
 from __future__ import annotations
@@ -19,34 +20,34 @@ from ..planning.step import StepSpec
 
 
 class Unknown(Exception):
-    """The fact is unknown; the message says how to find out."""
+    """An unknown fact; the message says how to find out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a setting is said: in an input of the recipe, as an argument of the command, or in a file written for it."""
+    """The source of a setting: a recipe input, a command argument or a configuration file."""
 
     kind: Literal["input", "argument", "file"]
     name: str
     file: str = ""
     found_at: str = ""
-    """Where the file is, if it is one that was there before; else the recipe writes it."""
+    """Path of an existing file; empty if the recipe writes the file."""
 
 
 class Setting(NamedTuple):
-    """One setting as it was found.  `value` is an `Unknown` where only a running step can tell."""
+    """One setting; `value` is an `Unknown` if only a running step can tell."""
 
     key: str
     value: object
     origin: Origin
     declared: bool = True
-    """Whether the type of an input, or a tool that is known, says what it is; else only its name does."""
+    """Whether an input type or a known tool confirms the meaning; otherwise it is a guess by name."""
 
 
 class Settings(Mapping[str, object]):
-    """Settings by any of their names, those that are declared before guesses.
+    """Settings by any of their names; declared settings take precedence over guesses.
 
-    One that is not set is null; one that is known too late raises Unknown.
+    An unset setting is null. Reading a setting without a value before the run raises Unknown.
     """
 
     def __init__(self, settings: Iterable[Setting], names: Mapping[str, Sequence[str]]) -> None:
@@ -59,7 +60,7 @@ class Settings(Mapping[str, object]):
         self._names = names
 
     def setting(self, name: str) -> Setting | None:
-        """The setting of this name, with where it is said."""
+        """Return the setting `name`; None if it is unset."""
         guess = None
         for each in (name, *self._names.get(name, ())):
             found = self._found.get(each)
@@ -70,8 +71,8 @@ class Settings(Mapping[str, object]):
             guess = guess or found
         return guess
 
-    def place(self, name: str) -> Origin | None:
-        """Where the setting of this name is said, or could be: an input that is null is a place, too."""
+    def find_origin(self, name: str) -> Origin | None:
+        """Return the source of the setting `name`, even if the setting is null."""
         found = self.setting(name) or next(
             (
                 self._found[each]
@@ -82,8 +83,8 @@ class Settings(Mapping[str, object]):
         )
         return found.origin if found is not None else None
 
-    def saying(self, value: str) -> Origin | None:
-        """Where this value is said, whatever the setting: an input before an argument that hands it on."""
+    def find_value(self, value: str) -> Origin | None:
+        """Return the source of a setting with this value, inputs first."""
         return min(
             (each.origin for each in self._found.values() if each.value == value),
             key=lambda each: each.kind != "input",
@@ -107,7 +108,10 @@ class Settings(Mapping[str, object]):
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One word of a command line.  `text` is None where only a running step can tell; `leaf` is what the recipe says."""
+    """One word of a command line and its source in the recipe.
+
+    `text` is None if only a running step can tell the word.
+    """
 
     text: str | None
     leaf: object
@@ -121,8 +125,8 @@ def words(spec: StepSpec, scope: Mapping[str, Any]) -> list[Word]:
     if spec.accelerate is not None:
         return _launch_words(spec.accelerate, scope)
     if isinstance(spec.run, list):
-        return list(_listed(spec.run, scope))
-    return _scripted(str(spec.run or ""), scope)
+        return list(_list_words(spec.run, scope))
+    return _script_words(str(spec.run or ""), scope)
 
 
 def _launch_words(block: Mapping[str, Any], scope: Mapping[str, Any]) -> list[Word]:
@@ -135,19 +139,23 @@ def _launch_words(block: Mapping[str, Any], scope: Mapping[str, Any]) -> list[Wo
         program.insert(0, "-m")
     given = block.get("args")
     if isinstance(given, Mapping):
-        arguments = list(_arguments(given, scope))
+        arguments = list(_argument_words(given, scope))
     else:
-        arguments = list(_listed(given if isinstance(given, list) else [], scope))
+        arguments = list(_list_words(given if isinstance(given, list) else [], scope))
     return [
         *(Word(text, text) for text in ("accelerate", "launch")),
-        *_listed(options, scope),
-        *_listed(program, scope),
+        *_list_words(options, scope),
+        *_list_words(program, scope),
         *arguments,
     ]
 
 
 def of_words(line: Sequence[Word]) -> Iterator[Setting]:
-    """Options of a command line: `--name value`, `--name=value`, `--name a b`, `--flag`; and `name=value` as some tools take them."""
+    """Yield the settings in a command line.
+
+    Options are `--name value`, `--name=value`, `--name a b` and `--flag`. Words such as
+    `name=value` count too.
+    """
     n = 0
     while n < len(line):
         text = line[n].text
@@ -176,7 +184,7 @@ def of_words(line: Sequence[Word]) -> Iterator[Setting]:
         if not values:
             yield Setting(_key(name), True, _origin(line[n - 1].leaf, origin))
         elif any(_is_place(word.leaf) for word in values):
-            continue  # a file of this run, which says nothing about how it is made
+            continue  # a path of this run, not a setting
         elif any(word.text is None for word in values):
             yield Setting(
                 _key(name),
@@ -228,7 +236,7 @@ def _leaf_value(leaf: object, scope: Mapping[str, Any], what: str) -> object:
 
 
 def of_inputs(inputs: Mapping[str, object]) -> Iterator[Setting]:
-    """The recipe's inputs under their own names, and what is in those that are mappings."""
+    """Yield the recipe's inputs as settings, including the keys of mappings."""
     for name, value in inputs.items():
         yield Setting(name, value, Origin("input", name))
         if isinstance(value, Mapping):
@@ -266,14 +274,14 @@ def _key(name: str) -> str:
 
 
 def ends(key: str) -> Iterator[str]:
-    """`a.b.c`, `b.c`, `c`."""
+    """Yield a dotted key and its shorter ends: `a.b.c`, `b.c`, `c`."""
     while key:
         yield key
         key = key.partition(".")[2]
 
 
 def _origin(leaf: object, otherwise: Origin) -> Origin:
-    """The input that a leaf hands on as it is, or what hands it on."""
+    """Return the input that a template reads, or else `otherwise`."""
     if isinstance(leaf, str) and has(leaf):
         read = references(leaf)
         if len(read) == 1 and read[0].path[0] == "inputs" and len(read[0].path) == 2:
@@ -292,15 +300,18 @@ def _is_place(leaf: object) -> bool:
         return False
 
 
-def _listed(items: Sequence[Any], scope: Mapping[str, Any]) -> Iterator[Word]:
-    """As `template.argv` renders them, but each word with its leaf, and what cannot be rendered yet as an unknown word."""
+def _list_words(items: Sequence[Any], scope: Mapping[str, Any]) -> Iterator[Word]:
+    """Yield the words of a command list as `template.argv` renders them.
+
+    A word that cannot be rendered before the run has no text.
+    """
     for item in items:
         if isinstance(item, list):
-            inner = list(_listed(item, scope))
+            inner = list(_list_words(item, scope))
             if not any(_is_null(leaf, scope) for leaf in item if not isinstance(leaf, list)):
                 yield from inner
         elif not _is_null(item, scope):
-            yield from _worded(item, scope)
+            yield from _leaf_words(item, scope)
 
 
 def _is_null(leaf: object, scope: Mapping[str, Any]) -> bool:
@@ -312,7 +323,7 @@ def _is_null(leaf: object, scope: Mapping[str, Any]) -> bool:
         return False
 
 
-def _worded(leaf: object, scope: Mapping[str, Any]) -> Iterator[Word]:
+def _leaf_words(leaf: object, scope: Mapping[str, Any]) -> Iterator[Word]:
     try:
         value = evaluate(leaf, scope) if isinstance(leaf, str) else leaf
     except TemplateError:
@@ -326,8 +337,8 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def _arguments(given: Mapping[str, Any], scope: Mapping[str, Any]) -> Iterator[Word]:
-    """As `template.args`: true is a flag, false and null are nothing."""
+def _argument_words(given: Mapping[str, Any], scope: Mapping[str, Any]) -> Iterator[Word]:
+    """Yield the words of an `args` mapping: true becomes a flag, false and null are dropped."""
     for name, leaf in given.items():
         try:
             value = evaluate(leaf, scope) if isinstance(leaf, str) else leaf
@@ -343,8 +354,8 @@ def _arguments(given: Mapping[str, Any], scope: Mapping[str, Any]) -> Iterator[W
             )
 
 
-def _scripted(text: str, scope: Mapping[str, Any]) -> list[Word]:
-    """The words of a shell script.  Its variables, expansions and branches are not followed."""
+def _script_words(text: str, scope: Mapping[str, Any]) -> list[Word]:
+    """Return the words of a shell script, without following variables, expansions or branches."""
     from ..language.template import expressions
 
     try:
@@ -367,14 +378,14 @@ def _scripted(text: str, scope: Mapping[str, Any]) -> list[Word]:
             continue
         for word in split:
             if (whole := _MARK.fullmatch(word)) is not None:
-                line += _worded(leaves[int(whole[1])], scope)
+                line += _leaf_words(leaves[int(whole[1])], scope)
             else:
-                line.append(Word(_filled(word, leaves, scope), word))
+                line.append(Word(_fill_word(word, leaves, scope), word))
         line.append(Word("--", "--"))
     return line
 
 
-def _filled(word: str, leaves: Sequence[str], scope: Mapping[str, Any]) -> str | None:
+def _fill_word(word: str, leaves: Sequence[str], scope: Mapping[str, Any]) -> str | None:
     try:
         return _MARK.sub(lambda mark: _text(evaluate(leaves[int(mark[1])], scope)), word)
     except TemplateError:

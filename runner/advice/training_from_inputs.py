@@ -1,4 +1,4 @@
-"""What a recipe's inputs say of its training, by the names that inputs of the library have."""
+"""Derive the training settings for estimates from the inputs of library recipes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ..language.values import Tree
 
 PAIRS: Final = ("dpo", "orpo", "reward", "embed")
-"""Recipes whose trainers put two sequences for each sample through the model together."""
+"""Recipes whose trainers process two sequences per sample in one forward pass."""
 LOGITS: Final[Mapping[str, Literal["none", "fused", "plain"]]] = {
     "reward": "none",
     "classify": "none",
@@ -22,10 +22,12 @@ LOGITS: Final[Mapping[str, Literal["none", "fused", "plain"]]] = {
     "dpo": "fused",
     "orpo": "plain",
 }
-"""Reward models, classifiers and embeddings have few numbers for each sequence where others have a vocabulary.  TRL 1.16 never has all logits of SFT,
-DPO and what it writes itself (`trl/kernels/chunked_logprob.py`); of ORPO it has them, and of the chosen half twice, in 32 bits."""
+"""Logits computation per recipe.  Reward models, classifiers and embedding models have a few outputs
+per sequence instead of a vocabulary.  TRL 1.16 computes chunked log-probabilities for SFT, DPO and
+generation (`trl/kernels/chunked_logprob.py`).  ORPO holds all logits, and those of the chosen half
+twice, in 32 bits."""
 STAGES: Final[Mapping[str, Literal[0, 2, 3]]] = {"none": 0, "zero2": 2, "zero3": 3, "fsdp": 3}
-"""What `sharding` shares: FSDP shares what ZeRO 3 does."""
+"""ZeRO stage of each `sharding` value; FSDP full sharding equals stage 3."""
 DIFFUSION: Final = {
     "flux": "flux",
     "sdxl": "sdxl",
@@ -33,23 +35,24 @@ DIFFUSION: Final = {
     "stable-diffusion-v1": "sd",
     "sd1": "sd",
 }
-"""What the address of a diffusion model, or a recipe's name, has in it; and the family in recipes/hardware.yaml."""
+"""Text in the address of a diffusion model or in a recipe's name -> family in recipes/hardware.yaml."""
 ADAPTED: Final = {"flux": 4_085_760, "sdxl": 2_616_320}
-"""Weights of a LoRA of rank 1 on the layers that our trainers adapt: inputs and outputs of each, added up."""
+"""Weights of a rank-1 LoRA: the sum of inputs and outputs over the adapted layers."""
 
 KEPT: Final = {"adamw": 8, "adamw_8bit": 2, "adafactor": 0, "prodigy": 16}
-"""Bytes that an optimizer keeps for a weight of 32 bits: two moments, in 32 bits or 8; sums of rows and columns; two moments and two more such."""
+"""Optimizer bytes per 32-bit weight.  AdamW has two moments of 32 or 8 bits, Prodigy four of 32 bits.
+Adafactor's row and column sums are negligible."""
 
 BLOCKS: Final = {
     "flux": (*[339_830_784] * 19, *[141_591_552] * 38),
     "sdxl": (*[10_001_280] * 4, *[34_748_160] * 50, *[10_001_280] * 6, *[34_748_160] * 10),
 }
-"""Weights of the linear layers of each transformer block, in the order in which `offload_blocks` takes them."""
+"""Linear weights of each transformer block, in the order of `offload_blocks`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """A training of a diffusion model, as the table of recipes/hardware.yaml is asked."""
+class DiffusionTraining:
+    """The settings of a diffusion training, as in the table of recipes/hardware.yaml."""
 
     family: str
     method: str
@@ -57,9 +60,9 @@ class Picture:
     batch: int
     rank: int
     checkpointing: bool
-    stored: str = "same"  # how the frozen base is in memory: as it is computed with, fp8 or nf4
-    away: int = 0  # transformer blocks of the base whose frozen weights are in main memory
-    adapter: int = 16  # bytes for each weight of the LoRA: itself and its gradient, and what the optimizer and an average keep of it
+    stored: str = "same"  # storage type of the frozen base: same as the computation, fp8 or nf4
+    away: int = 0  # transformer blocks offloaded to CPU memory
+    adapter: int = 16  # bytes per LoRA weight: weight, gradient, optimizer state and average (EMA)
 
     def __str__(self) -> str:
         less = "" if self.checkpointing else ", activations kept"
@@ -68,7 +71,7 @@ class Picture:
         return f"{self.family} {self.method} at {self.resolution} pixels, batch {self.batch}, rank {self.rank}{base}{away}{less}"
 
 
-def text(
+def read_text_training(
     recipe: str,
     inputs: Mapping[str, Any],
     model: Model,
@@ -76,11 +79,11 @@ def text(
     devices: int = 1,
     reward: Model | None = None,
 ) -> Training | None:
-    """A training of a language model, from the inputs of `recipe` (NAME@VERSION); None where they do not say how long a sequence is.
+    """Return the settings of a language-model training; None if the sequence length is not set.
 
-    `max_length` tokens, or `max_prompt_length` and `max_completion_length`; `method` lora, qlora or full (without it, lora where there is a `rank`);
-    `micro_batch`, `rank`, `dropout`, `train_embeddings`, `checkpoint_activations`, `precision`, `optimizer`, `attention`, `sharding`.  `reward` is
-    the reward model's shape.
+    `recipe` is NAME@VERSION. The length is `max_length`, or `max_prompt_length` plus
+    `max_completion_length`. Without `method`, a `rank` means lora. `reward` is the reward model's
+    shape.
     """
     name = recipe.partition("@")[0]
     length = _whole(inputs, "max_length")
@@ -95,9 +98,7 @@ def text(
     drawn = (_whole(inputs, "global_batch") or 1) // max(1, devices) if writes is not None else 0
     others = reward.parameters if reward is not None else 0
     if full and (name == "dpo" or (writes is not None and inputs.get("beta", 1))):
-        others += (
-            model.parameters
-        )  # without an adapter to take off, the reference is a second model
+        others += model.parameters  # full fine-tuning needs the reference as a second model
     return Training(
         method=method,
         length=length,
@@ -119,8 +120,10 @@ def text(
     )
 
 
-def picture(recipe: str, inputs: Mapping[str, Any], address: str) -> Picture | None:
-    """A training of a diffusion model; None where neither the recipe nor its base is one that the table knows."""
+def read_diffusion_training(
+    recipe: str, inputs: Mapping[str, Any], address: str
+) -> DiffusionTraining | None:
+    """Return the settings of a diffusion training; None for an unknown model family."""
     names = f"{recipe.partition('@')[0]} {address}".lower().replace(
         "flux.2", ""
     )  # of other sizes than FLUX.1
@@ -130,7 +133,7 @@ def picture(recipe: str, inputs: Mapping[str, Any], address: str) -> Picture | N
         return None
     rank = _whole(inputs, "rank") or 0
     more = inputs.get("more_resolutions")
-    return Picture(
+    return DiffusionTraining(
         family,
         "lora" if rank else "full",
         max([resolution, *(more if isinstance(more, list) else [])]),
@@ -143,64 +146,68 @@ def picture(recipe: str, inputs: Mapping[str, Any], address: str) -> Picture | N
     )
 
 
-def tokens(inputs: Mapping[str, Any], training: Training) -> float | None:
-    """Tokens that go through the model in the whole training, at the most; None where the inputs do not say how many steps there are."""
-    seen = samples(inputs)
+def count_tokens(inputs: Mapping[str, Any], training: Training) -> float | None:
+    """Return the largest token count of the training; None if its step count is unknown."""
+    seen = count_samples(inputs)
     return None if seen is None else float(seen) * training.length * (2 if training.pairs else 1)
 
 
-def samples(inputs: Mapping[str, Any]) -> int | None:
-    """Samples in the whole training, each as often as it is seen; None where the inputs do not say how many steps there are."""
+def count_samples(inputs: Mapping[str, Any]) -> int | None:
+    """Return the samples of the whole training, with repeats; None if the step count is unknown."""
     if inputs.get("epochs"):
-        return None  # as many as the data has
+        return None  # depends on the data
     steps, batch = _whole(inputs, "max_steps"), _whole(inputs, "global_batch")
     return None if steps is None or batch is None else steps * batch
 
 
-class Smaller(NamedTuple):
-    """Something to give up so that a training needs less memory."""
+class MemorySaving(NamedTuple):
+    """An input change that reduces memory, and its cost."""
 
     inputs: dict[str, Tree]  # to set
-    price: str  # what it costs, in words
+    price: str  # disadvantage, for messages
 
 
-def smaller(recipe: str, inputs: Mapping[str, Any]) -> list[Smaller]:
-    """What can be given up in a training of `recipe` to need less memory, mildest first: inputs to set, and what that costs.
+def list_memory_savings(recipe: str, inputs: Mapping[str, Any]) -> list[MemorySaving]:
+    """Return input changes that reduce a training's memory, mildest first.
 
-    Each comes on top of those before it.
+    Each change applies on top of the earlier ones.
     """
-    found: list[Smaller] = []
+    found: list[MemorySaving] = []
     family = next((family for word, family in DIFFUSION.items() if word in recipe), "")
     batch = _whole(inputs, "micro_batch")
     while batch is not None and batch > 1:
         batch //= 2
         found.append(
-            Smaller({"micro_batch": batch}, "a smaller batch per device: the same result, slower")
+            MemorySaving(
+                {"micro_batch": batch}, "a smaller batch per device: the same result, slower"
+            )
         )
     if inputs.get("checkpoint_activations") is False:
         found.append(
-            Smaller(
+            MemorySaving(
                 {"checkpoint_activations": True},
                 "gradient checkpointing: the same result, a third slower",
             )
         )
     if inputs.get("optimizer") == "adamw" and "max_length" in inputs:
         found.append(
-            Smaller({"optimizer": "adamw_8bit"}, "an 8-bit optimizer: slightly less precise")
+            MemorySaving({"optimizer": "adamw_8bit"}, "an 8-bit optimizer: slightly less precise")
         )
     if inputs.get("base_storage") == "same":
         if family != "sdxl":  # whose convolutions cannot be cast and computed again
             found.append(
-                Smaller(
+                MemorySaving(
                     {"base_storage": "fp8"},
                     "an 8-bit base model: slightly less precise weights",
                 )
             )
-        found.append(Smaller({"base_storage": "nf4"}, "a 4-bit base model: less precise weights"))
+        found.append(
+            MemorySaving({"base_storage": "nf4"}, "a 4-bit base model: less precise weights")
+        )
         if inputs.get("offload_blocks") == 0 and family in BLOCKS:
             away: dict[str, Tree] = {"base_storage": "same", "offload_blocks": len(BLOCKS[family])}
             found.append(
-                Smaller(
+                MemorySaving(
                     away,
                     "weights offloaded to CPU memory: the same result, much slower",
                 )
@@ -209,16 +216,16 @@ def smaller(recipe: str, inputs: Mapping[str, Any]) -> list[Smaller]:
         length = _whole(inputs, name)
         while length is not None and length > 512:
             length //= 2
-            found.append(Smaller({name: length}, "longer texts are truncated"))
+            found.append(MemorySaving({name: length}, "longer texts are truncated"))
     resolution = _whole(inputs, "resolution")
     if resolution is not None and resolution > 512:
         fewer: dict[str, Tree] = {"more_resolutions": []} if inputs.get("more_resolutions") else {}
-        found.append(Smaller({"resolution": 512, **fewer}, "images with less detail"))
+        found.append(MemorySaving({"resolution": 512, **fewer}, "images with less detail"))
     if inputs.get("train_embeddings") is True:
-        found.append(Smaller({"train_embeddings": False}, "the embeddings are not trained"))
+        found.append(MemorySaving({"train_embeddings": False}, "the embeddings are not trained"))
     if inputs.get("method") == "full":
         found.append(
-            Smaller({"method": "lora"}, "a LoRA adapter is trained instead of all weights")
+            MemorySaving({"method": "lora"}, "a LoRA adapter is trained instead of all weights")
         )
     if (
         "optimizer" in inputs
@@ -226,7 +233,7 @@ def smaller(recipe: str, inputs: Mapping[str, Any]) -> list[Smaller]:
         and inputs.get("method") in ("lora", "full")
     ):
         found.append(
-            Smaller(
+            MemorySaving(
                 {"method": "qlora"},
                 "a 4-bit base model (QLoRA): less precise weights, slower steps",
             )
@@ -234,12 +241,12 @@ def smaller(recipe: str, inputs: Mapping[str, Any]) -> list[Smaller]:
     rank = _whole(inputs, "rank")
     while rank is not None and rank > 8 and inputs.get("method") != "full":
         rank //= 2
-        found.append(Smaller({"rank": rank}, "a smaller adapter"))
+        found.append(MemorySaving({"rank": rank}, "a smaller adapter"))
     return found
 
 
-def larger(inputs: Mapping[str, Any]) -> list[dict[str, Tree]]:
-    """Greater micro batches that share `global_batch` evenly, largest first: the same training, faster."""
+def list_larger_batches(inputs: Mapping[str, Any]) -> list[dict[str, Tree]]:
+    """Return larger micro batches that divide `global_batch`, largest first."""
     batch, whole = _whole(inputs, "micro_batch"), _whole(inputs, "global_batch")
     if batch is None or whole is None:
         return []

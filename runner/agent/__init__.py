@@ -1,1 +1,4 @@
-"""The program on every host: begins jobs, keeps them, writes down how they ended.  Only the standard library of Python 3.9; nothing else of ours."""
+"""The agent on every host: starts jobs, supervises them and records their ends.
+
+It uses only the standard library of Python 3.9 and no other module of the product.
+"""

@@ -1,7 +1,7 @@
-"""The other end of a stream to a host: what a login there runs, with its input and output as the stream.
+"""Entry point of a login on a host. Its standard input and output are the stream to the client.
 
-As `jobs` it carries a client's frames to the agent of its root, which it begins if need be, and the agent's lines back.  As `files` it answers
-questions about files itself, so that hashing delays no job's end.
+As `jobs`, relay frames between the client and the agent of the root, and start the agent if needed.
+As `files`, answer file requests in this process, so that hashing does not delay the ends of jobs.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from .frames import Broken, Frames, frame
 from .reach import reach
 from .trees import put
 
-PATIENCE = 10.0  # seconds in which an agent must be there
+PATIENCE = 10.0  # seconds to wait for the agent
 RETRY = 0.01
-SILENCE = 60.0  # seconds without a word from the client after which it is taken for gone
+SILENCE = 60.0  # seconds without data from the client after which it counts as gone
 ROOM = 1 << 16
 
 
 def main(root: str, part: str) -> None:
-    """Greet one client with the path of `root`, which exists, and serve it until it is gone."""
+    """Greet the client with the path of the existing directory `root`, and serve it until it disconnects."""
     os.umask(0o077)
-    os.utime(
-        os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    )  # this program is used still: see `objects.sweep`
+    # Mark this program as used, see `objects.sweep`.
+    os.utime(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     os.chdir(root)
     os.chmod(".", 0o700)
     put(1, frame(b"g", os.fsencode(os.getcwd())))
@@ -41,7 +40,7 @@ def main(root: str, part: str) -> None:
         if connection is None:
             if time.monotonic() > give_up_at:
                 sys.exit(
-                    f"the agent of {root} does not answer; what it said is in agent/agent.log there"
+                    f"the agent of {root} does not respond; see agent/agent.log in this directory"
                 )
             time.sleep(RETRY)
     _relay(connection.detach())
@@ -71,6 +70,6 @@ def _relay(agent: int) -> None:
                 if payload[:1] == b"d":
                     put(agent, payload[1:])
                 else:
-                    put(1, frame(payload))  # a sign of life
+                    put(1, frame(payload))  # answer the client's sign of life
             if frames.broken:
                 return

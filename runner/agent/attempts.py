@@ -1,7 +1,8 @@
-"""Attempt directories on a host: made, looked at when their command is over, deleted.  Every function runs in the root, and may run twice.
+"""Attempt directories on a host: create, inspect and delete them.
 
-`attempts/NAME` is the directory; beside it lie `NAME.sh`, `NAME.metrics`, and `NAME.in`: what it was given, written after all of it, so that what is
-newer has changed since.  `NAME.out` is touched when it is looked at, before its outputs are hashed.
+All functions run in the root and may be repeated. `attempts/NAME` is the directory. Next to it are
+`NAME.sh`, `NAME.metrics` and `NAME.in`. `NAME.in` lists the inputs and is written after them, so an
+input with a newer timestamp has changed. `NAME.out` is touched before outputs are hashed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 AWAITED = 2.0
-"""Seconds for what an attempt is given, which is sent while the attempt is."""
+"""Seconds to wait for inputs that are sent at the same time as the attempt."""
 
 
 def stage(
@@ -34,10 +35,12 @@ def stage(
     coming: Sequence[str],
     given: Sequence[tuple[str, bool]] = (),
 ) -> list[str] | None:
-    """Make an attempt from a tar that holds it as `at/NAME`, unless it stands.  None where what was made is not what `stamp` says.
+    """Create an attempt from a tar with directory `at/NAME`, unless it exists.
 
-    It stands once the objects `coming`, which are on their way, are there.  Raises Gone when they do not come soon.  Each of
-    `given` is a link in it that becomes what it leads to, by hard links where that is an object.  Answers those that stay links.
+    The attempt is created once the arriving objects `coming` are present. Each path in `given` is a
+    link to an input. It is replaced by the input's content, as hard links if the input is an
+    object. Returns the paths that remain links, or None if the unpacked tree does not match
+    `stamp`. Raises Gone if the objects do not arrive in time.
     """
     if os.path.lexists(f"attempts/{name}.in") and os.path.isdir(f"attempts/{name}"):
         return []
@@ -45,7 +48,7 @@ def stage(
         os.makedirs(state, exist_ok=True)
     aside = f"{request.partial}/attempt.{os.getpid()}"
     trees.remove(aside)
-    request.arriving(aside)
+    request.make_arriving(aside)
     try:
         os.chdir(aside)
         trees.unpack(request.read, request.into, 0o755)
@@ -53,13 +56,13 @@ def stage(
         if stamp and trees.stamp_of(f"{aside}/at") != stamp:
             return None
         trees.remove(f"attempts/{name}")
-        _await(request, coming)
+        _wait_for_objects(request, coming)
         linked = [
             path
             for path, is_object in given
             if not trees.make_real(f"{aside}/at/{name}/{path}", is_object)
         ]
-        last = f"{name}.in"  # what was given is named last: then all of it is there
+        last = f"{name}.in"  # rename the list of inputs last: it marks a complete attempt
         trees.touch(f"{aside}/at/{last}")
         for each in sorted(os.listdir(f"{aside}/at"), key=lambda each: each == last):
             os.rename(f"{aside}/at/{each}", f"attempts/{each}")
@@ -70,10 +73,10 @@ def stage(
     return linked
 
 
-def _await(request: Request, names: Sequence[str]) -> None:
+def _wait_for_objects(request: Request, names: Sequence[str]) -> None:
     give_up_at = time.monotonic() + AWAITED
     for name in names:
-        while not (os.path.lexists(objects.place(name)) and objects.sealed(request, name)):
+        while not (os.path.lexists(objects.place(name)) and objects.is_verified(request, name)):
             if time.monotonic() > give_up_at:
                 raise objects.Gone
             time.sleep(0.002)
@@ -82,9 +85,10 @@ def _await(request: Request, names: Sequence[str]) -> None:
 def take(
     request: Request, path: str, outputs: Sequence[str]
 ) -> tuple[list[tuple[str, list[Row]]], list[str]]:
-    """What each output of the attempt at `path` is, with its rows hashed, and which of what it was given is not so any more.
+    """Return the kind and hashed entries of each output, and the inputs that have changed.
 
-    An output is f, x, d (a folder), - (nothing) or o (something else).  Raises Gone where there is no attempt.
+    The kind is f, x, d (directory), - (missing) or o (other). Raises Gone if the attempt does not
+    exist.
     """
     if not os.path.isdir(path):
         raise objects.Gone
@@ -93,17 +97,17 @@ def take(
     top = os.path.realpath(path)
     inside = (f"{top}/", f"{os.path.realpath(request.root)}/states/")
     found = [_output(f"{path}/{name}", inside) for name in outputs]
-    return found, _changed(f"{path}.in")
+    return found, _find_changed(f"{path}.in")
 
 
 def _output(at: str, inside: tuple[str, ...]) -> tuple[str, list[Row]]:
     if not f"{os.path.realpath(os.path.dirname(at))}/".startswith(inside):
-        return "o", []  # behind a link that leads out
+        return "o", []  # the output is behind a link out of the attempt
     try:
         kind = trees.kind_of(os.stat(at).st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return ("o" if os.path.islink(at) else "-"), []
-    except OSError:  # a link to itself
+    except OSError:  # a cyclic link
         return "o", []
     try:
         if kind == "d":
@@ -116,14 +120,12 @@ def _output(at: str, inside: tuple[str, ...]) -> tuple[str, list[Row]]:
     except FileNotFoundError:
         if os.path.lexists(at):
             raise
-        return (
-            "-",
-            [],
-        )  # what a worker that was killed asked for last is still under way: `keep` has just moved it
+        # A request of a killed worker is still running: its `keep` has just moved the output.
+        return "-", []
 
 
-def _changed(note: str) -> list[str]:
-    """What an attempt was given and is newer than the note of it, or is not there."""
+def _find_changed(note: str) -> list[str]:
+    """Return the inputs listed in the file `note` that are newer than `note` or missing."""
     try:
         with open(note, encoding="utf-8", errors="surrogateescape") as file:
             given, then = file.read().split("\0")[:-1], os.fstat(file.fileno()).st_mtime_ns
@@ -143,15 +145,18 @@ def _changed(note: str) -> list[str]:
 def remains(
     request: Request, path: str, each: int, whole: int, count: int
 ) -> tuple[list[tuple[str, int]], int]:
-    """Small files of the attempt at `path`, at most `count`, of `each` bytes and together `whole`: names and sizes, the bytes behind each other.
+    """Send small files of an attempt.
 
-    And how many other files it has; what cannot be looked into is left out, and what is another name of an object.
+    Return their names and sizes, and the number of skipped files.
+
+    At most `count` files of `each` bytes and `whole` bytes in total are sent, one after the other.
+    Unreadable directories and hard links to objects are ignored.
     """
     if not os.path.isdir(path):
         return [], 0
     names = sorted(
         name
-        for name, found in trees.seen(path)
+        for name, found in trees.walk(path)
         if not isinstance(found, OSError)
         and stat.S_ISREG(found.st_mode)
         and (found.st_mode & 0o222 or found.st_nlink == 1)
@@ -172,36 +177,39 @@ def remains(
 
 
 def keep(request: Request, path: str, outputs: Sequence[tuple[str, str, bool]]) -> list[str]:
-    """Make outputs of the attempt at `path` objects: path, name as an object, and whether it is copied, not moved.  Those that are objects now."""
-    request.arriving(request.partial)
+    """Convert outputs of an attempt to objects, and return the names of those that exist now.
+
+    Each output is given by its path, its object name, and whether to copy it instead of moving it.
+    """
+    request.make_arriving(request.partial)
     kept = []
-    for output, name, copied in sorted(
-        outputs, key=lambda each: not os.path.islink(f"{path}/{each[0]}")
-    ):  # before what they lead to is moved
-        with objects.naming(name):
-            if _kept(request, path, output, name, copied):
+    # Links first, before their targets are moved.
+    links_first = sorted(outputs, key=lambda each: not os.path.islink(f"{path}/{each[0]}"))
+    for output, name, copied in links_first:
+        with objects.lock_name(name):
+            if _keep_output(request, path, output, name, copied):
                 kept.append(name)
     request.tidy()
     return kept
 
 
-def _kept(request: Request, path: str, output: str, name: str, copied: bool) -> bool:
+def _keep_output(request: Request, path: str, output: str, name: str, copied: bool) -> bool:
     source, aside, at = f"{path}/{output}", f"{request.partial}/{name}", objects.place(name)
     os.makedirs(os.path.dirname(at), exist_ok=True)
-    if objects.sealed(request, name):
+    if objects.is_verified(request, name):
         return True
     if os.path.lexists(source):
         trees.remove(aside)
         try:
-            _moved(source, aside, copied or os.path.islink(source))
+            _move(source, aside, copied or os.path.islink(source))
         except FileNotFoundError:
             if os.path.lexists(source):
-                raise  # else another, for a worker that was killed, was faster
+                raise  # otherwise a request of a killed worker moved it first
     looked = f"{path}.out" if os.path.exists(f"{path}.out") else ""
     if os.path.lexists(aside):
         trees.remove(at)
         _freeze(aside, name)
-        _date(aside, os.stat(looked).st_mtime_ns if looked else time.time_ns())
+        _reset_future_times(aside, os.stat(looked).st_mtime_ns if looked else time.time_ns())
         os.rename(aside, at)
         if os.path.isdir(at):
             os.chmod(at, 0o555)  # noqa: S103
@@ -211,7 +219,7 @@ def _kept(request: Request, path: str, output: str, name: str, copied: bool) -> 
     return True
 
 
-def _moved(source: str, target: str, copied: bool) -> None:
+def _move(source: str, target: str, copied: bool) -> None:
     if not copied:
         os.rename(source, target)
         return
@@ -224,7 +232,7 @@ def _moved(source: str, target: str, copied: bool) -> None:
 
 
 def _freeze(path: str, name: str) -> None:
-    """Protect it from accidental writes."""
+    """Make a file or directory read-only, against accidental writes."""
     if not os.path.isdir(path):
         os.chmod(path, 0o555 if name.endswith(".x") else 0o444)
         return
@@ -234,8 +242,11 @@ def _freeze(path: str, name: str) -> None:
             os.chmod(f"{path}/{each}", 0o444 if kind == "f" else 0o555)
 
 
-def _date(path: str, then: int) -> None:
-    """Let what has a time that is yet to come, as from an archive, have the time `then`: it would look as if it were written to for ever."""
+def _reset_future_times(path: str, then: int) -> None:
+    """Set modification times in the future, for example from archives, to `then`.
+
+    Otherwise the files would always look modified.
+    """
     now = time.time_ns()
     for each in (
         [path, *(f"{path}/{name}" for name, _ in trees.below(path))]
@@ -247,7 +258,10 @@ def _date(path: str, then: int) -> None:
 
 
 def read(request: Request, path: str, offset: int, limit: int) -> bool:
-    """Bytes of a file from `offset` on, at most `limit`; none where there is no file.  True where something is there that is no regular file."""
+    """Send at most `limit` bytes of a file from `offset`, or nothing if there is no file.
+
+    Returns True if the path exists but is not a regular file.
+    """
     if not is_regular(path):
         return os.path.lexists(path)
     try:
@@ -264,7 +278,7 @@ def read(request: Request, path: str, offset: int, limit: int) -> bool:
 def send(
     request: Request, folder: str, spans: Sequence[tuple[str, int, int]], squeeze: bool
 ) -> None:
-    """Bytes of files in a folder, behind each other: of each its name, the first and how many."""
+    """Send parts of files in a directory, one after the other: name, start and length of each."""
     if squeeze:
         request.squeeze()
     view = memoryview(bytearray(trees.BLOCK // 2))
@@ -277,8 +291,11 @@ def send(
 
 
 def matching(request: Request, path: str, pattern: str) -> list[str]:
-    """Files of the attempt at `path` whose names a pattern fits, in folders of any depth where it says `**`."""
-    import pathlib  # what reads them where we see the disk
+    """Return the files of an attempt that match a glob pattern.
+
+    `**` matches directories of any depth.
+    """
+    import pathlib  # matches like the client, which uses pathlib for local directories
 
     return sorted(
         str(each.relative_to(path)) for each in pathlib.Path(path).glob(pattern) if each.is_file()
@@ -286,14 +303,17 @@ def matching(request: Request, path: str, pattern: str) -> list[str]:
 
 
 def note(request: Request, path: str) -> None:
-    """Write down below the root that something was done."""
+    """Create a marker file below the root."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "w", encoding="utf-8") as file:
         file.write("done\n")
 
 
 def remove(request: Request, paths: Sequence[str]) -> None:
-    """Delete files and folders, whatever their modes; of attempts also what is noted beside them."""
+    """Delete files and directories of any mode.
+
+    For attempts, delete the files next to them, too.
+    """
     for path in paths:
         for each in (
             (path, f"{path}.in", f"{path}.out")
@@ -304,20 +324,23 @@ def remove(request: Request, paths: Sequence[str]) -> None:
 
 
 def clear(request: Request, paths: Sequence[str], unused: int, every: int) -> int:
-    """Delete what attempts leave, and sweep (see `objects.sweep`): how many objects and states went."""
+    """Delete files of attempts, and sweep. Return the number of deleted objects and states."""
     remove(request, paths)
     try:
         return objects.sweep(request, unused, every)
     except OSError:
-        return 0  # the next one does it
+        return 0  # the next sweep continues
 
 
 def look(request: Request, path: str) -> tuple[list[tuple[str, int, int, bool]], int, int]:
-    """Files and links below a folder: path, bytes, nanoseconds of the last writing, whether it is a link.  And bytes of its disk, free and all."""
+    """Return the files and links in a directory, and the free and total bytes of its disk.
+
+    Each entry has a path, size, modification time in nanoseconds, and whether it is a link.
+    """
     found = []
-    for name, seen in trees.seen(path) if os.path.isdir(path) else ():
+    for name, seen in trees.walk(path) if os.path.isdir(path) else ():
         if isinstance(seen, FileNotFoundError):
-            continue  # its trainer is at work
+            continue  # deleted by the running trainer
         if isinstance(seen, OSError):
             raise seen
         kind = trees.kind_of(seen.st_mode)
@@ -331,7 +354,7 @@ def look(request: Request, path: str) -> tuple[list[tuple[str, int, int, bool]],
 
 
 def release(request: Request, name: str, path: str) -> None:
-    """Make an object something of a state: out of the objects, shared with no other of them, writable."""
+    """Move an object to `path` in a state directory, and make it writable and independent of objects."""
     at, aside = (
         objects.place(name),
         f"states/.arriving-{hashlib.sha256(path.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}",
@@ -347,19 +370,19 @@ def release(request: Request, name: str, path: str) -> None:
         trees.remove(each)
     if not os.path.lexists(aside):
         if os.path.lexists(path):
-            return  # the answer to an earlier try was lost
+            return  # done by an earlier request, whose answer was lost
         raise objects.Gone
     trees.open_up(aside)
-    _own(aside)
+    _make_independent(aside)
     for each, kind in list(trees.below(aside)) if os.path.isdir(aside) else ():
         if kind in "fx":
-            _own(f"{aside}/{each}")
+            _make_independent(f"{aside}/{each}")
     trees.remove(path)
     os.rename(aside, path)
 
 
-def _own(path: str) -> None:
-    """A file that no other name leads to, and that may be written to."""
+def _make_independent(path: str) -> None:
+    """Replace a hard link by a copy, and make the file writable."""
     found = os.lstat(path)
     if not stat.S_ISREG(found.st_mode):
         return

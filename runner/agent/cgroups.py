@@ -1,4 +1,4 @@
-"""What the kernel lets this process have of its machine: the bounds of its cgroups, of version 2 and 1, and of those above them."""
+"""Limits and counters of this process's cgroups, versions 1 and 2, including parent groups."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ OURS = "/proc/self/cgroup"
 
 
 def folders(kind: str) -> list[str]:
-    """Folders of the groups that bound us in `memory` or `cpu`, ours first.  In a container some may not be there: it sees its own as the topmost."""
+    """Return the cgroup directories that limit `memory` or `cpu`, innermost first.
+
+    In a container some may not exist, because the container sees its own group as the root.
+    """
     found = []
     try:
         lines = os.fsdecode(read(OURS)).splitlines()
@@ -30,19 +33,22 @@ def folders(kind: str) -> list[str]:
 
 
 def memory() -> tuple[int, str]:
-    """Bytes that we may have, and the folder of the group that says so; empty where it is all that the machine has."""
+    """Return the available memory in bytes, and the directory of the limiting cgroup.
+
+    The directory is empty if only the machine's memory is the limit.
+    """
     most = (os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "")
     for folder in folders("memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
             try:
                 most = min(most, (int(read(f"{folder}/{name}")), folder))
             except (OSError, ValueError):
-                continue  # not of this version, or "max"
+                continue  # another cgroup version, or "max"
     return most
 
 
 def processors() -> tuple[float, str]:
-    """Processors that we may use, maybe a part of one, and the folder of the group that says so; empty where none does."""
+    """Return the usable processors, possibly a fraction, and the limiting cgroup's directory or ""."""
     most = (
         float(
             len(os.sched_getaffinity(0))
@@ -58,14 +64,14 @@ def processors() -> tuple[float, str]:
                     int(word) for name in names for word in read(f"{folder}/{name}").split()
                 )
             except (OSError, ValueError):
-                continue  # not of this version, or "max"
-            if quota > 0:  # -1: all
+                continue  # another cgroup version, or "max"
+            if quota > 0:  # -1: unlimited
                 most = min(most, (quota / period, folder))
     return most
 
 
 def oom_kills() -> int:
-    """How often the kernel has killed for memory: in our memory cgroup where it says so, else on this machine."""
+    """Return the number of out-of-memory kills in this memory cgroup, or on the machine if unknown."""
     for file in [
         *(
             f"{folder}/{name}"

@@ -1,4 +1,7 @@
-"""Connections of clients to the agent.  A message is a length of 4 bytes, little-endian, then fields joined by NUL."""
+"""Client connections of the agent.
+
+A message is a length of 4 bytes, little-endian, then fields separated by NUL.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ if TYPE_CHECKING:
     from .loop import Loop
 
 BACKLOG = 16 << 20
-"""Bytes a client may leave unread."""
+"""Maximum number of unread bytes of a client."""
 
 
 class Clients:
-    """The connected clients.  `obey` is called with a client and the messages that came from it."""
+    """The connected clients. `obey` is called with a client and its new messages."""
 
     def __init__(
         self,
@@ -33,7 +36,7 @@ class Clients:
         loop.watch(listener, self._accept)
 
     @property
-    def connected(self) -> bool:
+    def has_clients(self) -> bool:
         return bool(self._inputs)
 
     def _accept(self, _: int) -> None:
@@ -52,13 +55,13 @@ class Clients:
         os.set_inheritable(fd, False)
         self._inputs[fd] = bytearray()
         self._outputs[fd] = bytearray()
-        self._contact.came(fd)
+        self._contact.add_client(fd)
         self._loop.watch(fd, self._hear)
         self.tell(fd, greeting() + b"\n")
 
     def _dismiss(self, fd: int) -> None:
         if self._inputs.pop(fd, None) is not None:
-            self._contact.went(fd)
+            self._contact.remove_client(fd)
             del self._outputs[fd]
             self._loop.close(fd)
 
@@ -72,11 +75,11 @@ class Clients:
                 del waiting[: os.write(fd, waiting)]
         except BlockingIOError:
             if len(waiting) > BACKLOG:
-                self._dismiss(fd)  # it asks again when it comes back
+                self._dismiss(fd)  # it repeats its requests when it reconnects
             else:
                 self._loop.until_writable(fd, True)
         except OSError:
-            waiting.clear()  # it is gone; but what it asked for before it went is still to be read
+            waiting.clear()  # disconnected, but its earlier requests are still read
 
     def tell_all(self, data: bytes) -> None:
         for fd in list(self._outputs):
@@ -106,35 +109,44 @@ class Clients:
             if end > len(buffer):
                 break
             message = bytes(buffer[begin + 4 : end]).split(b"\0")
-            if not _makes_sense(message):
+            if not _is_valid(message):
                 self._obey(fd, messages)
-                self._dismiss(fd)  # that it fails is no reason to fail the jobs of others
+                self._dismiss(fd)  # an invalid client must not affect the jobs of others
                 return
             messages.append(message)
             begin = end
         del buffer[:begin]
         self._obey(fd, messages)
-        self._contact.heard(fd)
+        self._contact.record_sign_of_life(fd)
 
 
-def _makes_sense(fields: list[bytes]) -> bool:
-    """Whether the agent can obey a message."""
+def _is_valid(fields: list[bytes]) -> bool:
+    """Return True if a message is valid."""
     try:
         kind, first, *rest = fields
         if kind == b"start":
-            _cwd, _log, timeout, idle, locks, _outlives, count, *words = rest
-            argv, pairs = int(count), len(words) - int(count)
-            return (
-                all(not each or float(each) > 0 for each in (timeout, idle))
-                and locks.isascii()
-                and argv > 0
-                and pairs >= 0
-                and not pairs % 2
-            )
-        if kind in (b"stop", b"leave", b"arm"):
-            return float(rest[0] if kind == b"stop" else first) >= 0 and (
-                kind != b"leave" or len(rest) == 1
-            )
-        return (kind == b"free" and int(first) >= 0 and rest[0].isascii()) or kind == b"wait"
+            return _is_valid_start(rest)
+        if kind == b"stop":
+            return float(rest[0]) >= 0
+        if kind == b"arm":
+            return float(first) >= 0
+        if kind == b"leave":
+            return float(first) >= 0 and len(rest) == 1
+        if kind == b"free":
+            return int(first) >= 0 and rest[0].isascii()
+        return kind == b"wait"
     except (ValueError, IndexError):
         return False
+
+
+def _is_valid_start(fields: list[bytes]) -> bool:
+    """Return True if a `start` has valid limits, locks, arguments and pairs of variables.
+
+    Raises ValueError for fields that are missing or not numbers.
+    """
+    _cwd, _log, timeout, idle, locks, _outlives, count, *words = fields
+    arguments = int(count)
+    variables = len(words) - arguments
+    has_limits = all(not limit or float(limit) > 0 for limit in (timeout, idle))
+    has_command = arguments > 0 and variables >= 0 and variables % 2 == 0
+    return has_limits and locks.isascii() and has_command

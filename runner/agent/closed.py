@@ -1,19 +1,22 @@
-"""Runs a command that sees no more of its machine than it is given: in namespaces of its own, with a root directory made for it.
+"""Run a command in a sandbox: separate namespaces, and a root directory with the given paths only.
 
-A program of its own, `python -I -S -c TEXT WORDS…`, since it is to run where nothing of ours is.  The words are
+A standalone program, `python -I -S -c TEXT WORDS…`, because the other modules are not available
+where it runs. The words are
 
-    network   "network" for the network of the machine, "closed" for a loopback alone
-    box       a folder for its /tmp and HOME, made here and deleted afterwards
-    python    the interpreter of the command, whose packages it sees
-    count     of the triples that follow, each with a mode ("r", "w", or "f" for a file to write
-              that may be missing), a path, and the path under which the command sees it
+    network   "network" for the network of the machine, "closed" for loopback only
+    box       a directory for /tmp and HOME of the command, created here and deleted afterwards
+    python    the Python interpreter of the command, whose packages are visible
+    count     number of triples that follow: a mode ("r", "w", or "f" for a writable file that may
+              be missing), a path, and the path under which the command sees it
     command   …
 
-Three processes take part. This one waits and passes the exit on. The first one of the new process
-namespace makes the root directory and ends what the command leaves; it is killed with this one, and
-the kernel then kills all others. The third becomes the command, without rights over the machine.
+Three processes take part. This process waits and passes on the exit status. The first process of
+the new PID namespace creates the root directory and ends processes that the command leaves behind.
+It is killed together with this process, and the kernel then kills all others. The third process
+executes the command, without privileges over the machine.
 
-Where the namespaces cannot be made, a line that begins with `MARK` says why, and the exit is 125.
+If the namespaces cannot be created, a line that begins with `MARK` gives the reason, and the exit
+status is 125.
 """
 
 from __future__ import annotations
@@ -34,23 +37,23 @@ SYSTEM = (
     *("/etc", "/opt", "/sys", "/nix/store", "/gnu/store", "/run/current-system"),
     *("/run/opengl-driver", "/run/nvidia-persistenced"),
 )
-"""The system's programs, libraries and settings."""
+"""Directories of system programs, libraries and settings."""
 TMP = "/tmp"  # noqa: S108  (in the sandbox)
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 ACCELERATORS = ("nvidia", "dri", "kfd", "dxg", "accel", "infiniband", "habana", "davinci", "vfio")
-"""Beginnings of names in /dev: GPUs, and what joins them."""
+"""Prefixes of device names in /dev for GPUs and their interconnects."""
 PROGRAMS = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 PREFIXES = (
     *("CONDA_PREFIX", "VIRTUAL_ENV", "CUDA_HOME", "CUDA_PATH", "ROCM_PATH"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
 )
-"""Variables that name folders of programs and libraries, and certificates."""
+"""Environment variables that name directories of programs and libraries, or certificates."""
 STRAY_GRACE = 1.0
-"""Seconds between SIGTERM and the end for what a command leaves behind."""
+"""Seconds between SIGTERM and SIGKILL for processes that a command leaves behind."""
 
 SIGKILL, SIGTERM, SIGCHLD = 9, 15, 17
 IGNORED = (1, 2, 3, 10, 12, 15)
-"""Signals to the group that only the command hears."""
+"""Signals to the process group that only the command handles."""
 RESTORED = (*IGNORED, 13, 25)
 
 NEWNS, NEWUSER, NEWPID, NEWNET = 0x20000, 0x10000000, 0x20000000, 0x40000000
@@ -63,18 +66,18 @@ SET_DUMPABLE, SET_PDEATHSIG, CAPBSET_DROP, NO_NEW_PRIVS = 4, 1, 24, 38
 CLONE, PIVOT_ROOT = {"x86_64": (56, 155), "aarch64": (220, 41)}.get(os.uname().machine, (0, 0))
 MOUNT_SETATTR, AT_FDCWD, RECURSIVE = 442, -100, 0x8000
 
-libc = ctypes.PyDLL(None, use_errno=True)  # it keeps the lock of the interpreter over a fork
+libc = ctypes.PyDLL(None, use_errno=True)  # PyDLL keeps the interpreter lock over a fork
 
 
 class Refused(Exception):
-    """The machine does not let us make a sandbox."""
+    """The machine does not permit a sandbox."""
 
 
 class Shown:
-    """A file or folder that the command sees."""
+    """A file or directory that the command sees."""
 
     def __init__(self, real: str, at: str, writable: bool) -> None:
-        """`real` is its path outside, without links, and `at` its path inside."""
+        """`real` is the resolved path outside, `at` the path inside."""
         self.real, self.at, self.writable = real, at, writable
 
 
@@ -84,7 +87,7 @@ class Wanted:
     def __init__(
         self, network: bool, box: str, folder: str, shown: list[Shown], command: list[str]
     ) -> None:
-        """`folder` is the working directory; of `shown`, outer folders come first."""
+        """`folder` is the working directory. In `shown`, parent directories come first."""
         self.network, self.box, self.folder = network, box, folder
         self.shown, self.command = shown, command
 
@@ -95,10 +98,10 @@ def main(words: list[str]) -> int:
     triples = [(rest[n], rest[n + 1], rest[n + 2]) for n in range(0, 3 * count, 3)]
     try:
         command = rest[3 * count :]
-        wanted = Wanted(network, box, os.getcwd(), _shown(triples, python), command)
-        _make(box)
+        wanted = Wanted(network, box, os.getcwd(), _visible_paths(triples, python), command)
+        _make_box(box)
         try:
-            return _carry(wanted)
+            return _run_and_wait(wanted)
         finally:
             _remove(box)
     except (Refused, OSError) as error:
@@ -106,7 +109,7 @@ def main(words: list[str]) -> int:
 
 
 def _refuse(error: Exception) -> int:
-    """Say why there is no sandbox.  Returns the exit for it."""
+    """Print why the sandbox cannot be created, and return the exit status."""
     why = str(error)
     if isinstance(error, OSError):
         why = f"{error.filename or 'the kernel'}: {os.strerror(error.errno or 0)}"
@@ -114,11 +117,11 @@ def _refuse(error: Exception) -> int:
     return REFUSED
 
 
-# -- outside
+# -- outside the sandbox
 
 
-def _carry(wanted: Wanted) -> int:
-    """Begin the first process, wait for it, and end as the command ended."""
+def _run_and_wait(wanted: Wanted) -> int:
+    """Start the first process, wait, and exit like the command."""
     go_read, go = os.pipe()
     alive_read, alive = os.pipe()
     status_read, status = os.pipe()
@@ -126,17 +129,17 @@ def _carry(wanted: Wanted) -> int:
     if pid == 0:
         for fd in (go, alive, status_read):
             os.close(fd)
-        os._exit(_begin(go_read, alive_read, status, wanted))
+        os._exit(_run_first_process(go_read, alive_read, status, wanted))
     for number in IGNORED:
         libc.signal(number, ctypes.c_void_p(1))
     for fd in (go_read, alive_read, status):
         os.close(fd)
     if has_users:
         try:
-            _map(pid)
+            _map_users(pid)
         except OSError as error:
             os.kill(pid, SIGKILL)
-            why = f"no user for the namespace: {os.strerror(error.errno or 0)}"
+            why = f"cannot map users into the namespace: {os.strerror(error.errno or 0)}"
             raise Refused(why + _remedy(error.errno or 0)) from error
     os.write(go, b"1")
     said = os.read(status_read, 4)
@@ -149,9 +152,12 @@ def _carry(wanted: Wanted) -> int:
 
 
 def _clone(flags: int) -> tuple[int, bool]:
-    """A child in namespaces of its own, and whether it has one of users, too.  Raises Refused."""
+    """Fork a child in new namespaces, and return its PID and whether it has a user namespace.
+
+    Raises Refused.
+    """
     if not CLONE:
-        raise Refused(f"not known on {os.uname().machine}")
+        raise Refused(f"the processor architecture {os.uname().machine} is not supported")
     pid = libc.syscall(CLONE, ctypes.c_ulong(flags | NEWUSER | SIGCHLD), 0, 0, 0, 0)
     if pid >= 0:
         return pid, True
@@ -160,19 +166,19 @@ def _clone(flags: int) -> tuple[int, bool]:
         pid = libc.syscall(CLONE, ctypes.c_ulong(flags | SIGCHLD), 0, 0, 0, 0)
         if pid >= 0:
             return pid, False
-    why = f"this machine makes no namespaces for us: {os.strerror(error)}"
+    why = f"cannot create namespaces on this machine: {os.strerror(error)}"
     raise Refused(why + _remedy(error))
 
 
 def _remedy(error: int) -> str:
-    """What keeps users from namespaces, as far as the kernel says."""
+    """Return the kernel setting that forbids namespaces, if known."""
     if _setting("user/max_user_namespaces") == "0":
         return " (user.max_user_namespaces is 0)"
     if _setting("kernel/unprivileged_userns_clone") == "0":
         return " (kernel.unprivileged_userns_clone is 0)"
     if _setting("kernel/apparmor_restrict_unprivileged_userns") == "1":
         return " (kernel.apparmor_restrict_unprivileged_userns is 1)"
-    return " (a container may hide them)" if error == 1 else ""
+    return " (containers often forbid namespaces)" if error == 1 else ""
 
 
 def _setting(name: str) -> str:
@@ -183,8 +189,8 @@ def _setting(name: str) -> str:
         return ""
 
 
-def _map(pid: int) -> None:
-    """Users are the same inside: all for root, else the one that we are."""
+def _map_users(pid: int) -> None:
+    """Map users to themselves in the user namespace: all users for root, otherwise the current user."""
     uid, gid = os.getuid(), os.getgid()
     if uid == 0:
         try:
@@ -215,10 +221,10 @@ def _die(number: int, box: str) -> int:
     libc.prctl(SET_DUMPABLE, 0, 0, 0, 0)
     libc.signal(number, ctypes.c_void_p(0))
     os.kill(os.getpid(), number)
-    return 128 + number  # it is one that does not end a process
+    return 128 + number  # for a signal that does not end a process
 
 
-def _make(box: str) -> None:
+def _make_box(box: str) -> None:
     _remove(box)
     for path in (box, f"{box}{TMP}", f"{box}{TMP}/home"):
         os.mkdir(path, 0o700)
@@ -235,14 +241,14 @@ def _remove(path: str) -> None:
                     os.unlink(entry.path)
         os.rmdir(path)
     except OSError:
-        pass  # nothing is there, or the folder of attempts deletes it later
+        pass  # missing, or deleted later with the attempt
 
 
-# -- what is shown
+# -- visible paths
 
 
-def _shown(triples: list[tuple[str, str, str]], python: str) -> list[Shown]:
-    """What the command sees beside the system, without what lies in a folder that it sees anyway."""
+def _visible_paths(triples: list[tuple[str, str, str]], python: str) -> list[Shown]:
+    """Return the paths visible to the command besides the system, without redundant nested paths."""
     found: dict[str, Shown] = {}
     for mode, path, at in triples:
         if mode == "f" and not os.path.lexists(path):
@@ -259,7 +265,7 @@ def _shown(triples: list[tuple[str, str, str]], python: str) -> list[Shown]:
 
 
 def _add(found: dict[str, Shown], path: str, at: str, writable: bool) -> None:
-    """Add a path, and the one that its links lead to, since other links may lead there."""
+    """Add a path, and also its resolved path, because other links may lead there."""
     real = os.path.realpath(path)
     if not os.path.exists(real):
         return
@@ -274,7 +280,7 @@ def _is_inside(each: Shown, outer: Shown) -> bool:
 
 
 def _programs(python: str) -> list[str]:
-    """The folders of programs and packages that the command's environment names."""
+    """Return the directories of programs and packages in the command's environment."""
     folders = [os.path.normpath(os.environ[name]) for name in PREFIXES if os.environ.get(name)]
     for name in PROGRAMS:
         for part in os.environ.get(name, "").split(":"):
@@ -283,12 +289,12 @@ def _programs(python: str) -> list[str]:
                 folders += [part, *_prefix(part)]
     if python.startswith("/"):
         folders += _interpreter(python)
-    home = _login() + "/"
+    home = _home_of_login() + "/"
     return [path for path in folders if not home.startswith(path.rstrip("/") + "/")]
 
 
-def _login() -> str:
-    """The home of the login, which holds more than programs, as the folders above it do."""
+def _home_of_login() -> str:
+    """Return the user's home directory. It and its parents are not shown as program directories."""
     try:
         return pwd.getpwuid(os.getuid()).pw_dir.rstrip("/")
     except KeyError:
@@ -296,7 +302,7 @@ def _login() -> str:
 
 
 def _prefix(folder: str) -> list[str]:
-    """The folder that belongs to one of programs: of an environment, or of versions that its shims choose from."""
+    """Return the prefix of a program directory: a Python environment, or the versions behind shims."""
     above, name = os.path.split(folder)
     if name == "shims" and os.path.isdir(above + "/versions"):
         return [above]
@@ -310,7 +316,7 @@ def _is_python(folder: str) -> bool:
 
 
 def _interpreter(python: str) -> list[str]:
-    """The prefix of an interpreter, and of the one that it was made from."""
+    """Return the prefixes of an interpreter and of its base interpreter."""
     found = []
     for path in (python, os.path.realpath(python)):
         prefix = os.path.dirname(os.path.dirname(path))
@@ -325,13 +331,13 @@ def _interpreter(python: str) -> list[str]:
     return found
 
 
-# -- inside
+# -- inside the sandbox
 
 
-def _begin(go: int, alive: int, status: int, wanted: Wanted) -> int:
-    """Be the first process: wait for `go`, and write to `status` how the command ended.
+def _run_first_process(go: int, alive: int, status: int, wanted: Wanted) -> int:
+    """Run as the first process: wait for `go`, and write the command's wait status to `status`.
 
-    `alive` can be read once the process outside is gone.
+    `alive` becomes readable when the outer process is gone.
     """
     libc.prctl(SET_PDEATHSIG, SIGKILL, 0, 0, 0)
     for number in IGNORED:
@@ -339,30 +345,33 @@ def _begin(go: int, alive: int, status: int, wanted: Wanted) -> int:
     if os.read(go, 1) != b"1" or select.select([alive], [], [], 0)[0]:
         return REFUSED
     try:
-        _root(wanted.box, wanted.shown)
+        _make_root(wanted.box, wanted.shown)
         if not wanted.network:
             _loopback()
     except (Refused, OSError) as error:
         return _refuse(error)
     pid = os.fork()
     if pid == 0:
-        os._exit(_command(wanted.folder, wanted.command))
+        os._exit(_execute(wanted.folder, wanted.command))
     ended = _wait(pid)
-    _end_rest()
+    _end_leftovers()
     os.write(status, struct.pack("i", ended))
     return 0
 
 
 def _wait(pid: int) -> int:
-    """The status of the command; others that end meanwhile are forgotten."""
+    """Return the wait status of the command, and reap other processes."""
     while True:
         found, ended = os.waitpid(-1, 0)
         if found == pid:
             return ended
 
 
-def _end_rest() -> None:
-    """SIGTERM to what is left, and a second for it; the end of this process is SIGKILL to the rest."""
+def _end_leftovers() -> None:
+    """Send SIGTERM to the remaining processes, and wait a second.
+
+    When this process exits, the kernel kills the others.
+    """
     try:
         os.kill(-1, SIGTERM)
     except OSError:
@@ -376,8 +385,8 @@ def _end_rest() -> None:
             return
 
 
-def _root(box: str, shown: list[Shown]) -> None:
-    """Make the root directory of the command, and leave the one of the machine."""
+def _make_root(box: str, shown: list[Shown]) -> None:
+    """Create the root directory of the command and leave the machine's root."""
     _mount("", "/", "", REC | PRIVATE)
     _mount("tmpfs", box, "tmpfs", NOSUID | NODEV, "mode=755")
     for name in ("old", "new"):
@@ -388,7 +397,7 @@ def _root(box: str, shown: list[Shown]) -> None:
     _mount("tmpfs", "/new", "tmpfs", NOSUID | NODEV, "mode=755")
     for path in SYSTEM:
         _show_system(path)
-    _devices()
+    _make_devices()
     _bind(f"/old{real}{TMP}", _folder(TMP), True)
     for path in ("/var", "/run"):
         _folder(path)
@@ -417,8 +426,8 @@ def _show(real: str, at: str, writable: bool) -> None:
     _bind(source, _folder(at) if os.path.isdir(source) else _file(at), writable)
 
 
-def _devices() -> None:
-    """GPUs, and what every program may count on."""
+def _make_devices() -> None:
+    """Create /dev with GPUs and standard devices."""
     _mount("tmpfs", _folder("/dev"), "tmpfs", NOSUID, "mode=755")
     names = [name for name in os.listdir("/old/dev") if name.startswith(ACCELERATORS)]
     for name in (*DEVICES, *names):
@@ -432,7 +441,7 @@ def _devices() -> None:
 
 
 def _folder(path: str) -> str:
-    """A folder of the new root, made if it is not there."""
+    """Create a directory in the new root if needed, and return its path."""
     os.makedirs("/new" + path, mode=0o755, exist_ok=True)
     return "/new" + path
 
@@ -452,8 +461,8 @@ def _bind(source: str, target: str, writable: bool) -> None:
         MOUNT_SETATTR, AT_FDCWD, path, RECURSIVE, ctypes.c_char_p(wanted), ctypes.c_size_t(32)
     ):
         return
-    if not writable:  # a kernel before 5.12: without the mounts below it
-        flags = os.statvfs(target).f_flag  # those that it has are to stay
+    if not writable:  # kernels before 5.12: without submounts
+        flags = os.statvfs(target).f_flag  # keep the existing flags
         kept = flags & (NOSUID | NODEV | NOEXEC | NOATIME | NODIRATIME)
         kept |= RELATIME if flags & 4096 else 0
         _mount("", target, "", REMOUNT | BIND | RDONLY | kept)
@@ -476,7 +485,7 @@ def _errno() -> str:
 
 
 def _loopback() -> None:
-    """Bring up `lo`: programs of one step may speak to each other."""
+    """Enable the `lo` interface, so that processes of a step can communicate."""
     fd = libc.socket(2, 2, 0)
     fcntl.ioctl(fd, 0x8914, struct.pack("16sH14x", b"lo", 0x41))
     os.close(fd)
@@ -485,8 +494,8 @@ def _loopback() -> None:
 # -- the command
 
 
-def _command(folder: str, command: list[str]) -> int:
-    """Become the command; the exit that a shell would give where that is not possible."""
+def _execute(folder: str, command: list[str]) -> int:
+    """Execute the command. Return the exit code of a shell if that fails."""
     for number in RESTORED:
         libc.signal(number, ctypes.c_void_p(0))
     for capability in range(64):

@@ -1,4 +1,7 @@
-"""Which clients want which jobs, and the dead-man: jobs of which no client was heard for too long are to end."""
+"""Jobs that clients are interested in, and the dead-man timer.
+
+The timer ends jobs whose clients were silent for too long.
+"""
 
 from __future__ import annotations
 
@@ -13,52 +16,58 @@ if TYPE_CHECKING:
 
 
 class Contact:
-    """Is made in the root, where a file keeps the dead-man's seconds for the next agent; the working directory may change afterwards."""
+    """Clients and their jobs.
+
+    Create it in the root, where a file keeps the timer for the next agent.
+
+    The working directory may change afterwards.
+    """
 
     def __init__(self, jobs: dict[bytes, Job]) -> None:
         self._jobs = jobs
-        self._wanted: dict[
-            int, set[bytes]
-        ] = {}  # of each client: the jobs that it began or asked after
-        self._beating: set[int] = set()  # clients that say again and again that they live
+        self._wanted: dict[int, set[bytes]] = {}  # jobs that a client started or waits for
+        self._beating: set[int] = set()  # clients that send regular signs of life
         self._root = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             self._patience: float | None = float(read("deadman"))
         except (OSError, ValueError):
             self._patience = None
 
-    def came(self, fd: int) -> None:
+    def add_client(self, fd: int) -> None:
         self._wanted[fd] = set()
 
-    def went(self, fd: int) -> None:
+    def remove_client(self, fd: int) -> None:
         if fd not in self._beating:
-            self.heard(fd)
+            self.record_sign_of_life(fd)
         self._beating.discard(fd)
         del self._wanted[fd]
 
-    def wants(self, fd: int, name: bytes) -> None:
+    def add_job(self, fd: int, name: bytes) -> None:
         self._wanted.get(fd, set()).add(name)
 
-    def over(self, name: bytes) -> None:
+    def remove_job(self, name: bytes) -> None:
         for names in self._wanted.values():
             names.discard(name)
 
-    def heard(self, fd: int) -> None:
-        """A client lives: its jobs are wanted."""
+    def record_sign_of_life(self, fd: int) -> None:
+        """Record a sign of life of a client for its jobs."""
         if self._patience is not None:
             now = time.monotonic()
             for name in self._wanted.get(fd, ()):
                 self._jobs[name].word = now
 
     def arm(self, fd: int, seconds: float, beats: bool) -> None:
-        """End each job of which no client was heard for so many seconds; the next agent in this root does, too.  `beats`: it says that it lives."""
+        """Set the dead-man timer, also for the next agent: end jobs whose clients were silent this long.
+
+        `beats`: the client sends regular signs of life.
+        """
         if beats:
             self._beating.add(fd)
         if self._patience == seconds:
             return
         self._patience = seconds
         for each in self._wanted:
-            self.heard(each)
+            self.record_sign_of_life(each)
         try:
             file = os.open(
                 "deadman",
@@ -67,25 +76,27 @@ class Contact:
                 dir_fd=self._root,
             )
         except OSError:
-            return  # this one knows it
+            return  # this agent still knows the value
         with open(file, "w", encoding="ascii") as written:
             written.write(f"{seconds}")
 
     def next_look(self) -> float | None:
-        """When a job may have been forgotten, of the monotonic clock; None while that cannot be."""
+        """Return the monotonic time of the next timer check, or None without timer or jobs."""
         if self._patience is None or not self._jobs:
             return None
         return min(job.word for job in self._jobs.values()) + self._patience
 
-    def forgotten(self) -> list[Job]:
-        """Jobs of which no client was heard for too long."""
+    def find_silent_jobs(self) -> list[Job]:
+        """Return the jobs whose clients were silent for too long."""
         if self._patience is None:
             return []
         for fd in self._wanted.keys() - self._beating:
-            self.heard(fd)  # that it is connected is all that it says
+            self.record_sign_of_life(fd)  # the connection is its only sign of life
         now = time.monotonic()
         found = [job for job in self._jobs.values() if now - job.word >= self._patience]
         for job in found:
             job.word = now
-            job.detail = b"no client asked for it for %d seconds" % self._patience
+            job.detail = (
+                b"no client contacted the agent about the job for %d seconds" % self._patience
+            )
         return found

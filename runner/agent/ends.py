@@ -1,4 +1,4 @@
-"""How jobs ended: on the disk before any client hears of it, and only then a job's slot is used again."""
+"""Ends of jobs: written to disk before clients are told. Only then is a job's slot reused."""
 
 from __future__ import annotations
 
@@ -11,32 +11,35 @@ if TYPE_CHECKING:
     from .slots import Slots
 
 REMEMBERED = 10_000
-"""Ends kept in memory."""
+"""Maximum number of ends kept in memory."""
 
 
 class Ends:
-    """The record of a root, made in it.  `open_jobs`: by name, the journal's lines of jobs that have no end."""
+    """The record of job ends in a root. Create it in the root.
+
+    `open_jobs` holds the journal lines of jobs without an end, by name.
+    """
 
     def __init__(self, slots: Slots) -> None:
         self.over: dict[bytes, bytes] = {}
         self._slots = slots
-        self._lines: list[bytes] = []  # to be sent
+        self._lines: list[bytes] = []  # lines for clients
         self._unwritten = b""
-        self._spent: list[int] = []  # slots of jobs whose end is not on the disk yet
+        self._spent: list[int] = []  # slots to free once the ends are on disk
         self._journal, self.open_jobs = open_journal(self.over, REMEMBERED)
 
     @property
-    def waiting(self) -> bool:
-        """Whether something is to be written or sent."""
+    def has_pending(self) -> bool:
+        """True if lines are waiting to be written or sent."""
         return bool(self._lines or self._unwritten)
 
     @property
-    def unwritten(self) -> bool:
-        """Whether the disk had no room for an end."""
+    def has_unwritten(self) -> bool:
+        """True if an end could not be written because the disk is full."""
         return bool(self._unwritten)
 
-    def settle(self, name: bytes, line: bytes, slot: int = -1) -> None:
-        """A job is over; its slot is free when that is on the disk."""
+    def record(self, name: bytes, line: bytes, slot: int = -1) -> None:
+        """Record the end of a job. Its slot is freed once the end is on disk."""
         self.over[name] = line
         self._lines.append(line)
         self._unwritten += line
@@ -46,11 +49,14 @@ class Ends:
             del self.over[next(iter(self.over))]
 
     def tell(self, line: bytes) -> None:
-        """Have a line sent that is on the disk already, or has no place there."""
+        """Queue a line for clients that is not written to disk."""
         self._lines.append(line)
 
     def publish(self) -> bytes:
-        """Write what ended; return what is to be sent of it, also when the disk is full: then it is written as soon as there is room."""
+        """Write the ends, and return the lines for clients.
+
+        If the disk is full, the lines are sent anyway and written once there is space.
+        """
         self.write(b"")
         data = b"".join(self._lines)
         self._lines = []

@@ -1,7 +1,8 @@
-"""Answer questions about the files of a root, one after the other, on a stream: the other program that `attach` begins.
+"""Answer requests about files of a root, one at a time. `attach` starts this program as `files`.
 
-A question is a frame `q` with JSON, `[sender, function, arguments…]`, then frames `d` with bytes, then an empty frame.  Its answer is frames `d` with
-bytes, then `r` with the JSON of what the function returns, or `e` with the kind of what went wrong, and words.
+A request is a frame `q` with JSON `[sender, function, arguments…]`, then frames `d` with bytes,
+then an empty frame. The answer is frames `d` with bytes, then `r` with the JSON result, or `e` with
+the kind of error and a message.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ FOLDERS = ("attempts", "objects", "partial", "pieces", "seals", "states", "used"
 
 
 def serve(root: str) -> None:
-    """Answer until the client is gone."""
+    """Answer requests until the client disconnects."""
     for name in FOLDERS:
         os.makedirs(name, exist_ok=True)
     os.umask(0o022)
@@ -80,7 +81,7 @@ def serve(root: str) -> None:
 
 
 def boot() -> str:
-    """What tells one boot of this machine from the next."""
+    """Return an ID of the current boot of this machine."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()

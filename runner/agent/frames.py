@@ -1,6 +1,7 @@
-"""Frames on a stream between an agent and its client: a length, its CRC-32, that of the payload, each four bytes, little-endian; then the payload.
+"""Frames on the stream between an agent and its client, with checksums.
 
-What is cut or flipped on the way is never taken for something that was sent.
+A frame is a length, its CRC-32, the payload's CRC-32 (four bytes each, little-endian), and the
+payload. Damaged frames are detected.
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ from zlib import crc32
 
 HEAD = 12
 LONGEST = 64 << 20
-"""Bytes that a payload may have."""
+"""Maximum size of a payload in bytes."""
 
 
 class Broken(Exception):
-    """What came is no frame: something on the way changed it."""
+    """A frame is damaged."""
 
 
 def frame(*parts: bytes | memoryview) -> bytes:
-    """One frame whose payload is these parts."""
+    """Return a frame with these parts as its payload."""
     payload = b"".join(parts)
     size = len(payload).to_bytes(4, "little")
     return b"".join(
@@ -26,30 +27,33 @@ def frame(*parts: bytes | memoryview) -> bytes:
 
 
 def size_of(head: bytes) -> int:
-    """Bytes of the payload behind this head.  Raises Broken."""
+    """Return the payload size in a frame header. Raises Broken."""
     size = int.from_bytes(head[:4], "little")
     if size > LONGEST or crc32(head[:4]) != int.from_bytes(head[4:8], "little"):
         raise Broken
     return size
 
 
-def checked(head: bytes, payload: bytes) -> bytes:
-    """The payload, if it is what was sent.  Raises Broken."""
+def verify_payload(head: bytes, payload: bytes) -> bytes:
+    """Return the payload if its checksum is correct. Raises Broken."""
     if crc32(payload) != int.from_bytes(head[8:12], "little"):
         raise Broken
     return payload
 
 
 class Frames:
-    """Payloads out of pieces of a stream."""
+    """A parser of frames from pieces of a stream."""
 
     def __init__(self) -> None:
         self.broken = False
-        """What comes next is not what was sent."""
+        """True if the next data is damaged."""
         self._waiting = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The payloads that are whole now.  Raises Broken; where some are whole before what is broken, those are given first."""
+        """Return the complete payloads.
+
+        Raises Broken if the stream is damaged. Payloads before the damage are returned first.
+        """
         waiting = self._waiting
         waiting += data
         found: list[bytes] = []
@@ -60,7 +64,7 @@ class Frames:
                 end = at + HEAD + size_of(head)
                 if end > len(waiting):
                     break
-                found.append(checked(head, bytes(waiting[at + HEAD : end])))
+                found.append(verify_payload(head, bytes(waiting[at + HEAD : end])))
                 at = end
         except Broken:
             self.broken = True

@@ -1,4 +1,4 @@
-"""One job that is not over yet, and the signals that end one."""
+"""A running job, and the signals that end it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ SIGKILL, SIGTERM, SIGCONT = 9, 15, 18
 
 
 class Job:
-    """What the agent knows of a job.  Times are in seconds: `started`, `ended` since the epoch, the others of the monotonic clock."""
+    """State of a job.
+
+    `started` and `ended` are seconds since the epoch, other times are monotonic.
+    """
 
     __slots__ = (
         *(
@@ -45,11 +48,11 @@ class Job:
     def __init__(self, name: bytes, log: bytes) -> None:
         self.name = name
         self.log = log
-        self.pid = 0  # 0: its first process is gone, or never was ours
+        self.pid = 0  # 0: the first process has ended, or was started by another agent
         self.session = 0
-        self.termed = False  # its group has been asked to end
-        self.orphaned = False  # its parent was an agent that is dead
-        self.outlives = False  # it runs below a shell that writes its exit down
+        self.termed = False  # SIGTERM was sent to its process group
+        self.orphaned = False  # started by an agent that was killed
+        self.outlives = False  # runs below a shell that records its exit status
         self.slot = -1
         self.started = 0.0
         self.ended = 0.0
@@ -57,7 +60,7 @@ class Job:
         self.idle: float | None = None
         self.idle_at: float | None = None
         self.kill_at: float | None = None
-        self.killed = False  # no patience left: whatever appears now gets SIGKILL
+        self.killed = False  # SIGKILL is sent to all remaining processes
         self.reason = b""
         self.detail = b""
         self.code: int | None = None
@@ -65,15 +68,11 @@ class Job:
         self.cpu = 0.0
         self.peak = 0
         self.strays: set[int] = set()
-        self.held: list[int] = []  # descriptors of its locks
-        self.word = time.monotonic()  # when a client that began it or asked after it was heard last
-        self.sampled = (
-            b"",
-            b"",
-            b"",
-        )  # for the sampler: the names of its locks, of how many steps it is, its PATH
+        self.held: list[int] = []  # descriptors that hold its locks
+        self.word = time.monotonic()  # last sign of life of a client of this job
+        self.sampled = b"", b"", b""  # for the sampler: names of locks, total steps, PATH
 
 
 def signal_of(code: int) -> int | None:
-    """The signal that ended a command, as its shell reports it."""
+    """Return the signal in a shell's exit code, or None."""
     return code - 128 if 128 < code <= 128 + 64 else None

@@ -1,4 +1,7 @@
-"""The journal: one JSON line when a job begins and one when it is over, appended; a torn last line is ignored."""
+"""The journal: one JSON line for the start and one for the end of each job, append-only.
+
+An incomplete last line is ignored.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ import os
 from .processes import read
 
 LIMIT = 8 << 20
-"""Bytes above which it is written anew, without entries that are not needed."""
+"""Size in bytes above which the journal is compacted."""
 
 
-def line(
+def end_line(
     name: bytes,
     code: int | None,
     number: int | None,
@@ -24,7 +27,7 @@ def line(
     printed: int = -1,
 ) -> bytes:
     ends = [b"null" if each is None else b"%d" % each for each in (code, number)]
-    more = (b', "detail": "%s"' % escaped(detail) if detail else b"") + (
+    more = (b', "detail": "%s"' % escape(detail) if detail else b"") + (
         b', "printed": %d' % printed if printed >= 0 else b""
     )
     form = (
@@ -34,8 +37,8 @@ def line(
     return form % (name, *ends, reason, started, ended, cpu, peak, strays, more)
 
 
-def escaped(text: bytes, errors: str = "replace") -> bytes:
-    """Inside a JSON string."""
+def escape(text: bytes, errors: str = "replace") -> bytes:
+    """Escape a text for a JSON string."""
     return "".join(
         c if " " <= c <= "~" and c not in '"\\' else _code(ord(c))
         for c in text.decode("utf-8", errors)
@@ -48,11 +51,17 @@ def _code(number: int) -> str:
     return f"\\u{0xD7C0 + (number >> 10):04x}\\u{0xDC00 + (number & 0x3FF):04x}"
 
 
-def began(now: float, name: bytes, slot: int, log: bytes, timeout: bytes, idle: bytes) -> bytes:
-    """A job begins.  One that has a slot outlives this agent: what the next one needs to wait for it stands there, too."""
+def start_line(
+    now: float, name: bytes, slot: int, log: bytes, timeout: bytes, idle: bytes
+) -> bytes:
+    """Return the journal line for the start of a job.
+
+    For a job with a slot, which outlives this agent, it includes the data that the next agent
+    needs.
+    """
     more = (
         b', "slot": %d, "log": "%s", "timeout": "%s", "idle": "%s"'
-        % (slot, escaped(log, "surrogateescape"), timeout, idle)
+        % (slot, escape(log, "surrogateescape"), timeout, idle)
         if slot >= 0
         else b""
     )
@@ -60,7 +69,12 @@ def began(now: float, name: bytes, slot: int, log: bytes, timeout: bytes, idle: 
 
 
 def open_journal(over: dict[bytes, bytes], remembered: int) -> tuple[int, dict[bytes, bytes]]:
-    """The journal, open for appending, and by name the first lines of the jobs in it that have no end.  The last `remembered` ends go into `over`."""
+    """Open the journal for appending.
+
+    Return its descriptor and the start lines of unfinished jobs.
+
+    The last `remembered` ends are added to `over`.
+    """
     try:
         data = read("journal")
     except FileNotFoundError:
@@ -85,5 +99,5 @@ def open_journal(over: dict[bytes, bytes], remembered: int) -> tuple[int, dict[b
     fd = os.open("journal", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     if data and not data.endswith(b"\n"):
         os.write(fd, b"\n")
-    # The working directory changes with every job; what is opened by a relative name is opened before the first.
+    # The working directory changes with every job, so relative paths must be opened before the first job.
     return fd, open_jobs

@@ -1,4 +1,7 @@
-"""Locks that jobs hold: a name is held by one job of this login on this machine, whatever agent began it, while any process of the job lives."""
+"""Locks of jobs. On a machine, one job of a user holds a name, whichever agent started the job.
+
+The lock is held while any process of the job lives.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,13 @@ if TYPE_CHECKING:
 
 
 def take_locks(names: Iterable[str]) -> list[int] | None:
-    """Descriptors that hold all these locks; None where another process holds one.  Raises OSError."""
+    """Return descriptors that hold these locks, or None if another process holds one.
+
+    Raises OSError.
+    """
     held: list[int] = []
-    for name in sorted(
-        names
-    ):  # in one order: of two jobs that want the same several locks, one gets them
+    # Sorted, so that of two jobs with the same locks, one gets all of them.
+    for name in sorted(names):
         fd = _lock(name, shared=False)
         if fd is None:
             for other in held:
@@ -25,7 +30,7 @@ def take_locks(names: Iterable[str]) -> list[int] | None:
 
 
 def free_locks(names: Iterable[str]) -> list[str]:
-    """Those that no process holds.  Raises OSError."""
+    """Return the names that no process holds. Raises OSError."""
     free = []
     for name in names:
         fd = _lock(name, shared=True)
@@ -43,29 +48,28 @@ def _lock(name: str, *, shared: bool) -> int | None:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-            os.utime(fd)  # programs that clean /tmp leave new files
+            os.utime(fd)  # cleaners of /tmp spare new files
             if os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False)):
-                return fcntl.fcntl(
-                    fd, fcntl.F_DUPFD_CLOEXEC, 64
-                )  # a number that no script's `exec 3>` replaces
+                # A high number, which no script's `exec 3>` replaces.
+                return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64)
         except BlockingIOError:
             return None
         except FileNotFoundError:
-            continue  # removed meanwhile
+            continue  # deleted in the meantime
         finally:
             os.close(fd)
 
 
-PLACES = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  # the owner of what is there is checked
-"""Folders in which every login can make one of its own, and none can remove that of another."""
+PLACES = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  # owners are checked
+"""Directories in which each user can create a subdirectory that other users cannot delete."""
 
 
 def _lock_folder() -> str:
-    """Return the folder of the locks of this login.  Raises PermissionError if it can have none.
+    """Return the lock directory of this user. Raises PermissionError if none can be created.
 
-    Somebody else may have taken its name in one place; every agent of this login then takes the
-    same next one. Not below `$XDG_RUNTIME_DIR`, which one login may have in one session and not in
-    the next, and which goes with the last session.
+    If another user owns the name in one directory, all agents of this user use the same next
+    directory. `$XDG_RUNTIME_DIR` is unsuitable, because not all sessions of a user have it, and it
+    is deleted after the last session.
     """
     taken = []
     for place in PLACES:
@@ -78,15 +82,18 @@ def _lock_folder() -> str:
         else:
             return f"{folder}/gpus"
     raise PermissionError(
-        13, "one must be a folder of this login that no other may enter", ", ".join(taken)
+        13, "at least one of these must be a private directory of this user", ", ".join(taken)
     )
 
 
 def _own_folder(path: str) -> None:
-    """Make a folder that only this login may enter.  Raises PermissionError if one is there that others may."""
+    """Create a private directory.
+
+    Raises PermissionError if it exists and other users may enter it.
+    """
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
         there = os.stat(path, follow_symlinks=False)
         if there.st_uid != os.geteuid() or there.st_mode & 0o170077 != 0o040000:
-            raise PermissionError(13, "another login may enter it", path) from None
+            raise PermissionError(13, "the directory is accessible to other users", path) from None

@@ -1,4 +1,4 @@
-"""A disk that a host and its client both see: how each finds that out, and what need not travel then."""
+"""File systems shared by a host and its client: detection, and copies without a transfer."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def meet(request: Request, note: str, word: str) -> tuple[bool, str]:
-    """Whether the client's file `note` is read here as `word`; and the path of a new file here that holds the same word."""
+    """Return whether the client's file `note` contains `word` here, and a new local file with `word`."""
     try:
         with open(note, encoding="ascii") as file:
             read = file.read(len(word) + 1) == word
     except (OSError, ValueError):
         read = False
-    request.arriving(request.partial)
+    request.make_arriving(request.partial)
     path = f"{request.root}/{request.partial}/word-{word}"
     with open(path, "w", encoding="ascii") as file:
         file.write(word)
@@ -29,12 +29,15 @@ def meet(request: Request, note: str, word: str) -> tuple[bool, str]:
 
 
 def same(request: Request, paths: Sequence[tuple[str, Sequence[int]]]) -> list[bool]:
-    """Whether each of the client's paths is the same file here: `marks` of it is equal."""
+    """Return for each path of the client whether it is the same file here, by its `marks`."""
     return [marks(path) == list(mark) for path, mark in paths]
 
 
 def marks(path: str) -> list[int]:
-    """What two machines that see one file agree on: inode, bytes, nanoseconds of the last writing and of the last change.  Empty: no such file."""
+    """Return the inode, size, and modification and change time in nanoseconds of a file.
+
+    Two machines that share a file system agree on these values. Empty if the file does not exist.
+    """
     try:
         found = os.stat(path)
     except OSError:
@@ -43,10 +46,15 @@ def marks(path: str) -> list[int]:
 
 
 def draw(request: Request, contents: Sequence[tuple[str, str]]) -> list[str]:
-    """Copy the client's files and trees: name of the object, and path.  Those that came; they count as sent, and are compared as what was sent is."""
+    """Copy files and trees of the client: object name and path.
+
+    Return the names that were copied.
+
+    They are verified like transferred objects.
+    """
     import shutil
 
-    request.arriving(request.partial)
+    request.make_arriving(request.partial)
     drawn = []
     for name, path in contents:
         target = f"{request.partial}/{name}"
@@ -55,14 +63,14 @@ def draw(request: Request, contents: Sequence[tuple[str, str]]) -> list[str]:
                 shutil.copytree(path, target, symlinks=True, copy_function=copy)
             else:
                 copy(path, target)
-        except OSError:  # shutil's own is one
+        except OSError:  # shutil.Error is an OSError
             if not os.path.lexists(target):
-                continue  # nothing of it came
+                continue  # nothing was copied
         trees.open_up(target)
         drawn.append(name)
     return drawn
 
 
 def copy(source: str, target: str) -> None:
-    """Make a file, which must not be there, of another, as one of ours.  Raises OSError."""
+    """Copy a file to a new path, with standard permissions. Raises OSError."""
     os.chmod(target, 0o755 if trees.copy(source, target) & stat.S_IXUSR else 0o644)

@@ -1,11 +1,13 @@
-"""Objects on a host: what is there, what arrives, and what may be used unread.  Every function runs in the root, and may run twice.
+"""Objects on a host: existing, arriving and verified ones.
 
-objects/AB/NAME  an object: the SHA-256 in hex, `.x` behind it for an executable file, `.t` for a tree; AB its first two digits
-objects/AB/NAME.json  a tree's manifest, as its sender gave it
-seals/NAME       in which boot it was hashed, written after the last of its bytes: what is newer is read again before it is used
-used/NAME        when somebody last asked for it
-pieces/DIGEST    of a large file: the digests of its grains, with which a file that is built on it is compared; a hint, for the whole is hashed anyway
-partial/SENDER/  what is arriving from whom; `.alive` is touched by every question of theirs
+All functions run in the root and may be repeated.
+
+objects/AB/NAME  an object: its SHA-256 in hex, with suffix `.x` for an executable file and `.t` for a tree; AB are the first two digits
+objects/AB/NAME.json  a tree's manifest from its sender
+seals/NAME       the boot in which the object was hashed, written after its last byte; newer content is hashed again before use
+used/NAME        time of the last use
+pieces/DIGEST    digests of the blocks (grains) of a large file, for comparison with a derived file; only a hint, because the whole file is hashed
+partial/SENDER/  arriving objects of a sender; each of its requests touches `.alive`
 """
 
 from __future__ import annotations
@@ -26,24 +28,24 @@ if TYPE_CHECKING:
     from .request import Request
 
 SILENT = 600
-"""Seconds after which what a sender began may be gone on with by another."""
+"""Seconds after which another sender may continue an unfinished transfer."""
 DIGEST = 64
-"""Letters of the name of a folder with an agent's program."""
+"""Length of the directory name of an agent's program."""
 LATEST = 100
-"""Objects used last that are looked at for a likeness."""
+"""Number of recently used objects that are searched for similar ones."""
 
 
 class Gone(Exception):
-    """What was arriving is not there any more."""
+    """An arriving object no longer exists."""
 
 
 def place(name: str) -> str:
-    """Where an object is, from the root."""
+    """Return the path of an object, relative to the root."""
     return f"objects/{name[:2]}/{name}"
 
 
-def sealed(request: Request, name: str) -> bool:
-    """Whether an object was hashed in this boot, and nothing has written to it since."""
+def is_verified(request: Request, name: str) -> bool:
+    """Return True if an object was hashed in this boot and has not been written since."""
     try:
         with open(f"seals/{name}", encoding="utf-8") as file:
             return (
@@ -54,20 +56,20 @@ def sealed(request: Request, name: str) -> bool:
         return False
 
 
-def naming(name: str) -> TextIO:
-    """Until this is closed, no other question gives the object its name.
+def lock_name(name: str) -> TextIO:
+    """Lock the name of an object until the returned file is closed.
 
-    Steps with equal outputs end at once, and a question whose stream broke is asked again while it is at work.
+    Steps with equal outputs may end at once, and a request may be repeated while it is still
+    running.
     """
     file = open("names.lock", "w", encoding="utf-8")  # noqa: SIM115  # the caller closes it
-    fcntl.lockf(
-        file, fcntl.LOCK_EX, 1, int(name[:15], 16)
-    )  # a byte for each name: who names another does not wait
+    # Lock one byte per name, so that other names are not blocked.
+    fcntl.lockf(file, fcntl.LOCK_EX, 1, int(name[:15], 16))
     return file
 
 
 def seal(request: Request, name: str, like: str = "") -> None:
-    """An object is what its name says, now or when the file `like` was written."""
+    """Record that an object's content is verified, now or when the file `like` was written."""
     with open(f"seals/{name}", "w", encoding="utf-8") as file:
         file.write(request.boot)
     trees.touch(f"used/{name}")
@@ -77,7 +79,10 @@ def seal(request: Request, name: str, like: str = "") -> None:
 
 
 def seals(request: Request, name: str, stamp: str) -> bool:
-    """The files of an object were found to be right where they lie.  False where names, kinds and links of a tree are not those of its `stamp`."""
+    """Record that the files of an object were verified in place.
+
+    Returns False if names, kinds and links of a tree do not match its `stamp`.
+    """
     if stamp and not (os.path.isdir(place(name)) and trees.stamp_of(place(name)) == stamp):
         return False
     seal(request, name)
@@ -85,21 +90,21 @@ def seals(request: Request, name: str, stamp: str) -> bool:
 
 
 def have(request: Request, names: Sequence[str]) -> list[str]:
-    """Those that may be used unread."""
-    found = [name for name in names if sealed(request, name)]
+    """Return the objects that are verified."""
+    found = [name for name in names if is_verified(request, name)]
     for name in found:
         trees.touch(f"used/{name}")
     return found
 
 
 def begin(request: Request, names: Sequence[str]) -> dict[str, object]:
-    """How each of these objects stands, who else is sending any and for how long they were silent, bytes that are free, and the latest trees."""
-    request.arriving(request.partial)
+    """Return the state of these objects, other senders of them, free bytes, and recently used trees."""
+    request.make_arriving(request.partial)
     how: dict[str, str] = {}
     theirs: dict[str, list[str]] = {}
     senders = os.listdir("partial")
     for name in names:
-        if sealed(request, name):
+        if is_verified(request, name):
             trees.touch(f"used/{name}")
             how[name] = "here"
         elif os.path.lexists(f"{request.partial}/{name}"):
@@ -117,24 +122,24 @@ def begin(request: Request, names: Sequence[str]) -> dict[str, object]:
 
 
 def adopt(request: Request, sender: str, names: Sequence[str]) -> list[str]:
-    """What another sender began is this one's."""
+    """Take over unfinished objects from another sender, and return their names."""
     taken = []
     for name in names:
         try:
             os.rename(f"partial/{sender}/{name}", f"{request.partial}/{name}")
         except OSError:
-            continue  # somebody else was faster
+            continue  # another sender took it first
         taken.append(name)
     try:
         os.unlink(f"partial/{sender}/.alive")
         os.rmdir(f"partial/{sender}")
     except OSError:
-        pass  # there is more of it
+        pass  # the directory is not empty
     return taken
 
 
 def retract(request: Request, name: str) -> None:
-    """An object that is not what its name says is to be put right."""
+    """Move an object with wrong content back to the arriving objects, for repair."""
     trees.remove(f"seals/{name}")
     at, here = place(name), f"{request.partial}/{name}"
     if os.path.lexists(at):
@@ -152,9 +157,12 @@ def base(
     grain: int,
     alike: Sequence[tuple[str, str]],
 ) -> dict[str, tuple[int, list[str]]] | None:
-    """Begin a tree with what an older one has, by hard links, but for some of it.  None where that cannot be.
+    """Start a tree with hard links to an older tree, except for some paths.
 
-    Answers the bytes, and a digest for every grain, of large files of the older one, each with its digest, where that need not be read for it.
+    None if not possible.
+
+    Returns the sizes and block digests of large files of the older tree, if the digests are
+    recorded.
     """
     here, there = f"{request.partial}/{name}", place(older)
     trees.remove(here)
@@ -168,16 +176,18 @@ def base(
     except OSError:
         trees.remove(here)
         return None
-    if not sealed(request, older):
+    if not is_verified(request, older):
         trees.remove(here)
         return None
     delete(request, here, without)
-    known = {path: grains for path, digest in alike if (grains := _remembered(digest, grain))}
+    known = {
+        path: grains for path, digest in alike if (grains := _load_block_digests(digest, grain))
+    }
     return {path: (os.path.getsize(f"{there}/{path}"), grains) for path, grains in known.items()}
 
 
 def alike(request: Request, least: int, size: int, blocks: Sequence[int]) -> dict[str, list[str]]:
-    """The latest files of more than `least` bytes, at most four, each with the digests of its blocks with these numbers."""
+    """Return at most four recently used files larger than `least` bytes, with digests of some blocks."""
     found: dict[str, list[str]] = {}
     for name in [name for name in _latest()[: 2 * LATEST] if not name.endswith(".t")]:
         try:
@@ -203,13 +213,14 @@ def batch(
     stamp: str,
     loose: Sequence[str],
 ) -> dict[str, object]:
-    """Unpack a tar into a folder of what is arriving: the digest of its files' digests, and whether what arrived got its name.
+    """Unpack a tar into a directory of arriving objects.
 
-    `manifest`: the file in it that is the tree's manifest; it is beside the tree.  With the last of it comes what gets its name: the tree, by its
-    `stamp`, or the files `loose`.
+    Returns the digest over the file digests, and whether arrived objects were placed. `manifest` is
+    the name of the tree's manifest in the tar. The last batch also names the objects to place: the
+    tree with its `stamp`, or the files `loose`.
     """
     into = f"{request.partial}/{folder}"
-    request.arriving(into)
+    request.make_arriving(into)
     os.chdir(into)
     try:
         digests = trees.unpack(request.read, request.into, 0o555)
@@ -237,13 +248,14 @@ def write(
     grains: Sequence[str],
     older: str,
 ) -> tuple[str, list[str]]:
-    """Put bytes into the holes of a large file, each its first grain and how many.  The last of it has a mode, and `grains` if all are known.
+    """Write received bytes into missing ranges (first block and count) of a large file.
 
-    One that is not there begins with what the file `older` has, if one is named.  Answers the file's digest with the last of it, else the digests
-    of the grains that came.  Raises Gone.
+    A new file starts as a copy of the file `older`, if given. The last request has a mode, and
+    `grains` if all block digests are known. It returns the digest of the file. Other requests
+    return the digests of the received blocks. Raises Gone.
     """
     path = f"{folder}/{name}"
-    request.arriving(os.path.dirname(path))
+    request.make_arriving(os.path.dirname(path))
     if older:
         _begin_with(older, path, size)
     if os.path.lexists(path):
@@ -279,13 +291,13 @@ def write(
     finally:
         os.close(fd)
     if grains:
-        _remember(hasher.hexdigest(), grain, grains)
+        _save_block_digests(hasher.hexdigest(), grain, grains)
     return hasher.hexdigest(), []
 
 
 def survey(request: Request, folder: str, names: Sequence[str]) -> list[list[str]]:
-    """The kind and the digest of each of these files; two empty words for one that is not there.  Raises Gone."""
-    _there(folder)
+    """Return the kind and digest of each file, or empty texts for missing ones. Raises Gone."""
+    _require_directory(folder)
     found = []
     for name in names:
         path = f"{folder}/{name}"
@@ -300,11 +312,12 @@ def survey(request: Request, folder: str, names: Sequence[str]) -> list[list[str
 def chunks(
     request: Request, folder: str, name: str, grain: int, older: str, known: str, limit: int
 ) -> tuple[int, list[str]]:
-    """The bytes of a large file, and a digest for every grain of it; nothing where there is no file.
+    """Return the size of a large file and its block digests, or (0, []) if it does not exist.
 
-    One that is not there begins with the first `limit` bytes of the file `older`, if there is any, whose digest is `known`.  Raises Gone.
+    A new file starts as a copy of the first `limit` bytes of the file `older`, if given, with the
+    digest `known`. Raises Gone.
     """
-    _there(folder)
+    _require_directory(folder)
     path = f"{folder}/{name}"
     if os.path.islink(path):
         return 0, []
@@ -312,7 +325,7 @@ def chunks(
         if not older or not os.path.isfile(older):
             return 0, []
         _begin_with(older, path, limit)
-        if remembered := _remembered(known, grain):
+        if remembered := _load_block_digests(known, grain):
             size = os.path.getsize(path)
             return size, remembered[: -(-size // grain)]
     found, view = [], memoryview(bytearray(trees.BLOCK))
@@ -323,20 +336,22 @@ def chunks(
             while left > end:
                 got = file.readinto(view[: left - end])
                 if not got:
-                    return 0, []  # it changes while it is read
+                    return 0, []  # the file was truncated meanwhile
                 hasher.update(view[:got])
                 left -= got
             found.append(hasher.hexdigest())
     if older and size == os.path.getsize(older):
-        _remember(known, grain, found)
+        _save_block_digests(known, grain, found)
     return size, found
 
 
 def _begin_with(older: str, path: str, limit: int) -> None:
-    """Let a large file that is not there begin with the first `limit` bytes of another.  Raises Gone."""
-    with naming(
-        hashlib.sha256(os.fsencode(path)).hexdigest()
-    ):  # its pieces come on several streams
+    """Create a large file from the first `limit` bytes of another file, unless it exists.
+
+    Raises Gone.
+    """
+    # Several streams write parts of the file.
+    with lock_name(hashlib.sha256(os.fsencode(path)).hexdigest()):
         if os.path.lexists(path):
             return
         if not os.path.isfile(older):
@@ -349,7 +364,7 @@ def _begin_with(older: str, path: str, limit: int) -> None:
 
 
 def listing(request: Request, folder: str) -> list[list[str]]:
-    """Path, kind and, of a link, target of everything in a folder; nothing where there is none."""
+    """Return path, kind and link target of all entries in a directory, or [] if it does not exist."""
     try:
         return [
             [path, kind, os.readlink(f"{folder}/{path}") if kind == "l" else ""]
@@ -360,24 +375,27 @@ def listing(request: Request, folder: str) -> list[list[str]]:
 
 
 def delete(request: Request, folder: str, names: Sequence[str]) -> None:
-    """Delete these in a folder of what is arriving."""
+    """Delete these names in a directory of arriving objects."""
     trees.open_up(folder)
     for name in names:
         try:
             trees.remove(f"{folder}/{name}")
         except NotADirectoryError:
-            continue  # a folder that was in its way is gone already
+            continue  # its parent was a directory that is deleted already
 
 
 def place_tree(request: Request, name: str, stamp: str, rough: bool) -> bool:
-    """Give a tree that arrived its name.  False where its names, kinds and links are not those of `stamp`.  Raises Gone."""
+    """Move an arrived tree to its object path.
+
+    Returns False if names, kinds and links do not match `stamp`. Raises Gone.
+    """
     here, at = f"{request.partial}/{name}", place(name)
-    with naming(name):
-        _there(here)
+    with lock_name(name):
+        _require_directory(here)
         if trees.stamp_of(here) != stamp:
             return False
-        if sealed(request, name):
-            trees.remove(here)  # somebody else was faster
+        if is_verified(request, name):
+            trees.remove(here)  # another sender placed it first
             trees.remove(f"{here}.json")
         else:
             for path, kind in list(trees.below(here)):
@@ -395,15 +413,15 @@ def place_tree(request: Request, name: str, stamp: str, rough: bool) -> bool:
 
 
 def place_files(request: Request, names: Sequence[str]) -> list[str]:
-    """Give files that arrived their names: which of them have them now."""
+    """Move arrived files to their object paths, and return the names that are placed now."""
     placed = []
     for name in names:
         here, at = f"{request.partial}/{name}", place(name)
-        with naming(name):
+        with lock_name(name):
             if not os.path.lexists(here):
-                continue  # the answer to an earlier try may have been lost
-            if sealed(request, name):
-                trees.remove(here)  # somebody else was faster
+                continue  # placed by an earlier request, whose answer was lost
+            if is_verified(request, name):
+                trees.remove(here)  # another sender placed it first
             else:
                 os.makedirs(os.path.dirname(at), exist_ok=True)
                 os.chmod(here, 0o555 if name.endswith(".x") else 0o444)
@@ -415,16 +433,18 @@ def place_files(request: Request, names: Sequence[str]) -> list[str]:
 
 
 def free(request: Request) -> int:
-    """Bytes that may still be written below the root."""
+    """Return the free disk space of the root in bytes."""
     found = os.statvfs(request.root)
     return found.f_bavail * found.f_frsize
 
 
 def sweep(request: Request, unused: int, every: int) -> int:
-    """Delete objects that were not used for `unused` seconds, unless an attempt leads to them; how many.
+    """Delete objects unused for `unused` seconds, unless an attempt uses them.
 
-    So are programs of unused agents and, where there is no attempt, states that were not written to.  Nothing is looked at if the
-    last sweep was less than `every` seconds ago.
+    Return their number.
+
+    Unused agent programs are deleted, too, and if there are no attempts, unused states. Nothing is
+    done if the last sweep was less than `every` seconds ago.
     """
     if every and _age("swept") < every:
         return 0
@@ -437,7 +457,7 @@ def sweep(request: Request, unused: int, every: int) -> int:
                 with open(f"attempts/{name}", encoding="utf-8", errors="surrogateescape") as file:
                     needed |= {os.path.basename(path) for path in file.read().split("\0")}
             except FileNotFoundError:
-                continue  # it is over now
+                continue  # the attempt has ended
     for name in os.listdir("used"):
         if name not in needed and _age(f"used/{name}") > unused:
             for path in (f"seals/{name}", f"used/{name}", place(name), f"{place(name)}.json"):
@@ -448,7 +468,7 @@ def sweep(request: Request, unused: int, every: int) -> int:
             trees.remove(f"pieces/{name}")
     for name in os.listdir("agent"):
         if len(name) == DIGEST and _age(f"agent/{name}") > unused:
-            trees.remove(f"agent/{name}")  # the agent of a version that no client had since
+            trees.remove(f"agent/{name}")  # agent program of an unused version
     for sender in os.listdir("partial"):
         if 86400 < _age(f"partial/{sender}/.alive") < float("inf"):
             trees.remove(f"partial/{sender}")
@@ -459,15 +479,15 @@ def sweep(request: Request, unused: int, every: int) -> int:
     return count
 
 
-def _remember(digest: str, grain: int, digests: Sequence[str]) -> None:
+def _save_block_digests(digest: str, grain: int, digests: Sequence[str]) -> None:
     new = f"pieces/{digest}.{os.getpid()}"
     with open(new, "w", encoding="utf-8") as file:
         json.dump([grain, digests], file)
     os.rename(new, f"pieces/{digest}")
 
 
-def _remembered(digest: str, grain: int) -> list[str]:
-    """The digests of the grains of a file; nothing where they are not known, or are of other grains."""
+def _load_block_digests(digest: str, grain: int) -> list[str]:
+    """Return the recorded block digests of a file, or [] if unknown or of another block size."""
     try:
         with open(f"pieces/{digest}", encoding="utf-8") as file:
             size, digests = json.load(file)
@@ -477,13 +497,13 @@ def _remembered(digest: str, grain: int) -> list[str]:
     return list(digests) if size == grain else []
 
 
-def _there(folder: str) -> None:
+def _require_directory(folder: str) -> None:
     if not os.path.isdir(folder):
         raise Gone
 
 
 def _latest() -> list[str]:
-    """Names of objects, the one used last first."""
+    """Return the names of objects, most recently used first."""
     times = {}
     for name in os.listdir("used"):
         try:
@@ -494,7 +514,7 @@ def _latest() -> list[str]:
 
 
 def _age(path: str) -> float:
-    """Seconds since something was written there; infinite where there is nothing."""
+    """Return the seconds since the last change of a file, infinite if it does not exist."""
     try:
         return time.time() - os.stat(path).st_mtime
     except FileNotFoundError:

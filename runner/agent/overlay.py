@@ -1,10 +1,11 @@
-"""Run a command that may change its inputs: what it changes is kept apart, and goes with its attempt.
+"""Run a command whose changes to its inputs are kept separately and deleted with its attempt.
 
 usage: python -IS overlay.py CHANGES COUNT [SOURCE TARGET]... PROGRAM [WORD]...
 
-In a mount namespace of the command's own, and where that needs one in a user namespace, each folder TARGET becomes an overlay of the
-folder SOURCE, and each file TARGET the file SOURCE, read-only.  Changes are written below the folder CHANGES.  Then PROGRAM is run in
-place of this one, as the same user, who may also write to their own read-only files: such are copies of what an input holds.
+The command runs in its own mount namespace, and in a user namespace if that is needed. Each
+directory TARGET becomes an overlay of the directory SOURCE, and each file TARGET the read-only file
+SOURCE. Changes are written below the directory CHANGES. PROGRAM then replaces this process. It runs
+as the same user, who may also write to their read-only files, because these are copies of inputs.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 FAILED = 125
-"""The exit of a command whose inputs could not be mounted."""
+"""Exit status if inputs cannot be mounted."""
 _NEW_MOUNTS, _NEW_USER = 0x20000, 0x10000000
 _READ_ONLY, _REMOUNT, _BIND, _ALL_BELOW, _FOLLOW = 1, 32, 4096, 16384, 1 << 19
 _KEPT = 0xC0E
-"""Flags of a mount that a user namespace may not drop, as `statvfs` has them: nosuid, nodev, noexec, noatime, nodiratime."""
+"""Mount flags that a user namespace may not drop, as in `statvfs`.
+
+These are nosuid, nodev, noexec, noatime and nodiratime.
+"""
 _RELATIVE_TIMES, _RELATIVE_TIMES_SEEN = 1 << 21, 4096
 _WRITE_ANYWAY = 1
 """CAP_DAC_OVERRIDE."""
@@ -32,7 +36,10 @@ _CAPABILITIES_VERSION = 0x20080522
 
 
 def main(words: Sequence[str]) -> int:
-    """Replace this process by the command; where that cannot be, say why and answer `FAILED`."""
+    """Replace this process with the command.
+
+    If that fails, print the reason and return `FAILED`.
+    """
     changes, count = words[0], int(words[1])
     end = 2 + 2 * count
     inputs = list(zip(words[2:end:2], words[3:end:2], strict=True))
@@ -48,9 +55,10 @@ def main(words: Sequence[str]) -> int:
 
 
 def _become(command: Sequence[str]) -> None:
-    """Run a program of PATH, or of its path, in place of this one.  Raises OSError.
+    """Execute a program by its path or from PATH, replacing this process. Raises OSError.
 
-    `os.execvp` imports a module to do that: our own Python may lie where only an outer namespace can read.
+    `os.execvp` would import a module, but Python's files may be readable in the outer namespace
+    only.
     """
     folders = [""] if "/" in command[0] else os.environ.get("PATH", os.defpath).split(":")
     refusal = OSError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
@@ -65,7 +73,7 @@ def _become(command: Sequence[str]) -> None:
 
 
 def enter(changes: str, inputs: Sequence[tuple[str, str]]) -> None:
-    """Let this process see each source at its target.  Raises OSError."""
+    """Mount each source at its target for this process. Raises OSError."""
     system = ctypes.CDLL(None, use_errno=True)
     has_user_namespace = _leave_mounts(system)
     for number, (source, target) in enumerate(inputs):
@@ -78,7 +86,7 @@ def enter(changes: str, inputs: Sequence[tuple[str, str]]) -> None:
 
 
 def _leave_mounts(system: ctypes.CDLL) -> bool:
-    """Get mounts of our own, which follow those outside; whether that took a user namespace."""
+    """Create a mount namespace, and return True if it required a user namespace."""
     has_user_namespace = False
     if system.unshare(_NEW_MOUNTS) != 0:
         if ctypes.get_errno() != errno.EPERM:
@@ -102,7 +110,7 @@ def _overlay(system: ctypes.CDLL, source: str, target: str, changes: str) -> Non
     folders = [source, f"{changes}/new", f"{changes}/work"]
     for folder in folders[1:]:
         os.makedirs(folder, exist_ok=True)
-    # By handles no name has to be written as the kernel's list of options wants it.
+    # Descriptors avoid escaping paths in the kernel's option list.
     handles = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for folder in folders]
     lower, upper, work = (f"/proc/self/fd/{handle}" for handle in handles)
     os.chmod(folders[1], os.stat(source).st_mode & 0o777 | 0o700)
@@ -122,7 +130,7 @@ def _show_file(system: ctypes.CDLL, source: str, target: str) -> None:
 
 
 def _keep_one_capability(system: ctypes.CDLL) -> None:
-    """Give up all that the namespace let us do, but writing to files of our own whatever their modes, also in what we run."""
+    """Drop all capabilities except writing to one's own files of any mode, also for the command."""
     only = 1 << _WRITE_ANYWAY
     head = (ctypes.c_uint32 * 2)(_CAPABILITIES_VERSION, 0)
     sets = (ctypes.c_uint32 * 6)(only, only, only, 0, 0, 0)
@@ -142,9 +150,9 @@ def _mount(
 
 def _no_namespace() -> OSError:
     number = ctypes.get_errno()
-    is_full = number == errno.ENOSPC  # of a limit, as `user.max_user_namespaces`
-    why = "there may be no more of them" if is_full else os.strerror(number)
-    return OSError(number, f"no namespace: {why}")
+    is_full = number == errno.ENOSPC  # a limit such as `user.max_user_namespaces`
+    why = "the limit on namespaces is reached" if is_full else os.strerror(number)
+    return OSError(number, f"cannot create a namespace: {why}")
 
 
 def _error(what: str) -> OSError:

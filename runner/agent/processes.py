@@ -1,4 +1,4 @@
-"""Processes of this machine: which there are, how one is ended.  Linux: /proc."""
+"""Processes of this machine, from /proc, and signals to them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def processes() -> dict[int, tuple[int, int, int]]:
-    """Living processes: pid -> parent, group, session."""
+    """Return the living processes: PID to parent, process group and session."""
     table = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():

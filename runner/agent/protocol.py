@@ -1,11 +1,14 @@
-"""The number of what clients and the agent say to each other.  An agent begins with it; a client speaks this one and the one before."""
+"""Version of the protocol between clients and the agent.
+
+The agent sends its version first. A client supports this version and the previous one.
+"""
 
 from __future__ import annotations
 
 NUMBER = 1
-"""Raised where a message means something else, or a new one is needed."""
+"""Increase it when a message changes its meaning or is added."""
 
 
 def greeting() -> bytes:
-    """The first line of an agent."""
+    """Return the first line sent by an agent."""
     return b'{"agent": %d}' % NUMBER

@@ -1,9 +1,10 @@
-"""Objects of a bucket: had by addresses that are good for a while, put among what is arriving, and hashed on the way.
+"""Downloads of objects from a bucket by temporary signed URLs, hashed while they arrive.
 
-partial/SENDER/NAME/boot  in which boot it was begun; what is older may have lost its end
-partial/SENDER/NAME/it    the file, or the folder
+partial/SENDER/NAME/boot  the boot in which the download began; older data may be incomplete
+partial/SENDER/NAME/it    the file or directory
 
-An address is a secret.  So no word that goes back is a library's own, for those may name it, and no redirection is followed.
+URLs are secrets. Messages of libraries, which may contain URLs, are never passed on, and redirects
+are not followed.
 """
 
 from __future__ import annotations
@@ -26,44 +27,45 @@ if TYPE_CHECKING:
     from .request import Request
 
 WIDTH = 16
-"""Objects that are had at once."""
+"""Number of concurrent downloads."""
 TRIES = 6
-"""Times that nothing at all may come of one object before it is given up."""
+"""Number of consecutive attempts without new data before a download fails."""
 SILENCE = 20.0
-"""Seconds without a byte after which a connection counts as broken."""
+"""Seconds without data after which a connection counts as broken."""
 TICK = 0.5
-"""Seconds between two words on how far it is."""
+"""Seconds between progress messages."""
 FAREWELL = 2.0
-"""Seconds that are waited for threads whose work is not wanted any more: they write nothing after it."""
+"""Seconds to wait for cancelled threads. They write nothing afterwards."""
 PASSING = (408, 429, 500, 502, 503, 504)
-"""Answers after which the same question may be answered well."""
+"""HTTP status codes of temporary errors, after which the download is retried."""
 
 
 class Refused(Exception):
-    """An object cannot be had, or is not what was promised; in words without its address."""
+    """An object is unavailable or has unexpected content. The message contains no URL."""
 
 
 def pull(
     request: Request, name: str, items: Sequence[tuple[str, int, str, str]], needed: int
 ) -> None:
-    """Have each of these: its path in the folder (empty for a single file), its bytes, its ETag if that is known, its address.
+    """Download items: path in the directory (empty for a single file), size, ETag if known, and URL.
 
-    Lines of JSON go back: `["bytes", COUNT]` now and then, `["file", PATH, SHA-256]` for each, and `["problem", WORDS]`.  Nothing but
-    `["full", FREE]` where fewer than `needed` bytes are free, what is there included.  Files that came in part are hashed and continued.
+    Sends lines of JSON: `["bytes", COUNT]` as progress, `["file", PATH, SHA-256]` for each file,
+    and `["problem", WORDS]`. If fewer than `needed` bytes are available, including existing files,
+    only `["full", FREE]` is sent. Partial files are hashed and continued.
     """
     folder = f"{request.partial}/{name}"
-    request.arriving(folder)
-    _renew(folder, request.boot)
+    request.make_arriving(folder)
+    _delete_stale(folder, request.boot)
     free = objects.free(request)
     if (
         needed
         - sum(
             os.lstat(f"{folder}/it/{path}" if path else f"{folder}/it").st_size
-            for path in _came(folder)
+            for path in _list_arrived(folder)
         )
         > free
     ):
-        _say(request, "full", free)
+        _send_message(request, "full", free)
         return
     width = min(WIDTH, len(items))
     pulling = Pulling(f"{folder}/it", items, width)
@@ -74,23 +76,26 @@ def pull(
         while pulling.working:
             pulling.news.wait(TICK)
             request.check()
-            request.arriving(request.partial)  # its sender lives
+            request.make_arriving(request.partial)  # mark the sender as alive
             for words in pulling.fresh_lines():
-                _say(request, *words)
+                _send_message(request, *words)
     finally:
         pulling.over.set()
         for thread in threads:
             thread.join(FAREWELL)
     for words in pulling.fresh_lines():
-        _say(request, *words)
+        _send_message(request, *words)
     if pulling.failed is not None:
         raise pulling.failed
     if pulling.problem:
-        _say(request, "problem", pulling.problem)
+        _send_message(request, "problem", pulling.problem)
 
 
 def settle(request: Request, pulled: str, name: str, stamp: str) -> bool:
-    """What was pulled becomes the object `name`.  False where its names and kinds are not those of `stamp`.  Raises Gone."""
+    """Convert a download to the object `name`.
+
+    Returns False if names and kinds do not match `stamp`. Raises Gone.
+    """
     here, came = f"{request.partial}/{name}", f"{request.partial}/{pulled}"
     if os.path.lexists(f"{came}/it"):
         trees.remove(here)
@@ -104,14 +109,14 @@ def settle(request: Request, pulled: str, name: str, stamp: str) -> bool:
 
 
 class Pulling:
-    """What threads do that have a few objects each."""
+    """The state shared by download threads."""
 
     def __init__(self, top: str, items: Sequence[tuple[str, int, str, str]], working: int) -> None:
         self.over, self.news = threading.Event(), threading.Event()
         self.working = working
-        """Threads that have not ended."""
+        """Number of running threads."""
         self.problem = ""
-        self.failed: OSError | None = None  # the disk
+        self.failed: OSError | None = None  # disk error
         self._top, self._items = top, iter(items)
         self._lock = threading.Lock()
         self._lines: list[tuple[object, ...]] = []
@@ -119,19 +124,18 @@ class Pulling:
         self._any = False
 
     def fresh_lines(self) -> Iterator[tuple[object, ...]]:
-        """What is new."""
+        """Yield the new messages."""
         self.news.clear()
         with self._lock:
             lines, self._lines = self._lines, []
-        if (
-            self._last != self._bytes or not lines
-        ):  # also when nothing came: a client that is gone is found out by a word to it
+        # Also without new data, because only sending reveals a disconnected client.
+        if self._last != self._bytes or not lines:
             self._last = self._bytes
             lines.append(("bytes", self._last))
         yield from lines
 
     def work(self) -> None:
-        """Have one after the other, until there are no more, or one cannot be had."""
+        """Download items until none are left or one fails."""
         opener = _opener()
         view = memoryview(bytearray(trees.BLOCK))
         try:
@@ -140,7 +144,7 @@ class Pulling:
                     item = next(self._items, None)
                 if item is None:
                     return
-                digest = self._one(opener, view, *item)
+                digest = self._download(opener, view, *item)
                 if not self.over.is_set():
                     with self._lock:
                         self._lines.append(("file", item[0], digest))
@@ -158,7 +162,7 @@ class Pulling:
                 self.working -= 1
             self.news.set()
 
-    def _one(
+    def _download(
         self,
         opener: OpenerDirector,
         view: memoryview,
@@ -171,9 +175,8 @@ class Pulling:
         os.makedirs(os.path.dirname(at), exist_ok=True)
         fd = os.open(at, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(
-                fd, fcntl.LOCK_EX
-            )  # one who was asked before and is not wanted any more may still be writing
+            # A cancelled request may still be writing to the file.
+            fcntl.flock(fd, fcntl.LOCK_EX)
             if os.fstat(fd).st_size > size:
                 os.ftruncate(fd, 0)
             hasher, have = hashlib.sha256(), 0
@@ -183,24 +186,24 @@ class Pulling:
                 self._count(got)
             tries, most = 0, have
             while have < size and not self.over.is_set():
-                words, answer = _asked(opener, address, have, etag)
+                words, answer = _request_object(opener, address, have, etag)
                 if answer is not None:
                     with answer:
-                        if have and answer.status != 206:  # its server gives only the whole
+                        if have and answer.status != 206:  # the server ignores ranges
                             os.ftruncate(fd, 0)
                             os.lseek(fd, 0, os.SEEK_SET)
                             self._count(-have)
                             hasher, have = hashlib.sha256(), 0
                         if answer.length is not None and answer.length != size - have:
                             raise Refused(
-                                f"it has {have + answer.length} bytes there, and {size} were promised"
+                                f"the object has {have + answer.length} bytes in the bucket, but {size} were expected"
                             )
                         words, got = _read(answer, view)
                         while got and not self.over.is_set():
                             have += got
                             if have > size:
                                 raise Refused(
-                                    f"it has more than the {size} bytes that were promised"
+                                    f"the bucket sent more than the expected {size} bytes"
                                 )
                             sparse.write(fd, view[:got])
                             hasher.update(view[:got])
@@ -223,8 +226,8 @@ class Pulling:
             self._bytes += size
 
 
-def _renew(folder: str, boot: str) -> None:
-    """Nothing of an earlier boot stays."""
+def _delete_stale(folder: str, boot: str) -> None:
+    """Delete data of an earlier boot."""
     try:
         with open(f"{folder}/boot", encoding="utf-8") as file:
             if file.read() == boot:
@@ -236,20 +239,20 @@ def _renew(folder: str, boot: str) -> None:
         file.write(boot)
 
 
-def _came(folder: str) -> list[str]:
-    """Paths of the files that are there, whole or in part; the path of a single one is empty."""
+def _list_arrived(folder: str) -> list[str]:
+    """Return the paths of complete and partial files. The path of a single file is empty."""
     if os.path.isdir(f"{folder}/it"):
         return [path for path, kind in trees.below(f"{folder}/it") if kind == "f"]
     return [""] if os.path.lexists(f"{folder}/it") else []
 
 
-def _say(request: Request, *words: object) -> None:
+def _send_message(request: Request, *words: object) -> None:
     request.emit(json.dumps(words).encode() + b"\n")
     request.flush()
 
 
 def _opener() -> OpenerDirector:
-    """What asks by http and https, through the proxies of this login, and goes nowhere else."""
+    """Return a URL opener for http and https that uses the user's proxies and follows no redirects."""
     from urllib import request
 
     opener = request.OpenerDirector()
@@ -264,21 +267,26 @@ def _opener() -> OpenerDirector:
     return opener
 
 
-def _asked(
+def _request_object(
     opener: OpenerDirector, address: str, start: int, etag: str
 ) -> tuple[str, HTTPResponse | None]:
-    """The answer of a bucket for an object, from byte `start` on; or why there is none yet.  Raises Refused when there will be none."""
+    """Request an object from byte `start`.
+
+    Return the response, or a message if the request may be retried.
+
+    Raises Refused if a retry is useless.
+    """
     from http.client import HTTPException
     from urllib import error, request
 
     if not address.startswith(("http://", "https://")):
-        raise Refused("its address is of another kind than http")
+        raise Refused("the signed URL is not an http or https URL")
     try:
-        asked = request.Request(address, headers={"Range": f"bytes={start}-"} if start else {})  # noqa: S310  (the opener knows no other kind)
+        asked = request.Request(address, headers={"Range": f"bytes={start}-"} if start else {})  # noqa: S310  (the opener supports only http and https)
         answer = opener.open(asked, timeout=SILENCE)
     except error.HTTPError as refused:
         refused.close()
-        words = f"the bucket answers {refused.code} there"
+        words = f"the bucket returned HTTP status {refused.code}"
         if refused.code not in PASSING:
             raise Refused(words) from None
         return words, None
@@ -286,12 +294,12 @@ def _asked(
         return _words(broken), None
     try:
         if etag and answer.headers.get("ETag", etag) != etag:
-            raise Refused("it changed meanwhile")
+            raise Refused("the object changed in the meantime")
         if answer.status not in (200, 206) or (
             answer.status == 206
             and not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-")
         ):
-            raise Refused("the bucket sent an unexpected reply there")
+            raise Refused("the bucket sent an unexpected response")
     except Refused:
         answer.close()
         raise
@@ -299,27 +307,30 @@ def _asked(
 
 
 def _read(answer: HTTPResponse, view: memoryview) -> tuple[str, int]:
-    """Words, and so many bytes; 0 at their end, which may be too early."""
+    """Read bytes into `view`.
+
+    Return a message for an early end, and the number of bytes, 0 at the end.
+    """
     from http.client import HTTPException
 
     try:
         got = answer.readinto(view)
-        return "the bucket sends less than was promised", got
+        return "the bucket sent less data than expected", got
     except (OSError, HTTPException, ValueError) as broken:
         return _words(broken), 0
 
 
 def _words(error: Exception) -> str:
-    """What went wrong with a connection, without anything of the address."""
+    """Return a message for a connection error, without the URL."""
     why = getattr(error, "reason", error)
     if isinstance(why, socket.gaierror):
-        return "the name of the bucket's server is not known there"
+        return "the host cannot resolve the bucket's host name"
     if isinstance(why, socket.timeout):
-        return "the bucket does not answer there"
+        return "the bucket does not respond to the host"
     number = getattr(why, "errno", None)
     words = (
         os.strerror(number)
         if isinstance(number, int) and type(why).__module__ == "builtins"
         else type(why).__name__
     )
-    return f"the bucket cannot be reached there ({words})"
+    return f"the host cannot connect to the bucket ({words})"

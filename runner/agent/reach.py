@@ -1,4 +1,4 @@
-"""Reach the agent of a root, or begin one where none lives.  The holder of the root's lock decides: nothing here depends on a pid.
+"""Connect to the agent of a root, or start one. The lock of the root decides, never a PID.
 
 Used by a client on this machine, and by `attach` on a host.
 """
@@ -17,13 +17,17 @@ if TYPE_CHECKING:
 
 BEGIN = "import sys; sys.path.append(sys.argv.pop(1)); from agent import server; server.main(sys.argv[1], *map(int, sys.argv[2:]))"
 CONTEXT = "context"
-"""The file of a root that says what its agent was begun with: an identity, and the processes that it can see.  None where all clients are alike."""
+"""File in a root with the identity of its agent and the PID namespace that the agent sees.
+
+It does not exist if all clients are alike.
+"""
 
 
 def reach(root: str, context: str = "", *, own: bool = False) -> socket.socket | None:
-    """A connection to the live agent of `root`, or to one begun now; None while one is leaving or another process begins one.  Raises OSError.
+    """Return a connection to the agent of `root`, starting it if needed.
 
-    `context`: the identity of this process; `own`: only an agent that was begun with the same will do.
+    None while an agent exits or another process starts one. With `own`, None also if the agent was
+    not started with the identity `context` of this process. Raises OSError.
     """
     while True:
         lock = _open_lock(root)
@@ -43,7 +47,7 @@ def reach(root: str, context: str = "", *, own: bool = False) -> socket.socket |
 
 
 def answers(root: str) -> bool:
-    """Whether a live agent of `root` can be spoken to from here."""
+    """Return True if an agent of `root` accepts connections."""
     try:
         connection = _dial(root)
     except OSError:
@@ -55,11 +59,11 @@ def answers(root: str) -> bool:
 
 
 def context_of(root: str) -> str:
-    """The identity that the agent of `root`, or the last that there was, was begun with; empty where that is not known."""
-    return _noted(root)[0]
+    """Return the identity of the current or last agent of `root`, or "" if unknown."""
+    return _read_context(root)[0]
 
 
-def _noted(root: str) -> list[str]:
+def _read_context(root: str) -> list[str]:
     try:
         with open(f"{root}/{CONTEXT}", encoding="ascii") as file:
             return [*file.read().split("\n"), "", ""][:2]
@@ -67,8 +71,12 @@ def _noted(root: str) -> list[str]:
         return ["", ""]
 
 
-def _note(root: str, context: str) -> bool:
-    """Note what the agent is begun with.  Whether the one before it saw other processes: those of another container or machine."""
+def _write_context(root: str, context: str) -> bool:
+    """Record the identity of the agent to start.
+
+    Returns True if the previous agent saw other processes, in another container or on another
+    machine.
+    """
     if not context:
         return False
     try:
@@ -76,14 +84,17 @@ def _note(root: str, context: str) -> bool:
             seen = f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         seen = "unknown"
-    before = _noted(root)[1]
+    before = _read_context(root)[1]
     with open(f"{root}/{CONTEXT}", "w", encoding="ascii") as file:
         file.write(f"{context}\n{seen}\n")
     return before not in ("", seen)
 
 
 def _is_there(fd: int, path: str) -> bool:
-    """Whether a file that was opened is there still: a root that is not needed is deleted, with its lock held."""
+    """Return True if an open file still exists at `path`.
+
+    An unneeded root is deleted with its lock held.
+    """
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:
@@ -91,7 +102,7 @@ def _is_there(fd: int, path: str) -> bool:
 
 
 def make_private(folder: str) -> None:
-    """What is below may hold secrets that a step printed."""
+    """Create a directory whose parent only the owner may enter, because logs may contain secrets."""
     parent = os.path.dirname(folder)
     os.makedirs(parent, exist_ok=True)
     os.chmod(parent, 0o700)
@@ -103,13 +114,16 @@ def _open_lock(root: str) -> int:
     try:
         return os.open(f"{root}/lock", flags, 0o600)
     except FileNotFoundError:
-        make_private(f"{root}/logs")  # its parent too
+        make_private(f"{root}/logs")  # creates the parent, too
         return os.open(f"{root}/lock", flags, 0o600)
 
 
 @contextmanager
 def _address(root: str) -> Iterator[str]:
-    """The socket's address: short, however long the path of `root` is (the kernel takes 107 bytes).  Where there is no /proc it must be short."""
+    """Provide a short address of the socket, because the kernel limits addresses to 107 bytes.
+
+    Without /proc, the path of `root` itself must be short.
+    """
     if not os.path.isdir("/proc/self/fd"):
         yield f"{root}/socket"
         return
@@ -133,9 +147,16 @@ def _dial(root: str) -> socket.socket | None:
 
 
 def _begin(root: str, lock: int, context: str) -> socket.socket:
-    """Make the socket, hand it and the lock to a new process, and talk to it right away: what we write waits while it comes up."""
+    """Create the socket and start an agent with it and the lock.
+
+    Return a connection to the agent.
+
+    Data can be sent immediately. It waits until the agent is ready.
+    """
     make_private(f"{root}/logs")
-    blind = _note(root, context)  # before the socket: who is answered there knows by whom
+    blind = _write_context(
+        root, context
+    )  # before the socket exists, so that clients know the identity
     try:
         os.unlink(f"{root}/socket")
     except FileNotFoundError:
@@ -147,9 +168,8 @@ def _begin(root: str, lock: int, context: str) -> socket.socket:
         os.chmod(f"{root}/socket", 0o600)
         listener.listen(128)
         fds = (lock, listener.fileno(), its.fileno())
-        ours_is = os.path.dirname(
-            os.path.dirname(os.path.abspath(__file__))
-        )  # a folder, or the archive that travelled to a host
+        # A directory, or on a host the transferred archive.
+        ours_is = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         argv = [
             sys.executable,
             "-I",

@@ -1,4 +1,4 @@
-"""Open a file that a step may have replaced by a pipe, a device or a folder, without waiting for it."""
+"""Open files that a step may have replaced with a pipe, a device or a directory, without blocking."""
 
 from __future__ import annotations
 
@@ -11,24 +11,27 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 NOT_REGULAR = "it is not a regular file"
-"""`strerror` of the OSError for a pipe, a device, a folder or a socket."""
+"""`strerror` of the OSError for a pipe, device, directory or socket."""
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a regular file, or a link to one, for reading.  Raises OSError as `descriptor_of` does."""
+    """Open a regular file, or a link to one, for reading.
+
+    Raises OSError as `descriptor_of` does.
+    """
     return os.fdopen(descriptor_of(path), "rb")
 
 
 def descriptor_of(path: str | os.PathLike[str]) -> int:
-    """Return a descriptor of a regular file, or of one that a link leads to, for reading.
+    """Return a read descriptor of a regular file, or of a link to one.
 
-    Raises OSError if it cannot be opened, and OSError with `NOT_REGULAR` for anything else. Opening
-    a pipe waits for its writer, reading a device may never end, so neither is done.
+    Raises OSError if the file cannot be opened, and OSError with `NOT_REGULAR` for other kinds.
+    Opening a pipe would wait for its writer, and reading a device may never end.
     """
-    _require_regular(os.stat(path), path)  # to open some devices is to use them
+    _require_regular(os.stat(path), path)  # before opening, because opening a device may trigger it
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
-        _require_regular(os.fstat(handle), path)  # it may have been replaced since
+        _require_regular(os.fstat(handle), path)  # again, because the file may have been replaced
     except BaseException:
         os.close(handle)
         raise
@@ -36,7 +39,7 @@ def descriptor_of(path: str | os.PathLike[str]) -> int:
 
 
 def is_regular(path: str | os.PathLike[str]) -> bool:
-    """Whether a regular file, or a link to one, is there."""
+    """Return True if a path is a regular file or a link to one."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except OSError:
@@ -44,7 +47,7 @@ def is_regular(path: str | os.PathLike[str]) -> bool:
 
 
 def size_of(path: str | bytes) -> int:
-    """Bytes of a regular file, or of one that a link leads to; -1 where there is none."""
+    """Return the size of a regular file, or of a link to one, in bytes; -1 if there is none."""
     try:
         found = os.stat(path)
     except OSError:

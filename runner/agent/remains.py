@@ -1,4 +1,4 @@
-"""Processes that a job leaves behind when its first one has ended: whose they are, and how they are ended, too."""
+"""Background processes of jobs whose first process has ended: their owner, and how to end them."""
 
 from __future__ import annotations
 
@@ -16,25 +16,28 @@ if TYPE_CHECKING:
     from .loop import Loop
 
 STRAY_GRACE = 1.0
-"""Seconds between SIGTERM and SIGKILL for what a job left behind."""
+"""Seconds between SIGTERM and SIGKILL for leftover processes."""
 HOPELESS = 5.0
-"""Seconds after SIGKILL when we stop waiting for a process that cannot die."""
+"""Seconds after SIGKILL until the agent stops waiting for a process."""
 
 
 class Remains:
-    """What is below this process and belongs to no running job.  `jobs` are those that are not over, by name; `ours`: whether a child is no job's."""
+    """Processes below the agent, by job.
+
+    `jobs` holds unfinished jobs by name. `ours` tells if a child belongs to no job.
+    """
 
     def __init__(
         self, loop: Loop, jobs: dict[bytes, Job], timed: set[Job], ours: Callable[[int], bool]
     ) -> None:
         self._loop, self._jobs, self._timed, self._ours = loop, jobs, timed, ours
         self.running: dict[int, Job] = {}
-        """By pid: first processes that have not ended."""
+        """Running first processes of jobs, by PID."""
         self.ending: list[Job] = []
-        """Jobs whose first process is gone, what they left is not."""
+        """Jobs whose first process has ended, but not all other processes."""
         self._tolerated: dict[
             int, Job | None
-        ] = {}  # background processes that belong, or may belong, to a running job
+        ] = {}  # background processes of running jobs, if known
         root = os.stat(".")
         self._mark = b"@%d-%d" % (root.st_dev, root.st_ino)
         try:
@@ -45,11 +48,11 @@ class Remains:
             self._children = None
 
     def cookie(self, name: bytes) -> bytes:
-        """What stands in the environment of a job's processes as RECIPE_JOB."""
+        """Return the value of RECIPE_JOB in the environment of a job's processes."""
         return name + self._mark
 
     def name_of(self, pid: int) -> bytes | None:
-        """The job whose cookie a process bears."""
+        """Return the job in a process's RECIPE_JOB variable."""
         try:
             _, found, rest = (b"\0" + read(f"/proc/{pid}/environ")).partition(b"\0RECIPE_JOB=")
         except OSError:
@@ -57,12 +60,12 @@ class Remains:
         value = rest.split(b"\0", 1)[0]
         return value[: -len(self._mark)] if found and value.endswith(self._mark) else None
 
-    def of(self, job: Job) -> list[int]:
-        """The processes that bear a job's cookie."""
+    def processes_of(self, job: Job) -> list[int]:
+        """Return the processes with a job's RECIPE_JOB variable."""
         return [pid for pid in processes() if self.name_of(pid) == job.name]
 
-    def first_ended(self, job: Job) -> None:
-        """The first process of a job has ended; what else it left is to follow."""
+    def add_ending(self, job: Job) -> None:
+        """Record that the first process of a job has ended."""
         self.ending.append(job)
         if self._tolerated:
             self._tolerated = {
@@ -71,24 +74,24 @@ class Remains:
                 if owner is not job and (owner or self.running)
             }
 
-    def reaped(self, pid: int, cpu: float) -> None:
-        """A child that was no first process has ended, and took so many seconds of a processor."""
+    def record_reaped(self, pid: int, cpu: float) -> None:
+        """Record the end and CPU seconds of a child that was not a first process."""
         if self._tolerated.pop(pid, None) is None:
             for job in self.ending:
                 if pid in job.strays:
                     job.cpu += cpu
 
-    def over(self) -> list[Job]:
-        """Those of the ending jobs of which nothing is left; what the others left is asked to end."""
+    def end_leftovers(self) -> list[Job]:
+        """Return the ending jobs without remaining processes, and end processes of the others."""
         if not self.ending:
             return []
-        if self._bereft():
+        if self._has_no_leftovers():
             done, self.ending[:] = list(self.ending), []
             return done
         return self.sweep()
 
-    def _bereft(self) -> bool:
-        """Our children are first processes of running jobs, and their background processes: the ended ones left nothing behind."""
+    def _has_no_leftovers(self) -> bool:
+        """Return True if all children belong to running jobs, so that ended jobs left nothing behind."""
         if self._children is None:
             return False
         for child in os.pread(self._children, 1 << 16, 0).split():
@@ -98,7 +101,10 @@ class Remains:
         return not any(job.orphaned for job in self.ending)
 
     def sweep(self) -> list[Job]:
-        """End what ended jobs left behind: those of which nothing is left, or nothing that can be ended."""
+        """End leftover processes.
+
+        Return the jobs without remaining processes, or with unkillable ones only.
+        """
         now = time.monotonic()
         ending = {job.name: job for job in self.ending}
         haunted: set[bytes] = set()
@@ -116,9 +122,7 @@ class Remains:
                     None,
                 )
             if name is None and not self.running and self.ending:
-                name = self.ending[
-                    -1
-                ].name  # nothing says whose it is, and no running job could be its owner
+                name = self.ending[-1].name  # unknown owner, and no running job could be the owner
             if name is None or (name in self._jobs and name not in ending):
                 self._tolerated[pid] = self._jobs[name] if name else None
             elif name in ending:
@@ -146,17 +150,19 @@ class Remains:
             try:
                 self._loop.watch_process(pid)
             except OSError:
-                self._loop.stirred = True  # gone already, or no descriptor to watch it with
-            if not (
-                job.termed and group == job.session
-            ):  # a second SIGTERM may mean "at once" to those who got the first
+                self._loop.stirred = True  # exited, or no descriptor available
+            # Send SIGTERM only once, because a second one may mean "exit immediately".
+            if not (job.termed and group == job.session):
                 kill(pid, SIGTERM)
                 kill(pid, SIGCONT)
         if job.killed or now >= job.kill_at:
             kill(pid, SIGKILL)
 
     def _left_behind(self, table: dict[int, tuple[int, int, int]]) -> Iterable[int]:
-        """Living processes below us but below no running job's first process, and what a dead agent's jobs left, which has no parent."""
+        """Yield processes below the agent but not below a running job's first process.
+
+        Orphans of a killed agent's jobs, which have no parent here, are included.
+        """
         below: dict[int, list[int]] = {}
         for pid, (parent, _, _) in table.items():
             below.setdefault(parent, []).append(pid)

@@ -1,4 +1,4 @@
-"""One question on the stream of a client, the bytes that come with it and those that go back."""
+"""A request on the stream of a client, with its incoming and outgoing bytes."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import os
 import select
 
 from . import trees
-from .frames import HEAD, checked, frame, size_of
+from .frames import HEAD, frame, size_of, verify_payload
 from .squeeze import Squeezer, bytes_of, plain
 
 SENT = 1 << 17
-"""Bytes of one frame that goes back: what a connection that breaks costs."""
+"""Size of an outgoing frame in bytes. A broken connection loses at most one frame."""
 
 
 class Over(Exception):
-    """The client is gone."""
+    """The client has disconnected."""
 
 
 class Request:
-    """One question: who asks, and the bytes that come with it and go back."""
+    """The current request: its sender, and its incoming and outgoing bytes."""
 
     def __init__(self, root: str, boot: str) -> None:
         self.root, self.boot, self.partial = root, boot, ""
         self._lock = os.open("partial.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        """Held by every question while it is at work: in folders of what is arriving, others may be, too."""
+        """Held during every request, because other requests may use the same directories of arriving objects."""
         self._held = memoryview(b"")
         self._whole = True
         self._out: list[bytes] = []
@@ -34,7 +34,7 @@ class Request:
         self._untidy = False
 
     def begin(self) -> tuple[str, list[object]]:
-        """The next question.  Raises Over."""
+        """Read the next request. Raises Over."""
         while True:
             payload = _next()
             if payload[:1] == b"q":
@@ -44,11 +44,11 @@ class Request:
         self._held, self._whole, self._squeezer = memoryview(b""), False, None
         fcntl.flock(self._lock, fcntl.LOCK_SH)
         if os.path.isdir(self.partial):
-            trees.touch(f"{self.partial}/.alive")  # a client that asks is not silent
+            trees.touch(f"{self.partial}/.alive")  # the client is alive
         return str(asked[0]), asked[1:]
 
     def into(self, view: memoryview) -> int:
-        """Bytes that came with the question, as many as there are at hand; 0 at their end."""
+        """Read available incoming bytes into `view`. Return their number, 0 at the end."""
         while not self._held:
             if self._whole:
                 return 0
@@ -61,7 +61,7 @@ class Request:
         return count
 
     def read(self, count: int) -> bytes:
-        """So many bytes, fewer at their end."""
+        """Read `count` incoming bytes, or fewer at the end."""
         data = bytearray(count)
         view, at = memoryview(data), 0
         while at < count and (got := self.into(view[at:])):
@@ -69,31 +69,31 @@ class Request:
         return bytes(view[:at])
 
     def squeeze(self) -> None:
-        """Compress what goes back, if that is quicker."""
+        """Compress outgoing bytes when that is faster."""
         self._squeezer = Squeezer()
 
     def emit(self, data: bytes | memoryview) -> None:
-        """Send bytes back."""
+        """Send bytes to the client."""
         self._out.append(bytes(data))
         self._size += len(data)
         if self._size >= SENT:
             trees.put(1, self._frame())
 
     def flush(self) -> None:
-        """Send what is to go back now.  Raises BrokenPipeError when its client is gone."""
+        """Send buffered bytes now. Raises BrokenPipeError if the client has disconnected."""
         if self._out:
             trees.put(1, self._frame())
 
     def check(self) -> None:
-        """While an answer takes long: the client is there still.  Raises Over."""
+        """Check during a long request that the client is connected. Raises Over."""
         poll = select.poll()
         poll.register(0, 0)
         if poll.poll(0):
             raise Over
 
     def end(self, kind: bytes, answer: object) -> None:
-        """The question is answered."""
-        while not self._whole:  # what was not wanted
+        """Send the answer."""
+        while not self._whole:  # discard unread bytes
             self._whole = not _next()
         last = self._frame()
         fcntl.flock(self._lock, fcntl.LOCK_UN)
@@ -101,13 +101,13 @@ class Request:
             self._tidy()
         trees.put(1, last + frame(kind, json.dumps(answer, separators=(",", ":")).encode()))
 
-    def arriving(self, folder: str) -> None:
-        """Have a folder of what is arriving, with the sign that its sender is alive."""
+    def make_arriving(self, folder: str) -> None:
+        """Create a directory of arriving objects, and mark its sender as alive."""
         os.makedirs(folder, exist_ok=True)
         trees.touch(f"{self.partial}/.alive")
 
     def tidy(self) -> None:
-        """Something arrived: when this is answered, a sender of whom nothing is left is forgotten."""
+        """Delete the sender's directory after the request if it is empty."""
         self._untidy = True
 
     def _tidy(self) -> None:
@@ -115,17 +115,17 @@ class Request:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            return  # others are at work; the last of them does it
+            return  # other requests are running; the last one tidies
         try:
             if set(os.listdir(self.partial)) <= {".alive"}:
                 trees.remove(self.partial)
         except OSError:
-            pass  # it is gone already
+            pass  # deleted already
         finally:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def _frame(self) -> bytes:
-        """What is to go back, as a frame; empty where nothing is."""
+        """Return the buffered bytes as a frame, or b""."""
         out, self._out, self._size = self._out, [], 0
         if not out:
             return b""
@@ -134,7 +134,7 @@ class Request:
 
 def _next() -> bytes:
     head = _exactly(HEAD)
-    return checked(head, _exactly(size_of(head)))
+    return verify_payload(head, _exactly(size_of(head)))
 
 
 def _exactly(count: int) -> bytes:

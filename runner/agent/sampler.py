@@ -1,16 +1,17 @@
-"""What a host has to do while a job runs, and how far the job is: a line every 5 seconds beside the job's log.  Linux: /proc, cgroups, nvidia-smi.
+"""Machine metrics and progress of running jobs, one line every 5 seconds next to the job's log.
 
-For a job that prints into `NAME.log` each look is one JSON line of `NAME.host`, and the whole of `NAME.latest`, which goes when the job is over:
+Linux only: /proc, cgroups and nvidia-smi. For a job with the log `NAME.log`, each sample is a JSON
+line in `NAME.host` and the content of `NAME.latest`, which is deleted when the job ends:
 
     at                         seconds since the epoch
-    step total percent eta     of what the job tells in `NAME.metrics`: its last step, of how many, and seconds until the last one at the pace seen
+    step total percent eta     from `NAME.metrics`: last step, total steps, and remaining seconds at the measured pace
     gpu_utilization_percent gpu_memory_used_gb gpu_temperature_c gpu_power_w
-                               of the GPUs that the job holds, or of all: the mean, the fullest, the hottest, the sum
-    cpu_percent ram_used_gb    of all processors, or of what the cgroup may use; 10^9 bytes that are no cache
-    disk_free_gb               where the log is
+                               of the job's GPUs, or of all GPUs: mean, maximum, maximum, sum
+    cpu_percent ram_used_gb    of all processors or of the cgroup's quota; in 10^9 bytes without caches
+    disk_free_gb               of the disk with the log
     net_received_mb_per_s net_sent_mb_per_s
 
-A value that the host does not tell is not there.  After an hour a line is written once a minute.
+Unknown values are left out. After an hour, a line is written once a minute.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-EVERY = 5.0  # seconds between two looks, and from the beginning of a job to the first
-OFTEN = 3600.0  # seconds of a job for which each look is a line; then one in twelve is
+EVERY = 5.0  # seconds between samples, and from a job's start to its first sample
+OFTEN = 3600.0  # seconds during which every sample is written; afterwards one in SELDOM
 SELDOM = 12
-PATIENCE = 60.0  # seconds after which an nvidia-smi that answered nothing is asked again
-TAIL = 16 << 10  # bytes of the end of a metrics file that are looked at
+PATIENCE = 60.0  # seconds before an nvidia-smi without answers is started again
+TAIL = 16 << 10  # bytes read from the end of a metrics file
 QUERY = ("uuid", "utilization.gpu", "memory.used", "temperature.gpu", "power.draw")
 _SIGKILL = 9
 
 
 class _Watched:
-    """A job whose host is looked at."""
+    """A sampled job."""
 
     def __init__(self, log: bytes, locks: bytes, total: bytes, path: bytes) -> None:
         self.path = os.fsdecode(log)[: -len(".log")]
@@ -45,16 +46,14 @@ class _Watched:
         self.total = float(total) if total.replace(b".", b"", 1).isdigit() else 0.0
         self.programs = os.fsdecode(path) or os.defpath
         self.looks = 0
-        self.first: tuple[float, float] | None = (
-            None  # the step at which it was first seen, and when
-        )
+        self.first: tuple[float, float] | None = None  # step and time of the first sample
 
 
 class Sampler:
-    """The looks of one agent: what two looks have to be compared for, and the nvidia-smi that answers in between."""
+    """The sampler of an agent, with the previous counters and a running nvidia-smi."""
 
     def __init__(self) -> None:
-        self.child = 0  # the process of nvidia-smi, which is no job
+        self.child = 0  # PID of nvidia-smi, which belongs to no job
         self._watched: dict[bytes, _Watched] = {}
         self._output = -1
         self._answer = b""
@@ -64,7 +63,7 @@ class Sampler:
         self._network = (0.0, 0, 0)
 
     def look(self, jobs: Iterable[tuple[bytes, bytes, bytes, bytes, bytes]]) -> None:
-        """Write a line for each job: its name, its log, the names of its locks (GPUs among them), of how many steps it is or nothing, its PATH."""
+        """Write a sample for each job: name, log, names of locks (including GPUs), total steps, and PATH."""
         now = time.time()
         for name, *about in jobs:
             if name not in self._watched:
@@ -84,11 +83,11 @@ class Sampler:
                 _write(f"{job.path}.latest.new", line, os.O_TRUNC)
                 os.rename(f"{job.path}.latest.new", f"{job.path}.latest")
             except OSError:
-                pass  # the disk is full, or the attempt is being deleted
+                pass  # full disk, or a deleted attempt
             job.looks += 1
 
     def over(self, name: bytes) -> None:
-        """A job has ended."""
+        """Stop sampling a job that has ended."""
         job = self._watched.pop(name, None)
         if job is not None:
             try:
@@ -111,7 +110,7 @@ class Sampler:
     # --- GPUs
 
     def _ask_gpus(self) -> None:
-        """Read what nvidia-smi has said since the last look, and begin it if none runs."""
+        """Read new output of nvidia-smi, and start it if it is not running."""
         if self.child:
             ended = self._hear()
             if ended:
@@ -120,7 +119,7 @@ class Sampler:
         if self.child or (not self._gpus and self._asked_at and now - self._asked_at < PATIENCE):
             return
         self._asked_at = now
-        program = _found("nvidia-smi", [job.programs for job in self._watched.values()])
+        program = _find_program("nvidia-smi", [job.programs for job in self._watched.values()])
         if not program:
             return
         output, written = os.pipe()
@@ -143,12 +142,12 @@ class Sampler:
             )
             self._output, self._answer = output, b""
         except OSError:
-            os.close(output)  # it is no program of this machine
+            os.close(output)  # not executable on this machine
         finally:
             os.close(written)
 
     def _hear(self) -> bool:
-        """Take in what it has said; whether it has ended."""
+        """Read new output of nvidia-smi, and return True if it has ended."""
         while True:
             try:
                 data = os.read(self._output, 1 << 16)
@@ -165,32 +164,18 @@ class Sampler:
                 return True
 
     def _of_gpus(self, held: frozenset[str]) -> dict[str, float]:
-        ours = [values for uuid, values in self._gpus.items() if uuid in held] or list(
-            self._gpus.values()
-        )
-        found: dict[str, float] = {}
-        if ours:
-            busy, used, heat, power = (
-                [value for value in column if value is not None] for column in zip(*ours)
-            )
-            if busy:
-                found["gpu_utilization_percent"] = round(sum(busy) / len(busy), 1)
-            if used:
-                found["gpu_memory_used_gb"] = round(max(used) * (1 << 20) / 1e9, 3)
-            if heat:
-                found["gpu_temperature_c"] = max(heat)
-            if power:
-                found["gpu_power_w"] = round(sum(power), 1)
-        return found
+        """Return the metrics of the held GPUs, or of all GPUs if none of them is known."""
+        gpus = [values for uuid, values in self._gpus.items() if uuid in held]
+        return _summarize_gpus(gpus or list(self._gpus.values()))
 
-    # --- the rest of the host
+    # --- processors and network
 
     def _processors(self) -> dict[str, float]:
-        """The share of the processor time since the last look that was used; of the cgroup's where that is bounded."""
+        """Return the CPU utilization since the last sample, relative to the cgroup's quota if there is one."""
         try:
             quota, group = cgroups.processors()
             if group:
-                used, whole = _used(group), time.monotonic() * quota
+                used, whole = _cpu_seconds(group), time.monotonic() * quota
             else:
                 ticks = [int(word) for word in read("/proc/stat").split(b"\n", 1)[0].split()[1:9]]
                 used, whole = float(sum(ticks) - ticks[3] - ticks[4]), float(sum(ticks))
@@ -222,8 +207,29 @@ class Sampler:
         }
 
 
+def _summarize_gpus(gpus: list[list[float | None]]) -> dict[str, float]:
+    """Return mean utilization, maximum memory and temperature, and total power of some GPUs.
+
+    Each GPU is a list of values in the order of `QUERY` without the UUID.
+    """
+    if not gpus:
+        return {}
+    columns = [[value for value in column if value is not None] for column in zip(*gpus)]
+    utilization, memory_mib, temperature, power = columns
+    found: dict[str, float] = {}
+    if utilization:
+        found["gpu_utilization_percent"] = round(sum(utilization) / len(utilization), 1)
+    if memory_mib:
+        found["gpu_memory_used_gb"] = round(max(memory_mib) * (1 << 20) / 1e9, 3)
+    if temperature:
+        found["gpu_temperature_c"] = max(temperature)
+    if power:
+        found["gpu_power_w"] = round(sum(power), 1)
+    return found
+
+
 def _progress(job: _Watched, now: float) -> dict[str, float]:
-    """How far a job is, by the end of its metrics file."""
+    """Return the progress of a job from the end of its metrics file."""
     try:
         with open_regular(f"{job.path}.metrics") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
@@ -267,7 +273,7 @@ def _memory() -> dict[str, float]:
                 )
             return {"ram_used_gb": _giga(used)}
         except (OSError, ValueError):
-            pass  # it does not say: the machine does
+            pass  # unknown for the cgroup, use the machine's value
     try:
         table = {
             line.split(b":")[0]: int(line.split()[1]) * 1024
@@ -280,8 +286,8 @@ def _memory() -> dict[str, float]:
     return {"ram_used_gb": _giga(used)}
 
 
-def _found(program: str, paths: Iterable[str]) -> str:
-    """Where a program is, by these PATHs; empty: nowhere."""
+def _find_program(program: str, paths: Iterable[str]) -> str:
+    """Return the path of a program in these PATHs, or ""."""
     folders = dict.fromkeys(
         folder for path in paths for folder in path.split(":") if os.path.isabs(folder)
     )
@@ -295,8 +301,8 @@ def _found(program: str, paths: Iterable[str]) -> str:
     )
 
 
-def _used(group: str) -> float:
-    """Seconds of processor time that a group took."""
+def _cpu_seconds(group: str) -> float:
+    """Return the CPU seconds of a cgroup."""
     try:
         return _field(f"{group}/cpu.stat", b"usage_usec") / 1e6
     except ValueError:
@@ -327,7 +333,7 @@ def _number(text: str) -> float | None:
 
 
 def _write(path: str, text: str, how: int) -> None:
-    # A step may have put a pipe or a link in its place.
+    # A step may have replaced the file with a pipe or a link.
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
     fd = os.open(path, flags | how, 0o600)
     try:

@@ -1,29 +1,36 @@
-"""The agent: the parent of all jobs of one root on this machine.  Begins them, ends them, writes down how they ended; knows no steps and no stores.
+"""The agent: parent of all jobs of one root on this machine. It knows no steps and no stores.
 
-It outlives the worker that started it and serves the next client that connects to its root.  The root directory holds
+It starts jobs, ends them and records their ends. It outlives the worker that started it, and serves
+the next client that connects to its root. The root directory contains
 
-    lock      held (flock) as long as an agent lives here; never a pid, so nothing can be mistaken for it
+    lock      held (flock) while an agent lives here; never a PID, so no other process is mistaken for it
     socket    where clients connect
-    journal   one JSON line when a job begins and one when it is over, appended; a torn last line is ignored
-    slots/    a locked file for each job that lives: see `slots`
-    jobs      locked as long as any job lives
-    context   what the agent was begun with: see `reach`
-    logs/     what jobs print, straight from their own file descriptors
+    journal   one JSON line for the start and one for the end of each job; an incomplete last line is ignored
+    slots/    a locked file for each living job, see `slots`
+    jobs      locked while any job lives
+    context   identity of the agent, see `reach`
+    logs/     output of jobs, written directly by their file descriptors
 
-A client sends messages (4 bytes of length, little-endian, then fields joined by NUL: `start`, `stop`, `wait`, `free`, `arm`, `leave`) and reads
-lines: a greeting, then the JSON line of every job that ends.  Every client hears of every end.
+A client sends messages (4 bytes of length, little-endian, then fields separated by NUL: `start`,
+`stop`, `wait`, `free`, `arm`, `leave`) and reads lines: a greeting, then the JSON line of every job
+that ends. Every client receives every end.
 
-A job may have locks: see `locks`.  They are taken before it begins and held until it is over.  Where another job holds one, this one does not begin:
-its end is `busy`, which is forgotten, so that it may be started later.
+A job may have locks, see `locks`. They are held from before its start until its end. If another job
+holds one of them, the job does not start. Its end is then `busy`, which is not recorded, so the job
+can be started later.
 
-A job is over when its first process has ended and nothing of what it left behind is alive.  As a subreaper this process inherits every background
-process that a job leaves, also one that made a session of its own; the cookie in its environment (`RECIPE_JOB`), else its session, says whose it is.
+A job ends when its first process and all its background processes have ended. This process is a
+subreaper: the kernel makes it the parent of all background processes of jobs, including those with
+their own session. Their owner is the job in the variable `RECIPE_JOB`, otherwise in their session.
 
-This process may be killed at any moment, by the order of its writes: a job's slot is locked, then `began` is in the journal, then the process
-is there; its end is in the journal before anybody hears of it, and only then its slot is used again.  The next agent in this root waits for jobs
-that were to outlive an agent, and learns their exits from their slots.  What is left of any other it ends (SIGTERM, then SIGKILL): it is lost.
+This process may be killed at any time, because of the order of its writes. First a job's slot is
+locked, then its start is written to the journal, then its process is created. Its end is written to
+the journal before any client is told, and only then its slot is reused. The next agent in this root
+waits for jobs that outlive an agent, and reads their exit status from their slots. It ends the
+processes of other jobs (SIGTERM, then SIGKILL) and records these jobs as lost.
 
-Only the standard library, and little of it (no signal, socket, pathlib, json or re unless needed): start-up is part of every run.
+Only a small part of the standard library is imported (signal, socket, pathlib, json or re only when
+needed), because start-up time is part of every run.
 """
 
 from __future__ import annotations
@@ -36,14 +43,14 @@ from .clients import Clients
 from .contact import Contact
 from .ends import Ends
 from .job import SIGCONT, SIGKILL, SIGTERM, Job, signal_of
-from .journal import began, escaped, line
+from .journal import end_line, escape, start_line
 from .locks import free_locks, take_locks
 from .loop import Loop
 from .processes import kill, kill_group, processes, words
 from .regular import size_of
 from .remains import HOPELESS, Remains
 from .slots import Slots
-from .spawning import spawn, why_not
+from .spawning import explain_failure, spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,67 +58,71 @@ if TYPE_CHECKING:
 
     from .sampler import Sampler
 
-SAMPLED = (
-    5.0  # seconds that a job has lived when its host is first looked at, and between two looks
+SAMPLED = 5.0  # seconds from a job's start to its first sample, and between samples
+LINGER = 2.0  # seconds without jobs and clients before the agent exits
+FULL = 600.0  # the same if the disk is full and an end exists only in the memory of this process
+GRACE = (
+    10.0  # seconds between SIGTERM and SIGKILL for timed-out jobs and processes of a killed agent
 )
-LINGER = 2.0  # seconds without jobs or clients before the end
-FULL = (
-    600.0  # the same while there is no room to write down how a job ended: only this process knows
-)
-GRACE = 10.0  # seconds between SIGTERM and SIGKILL for a job that ran out of time, and for what a dead agent left
-ORPHAN_LOOK = 0.1  # between looks at a job whose agent was killed
+ORPHAN_LOOK = 0.1  # seconds between checks of a job whose agent was killed
 
 
 class Agent:
-    """What is begun and what is ended, and when."""
+    """The agent: starts, supervises and ends jobs."""
 
     def __init__(self, listener: int, first: int, *, blind: bool = False) -> None:
-        """`blind`: jobs of the agent before this one may be processes that this one cannot see, nor end."""
+        """With `blind`, jobs of the previous agent may be processes that this one cannot see or signal."""
         self._blind = blind
         self._jobs: dict[bytes, Job] = {}
-        self._timed: set[Job] = set()  # jobs with any deadline
-        self._orphans: list[Job] = []  # they go on, though their agent was killed
-        self._orphans_at = 0.0  # the time of the next look at them
+        self._timed: set[Job] = set()  # jobs with a deadline
+        self._orphans: list[Job] = []  # running jobs of a killed agent
+        self._orphans_at = 0.0  # monotonic time of their next check
         self._quiet_since: float | None = None
         self._ooms = oom_kills()
         self._sampler: Sampler | None = None
-        self._sample_at: float | None = (
-            None  # the time of the next look at the host; None while there is no job
-        )
+        self._sample_at: float | None = None  # monotonic time of the next sample; None without jobs
         self._loop = Loop()
         self._contact = Contact(self._jobs)
         self._clients = Clients(self._loop, self._contact, listener, self._obey)
-        self._remains = Remains(self._loop, self._jobs, self._timed, self._samples)
+        self._remains = Remains(self._loop, self._jobs, self._timed, self._is_sampler)
         self._slots = Slots()
         self._ends = Ends(self._slots)
         self._inherit(self._ends.open_jobs)
         self._clients.welcome(first)
 
     def serve(self) -> None:
-        """Until there is nothing left to do and no client to do it for."""
+        """Run until there are no jobs and no clients."""
         while True:
-            self._loop.turn(self._patience())
+            self._loop.run_once(self._seconds_to_wait())
             if self._loop.stirred:
                 self._reap()
             if self._orphans:
-                self._look_after()
+                self._check_orphans()
             if self._timed:
                 self._keep_time()
-            if self._ends.waiting and (data := self._ends.publish()):
+            if self._ends.has_pending and (data := self._ends.publish()):
                 self._clients.tell_all(data)
-            for job in self._contact.forgotten():
+            for job in self._contact.find_silent_jobs():
                 self._end(job, b"stopped", GRACE)
             if self._sample_at is not None and time.monotonic() >= self._sample_at:
                 self._sample()
-            if self._jobs or self._clients.connected:
-                self._quiet_since = None
-            elif self._quiet_since is None:
-                self._quiet_since = time.monotonic()
-            elif time.monotonic() - self._quiet_since >= (FULL if self._ends.unwritten else LINGER):
-                # A client that connects from here on is turned away before it got a greeting, and begins the next agent.
+            if self._is_unused():
+                # A client that connects now gets no greeting, and starts the next agent.
                 return
 
-    def _patience(self) -> float | None:
+    def _is_unused(self) -> bool:
+        """Return True if there were no jobs and no clients for long enough to exit."""
+        if self._jobs or self._clients.has_clients:
+            self._quiet_since = None
+            return False
+        now = time.monotonic()
+        if self._quiet_since is None:
+            self._quiet_since = now
+            return False
+        return now - self._quiet_since >= (FULL if self._ends.has_unwritten else LINGER)
+
+    def _seconds_to_wait(self) -> float | None:
+        """Return the seconds until the next deadline, or None to wait for an event."""
         times = [
             when
             for job in self._timed
@@ -126,12 +137,12 @@ class Agent:
             times.append(self._sample_at)
         if times:
             return max(0.0, min(times) - time.monotonic())
-        if self._jobs or self._clients.connected:
+        if self._jobs or self._clients.has_clients:
             return None
         return LINGER
 
     def _sample(self) -> None:
-        """Look at the host for the jobs that have lived for a while."""
+        """Sample the host for jobs that have run for a while."""
         now = time.time()
         self._sample_at = time.monotonic() + SAMPLED if self._jobs else None
         watched = [
@@ -146,11 +157,11 @@ class Agent:
                 self._sampler = Sampler()
             self._sampler.look([(job.name, job.log, *job.sampled) for job in watched])
 
-    def _samples(self, pid: int) -> bool:
-        """Whether this child is no job's: the sampler began it."""
+    def _is_sampler(self, pid: int) -> bool:
+        """Return True if a child belongs to the sampler, not to a job."""
         return self._sampler is not None and pid == self._sampler.child
 
-    # --- what clients ask for
+    # --- requests of clients
 
     def _obey(self, fd: int, messages: list[list[bytes]]) -> None:
         starts: list[list[bytes]] = []
@@ -181,11 +192,11 @@ class Agent:
             self._tell_going(fd, name)
         elif name in self._ends.over:
             self._clients.tell(fd, self._ends.over[name])
-        else:  # final, so that two askers never hear different things
-            self._ends.settle(name, line(name, None, None, b"lost", ended=time.time()))
+        else:  # recorded, so that all clients receive the same end
+            self._ends.record(name, end_line(name, None, None, b"lost", ended=time.time()))
 
     def _tell_going(self, fd: int, name: bytes) -> None:
-        self._contact.wants(fd, name)
+        self._contact.add_job(fd, name)
         self._clients.tell(fd, b'{"job": "%s", "going": true}\n' % name)
 
     def _tell_free(self, fd: int, number: bytes, names: list[str]) -> None:
@@ -196,13 +207,16 @@ class Agent:
         self._clients.tell(
             fd,
             b'{"free": %s, "locks": "%s", "problem": "%s"}\n'
-            % (number, escaped(" ".join(free).encode()), escaped(problem)),
+            % (number, escape(" ".join(free).encode()), escape(problem)),
         )
 
-    # --- beginning
+    # --- starting jobs
 
     def _begin(self, starts: list[list[bytes]], fd: int) -> None:
-        """Write down that these begin, then begin them: in the other order a crash could run one twice."""
+        """Record these starts in the journal, then start the jobs.
+
+        In the other order, a crash could run a job twice.
+        """
         fresh: list[list[bytes]] = []
         for fields in starts:
             name = fields[1]
@@ -211,7 +225,7 @@ class Agent:
             elif name not in self._jobs:
                 job = Job(name, fields[3])
                 job.outlives = fields[7] == b"1"
-                if self._holds(job, fields[6].decode().split()):
+                if self._take_locks(job, fields[6].decode().split()):
                     self._jobs[name] = job
                     fresh.append(fields)
         if fresh:
@@ -219,7 +233,7 @@ class Agent:
             self._ends.write(
                 b"".join(
                     [
-                        began(now, fields[1], self._jobs[fields[1]].slot, *fields[3:6])
+                        start_line(now, fields[1], self._jobs[fields[1]].slot, *fields[3:6])
                         for fields in fresh
                     ]
                 )
@@ -230,8 +244,8 @@ class Agent:
             if fields[1] in self._jobs:
                 self._tell_going(fd, fields[1])
 
-    def _holds(self, job: Job, locks: list[str]) -> bool:
-        """Whether it has all its locks now; else its end is on its way."""
+    def _take_locks(self, job: Job, locks: list[str]) -> bool:
+        """Take the locks of a job. Return False if the job cannot start. Its end is then sent."""
         held: list[int] | None = []
         try:
             self._slots.for_every_job()
@@ -247,10 +261,12 @@ class Agent:
                 words(error),
             )
             now = time.time()
-            self._ends.settle(job.name, line(job.name, 126, None, b"exit", now, now, detail=detail))
+            self._ends.record(
+                job.name, end_line(job.name, 126, None, b"exit", now, now, detail=detail)
+            )
             return False
         if held is None:
-            self._ends.tell(line(job.name, None, None, b"busy"))
+            self._ends.tell(end_line(job.name, None, None, b"busy"))
             return False
         job.held = held
         return True
@@ -270,14 +286,16 @@ class Agent:
             inherited = (self._slots.for_every_job(), *job.held)
             job.pid = job.session = spawn(self._loop, job, cwd, argv, env, inherited)
         except OSError as error:
-            code, why = why_not(job.log, argv[0], cwd, error)
-            self._over(job, line(name, code, None, b"exit", job.started, time.time(), detail=why))
+            code, why = explain_failure(job.log, argv[0], cwd, error)
+            self._record_end(
+                job, end_line(name, code, None, b"exit", job.started, time.time(), detail=why)
+            )
             return
         self._remains.running[job.pid] = job
-        self._time(job, timeout, idle, 0.0)
+        self._set_limits(job, timeout, idle, 0.0)
 
-    def _time(self, job: Job, timeout: bytes | str, idle: bytes | str, since: float) -> None:
-        """Keep the limits of a job that began at `since`, in seconds from now."""
+    def _set_limits(self, job: Job, timeout: bytes | str, idle: bytes | str, since: float) -> None:
+        """Set the limits of a job, relative to `since` in seconds from now."""
         if timeout or idle:
             now = time.monotonic()
             self._timed.add(job)
@@ -287,23 +305,31 @@ class Agent:
                 job.idle = float(idle)
                 job.idle_at = now + since + job.idle
 
-    # --- ending
+    # --- ending jobs
 
     def _end(self, job: Job, reason: bytes, grace: float) -> None:
-        """SIGTERM now, SIGKILL after `grace`; asked again, the earlier deadline holds."""
+        """Send SIGTERM now and SIGKILL after `grace` seconds.
+
+        On repeated calls, the earlier time applies.
+        """
         kill_at = time.monotonic() + grace
         if (job.pid or job in self._orphans) and not job.termed:
             job.reason = reason
             job.termed = True
-            for number in (SIGTERM, SIGCONT):
-                if job.pid:
-                    kill_group(job.pid, number)
-                for pid in self._remains.of(job) if job.orphaned else ():
-                    kill(pid, number)
+            self._send_sigterm(job)
         if job.kill_at is None or kill_at < job.kill_at:
             job.kill_at = kill_at
         job.deadline = job.idle_at = None
         self._timed.add(job)
+
+    def _send_sigterm(self, job: Job) -> None:
+        """Send SIGTERM to a job's processes, and SIGCONT so that stopped ones receive it."""
+        for number in (SIGTERM, SIGCONT):
+            if job.pid:
+                kill_group(job.pid, number)
+            if job.orphaned:
+                for pid in self._remains.processes_of(job):
+                    kill(pid, number)
 
     def _keep_time(self) -> None:
         now = time.monotonic()
@@ -321,9 +347,11 @@ class Agent:
                     continue
                 if job in self._orphans:
                     if self._blind and self._lives(job):
-                        job.kill_at = None  # no signal of ours reaches it: it is waited for
+                        job.kill_at = (
+                            None  # the process cannot be signaled from here, so wait for its end
+                        )
                         continue
-                    self._over_at_last(job)
+                    self._finish_orphan(job)
                     job.killed = True
                     job.kill_at = now + HOPELESS
                 sweep = True
@@ -354,8 +382,8 @@ class Agent:
             if job is not None:
                 self._first_process_ended(job, status, usage)
             else:
-                self._remains.reaped(pid, usage.ru_utime + usage.ru_stime)
-        self._finish(self._remains.over())
+                self._remains.record_reaped(pid, usage.ru_utime + usage.ru_stime)
+        self._finish(self._remains.end_leftovers())
 
     def _first_process_ended(self, job: Job, status: int, usage: resource.struct_rusage) -> None:
         job.pid = 0
@@ -376,31 +404,32 @@ class Agent:
                     job.reason = b"oom"
                 self._ooms = kills
         job.deadline = job.idle_at = None
-        self._remains.first_ended(job)
+        self._remains.add_ending(job)
 
     def _finish(self, jobs: list[Job]) -> None:
-        """Nothing is left of these."""
+        """Record the end of jobs without remaining processes."""
         for job in jobs:
             printed = size_of(job.log) if job.log else -1
             spent = job.started, job.ended, job.cpu, job.peak, len(job.strays)
-            self._over(
-                job, line(job.name, job.code, job.signal, job.reason, *spent, job.detail, printed)
+            self._record_end(
+                job,
+                end_line(job.name, job.code, job.signal, job.reason, *spent, job.detail, printed),
             )
 
-    def _over(self, job: Job, end: bytes) -> None:
+    def _record_end(self, job: Job, end: bytes) -> None:
         self._jobs.pop(job.name, None)
-        self._contact.over(job.name)
+        self._contact.remove_job(job.name)
         if self._sampler is not None:
             self._sampler.over(job.name)
         self._timed.discard(job)
         while job.held:
             os.close(job.held.pop())
-        self._ends.settle(job.name, end, job.slot)
+        self._ends.record(job.name, end, job.slot)
 
-    # --- what an agent that was killed left
+    # --- jobs of a killed agent
 
     def _inherit(self, began: dict[bytes, bytes]) -> None:
-        """Wait for what is to outlive an agent that was killed here; end whatever else it left running."""
+        """Wait for jobs that outlive a killed agent, and end its other processes."""
         cookies = {name for pid in processes() if (name := self._remains.name_of(pid)) is not None}
         now = time.monotonic()
         if began:
@@ -415,7 +444,7 @@ class Agent:
                 self._jobs[name] = job
                 self._orphans.append(job)
                 self._sample_at = now + SAMPLED
-                self._time(job, noted["timeout"], noted["idle"], job.started - time.time())
+                self._set_limits(job, noted["timeout"], noted["idle"], job.started - time.time())
                 continue
             if self._blind and name not in cookies and self._slots.any_alive():
                 self._jobs[name] = job
@@ -432,11 +461,11 @@ class Agent:
         if self._remains.ending:
             self._finish(self._remains.sweep())
         if self._orphans:
-            self._look_after()  # before any client is heard: none has stopped what is over already
+            self._check_orphans()  # before reading requests, so that no client stops an ended job
         self._ends.write(b"")
 
-    def _look_after(self) -> None:
-        """See which jobs of a dead agent are over."""
+    def _check_orphans(self) -> None:
+        """Check which jobs of a killed agent have ended."""
         now = time.monotonic()
         if now < self._orphans_at:
             return
@@ -447,16 +476,16 @@ class Agent:
             if self._slots.status(job.slot, job.name) is not None or not self._lives(job)
         ]
         for job in over:
-            self._over_at_last(job)
+            self._finish_orphan(job)
         if over:
             self._finish(self._remains.sweep())
 
     def _lives(self, job: Job) -> bool:
-        """Whether anything of a job of a dead agent lives."""
+        """Return True if any process of a killed agent's job lives."""
         return self._slots.alive(job.slot) if job.slot >= 0 else self._slots.any_alive()
 
-    def _over_at_last(self, job: Job) -> None:
-        """The shell of an orphan is gone, or has no patience left: what its slot says is its end."""
+    def _finish_orphan(self, job: Job) -> None:
+        """Record the exit status of an orphaned job from its slot."""
         self._orphans.remove(job)
         job.code, job.ended = self._slots.status(job.slot, job.name), time.time()
         job.signal = None if job.code is None else signal_of(job.code)
@@ -468,19 +497,20 @@ class Agent:
 
 
 def main(root: str, lock: int, listener: int, first: int, blind: int = 0) -> None:
-    """Serve `root` until nothing is left to do.  `lock` is its lock, held; `listener` its socket; `first` the client that began us.
+    """Serve `root` until there are no jobs and no clients.
 
-    `blind`: as in `Agent`.
+    `lock` is the held lock of the root, `listener` its socket, `first` the client that started this
+    process. `blind` is as in `Agent`.
     """
-    # Whatever else the client held open (a pipe somebody reads to its end, a jobserver) would be held by us, and by every job.
-    # Not every number up to the limit: in a container that may be a thousand million, and a Python for older systems would take minutes.
+    # Close inherited descriptors, such as a pipe that another process reads to its end. Otherwise this process and all jobs would
+    # keep them open. The limit of descriptors may be 10^9 in a container, so only the existing ones are closed.
     kept = (lock, listener, first)
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) not in kept:
             try:
                 os.close(int(name))
             except OSError:
-                pass  # it was the list's own
+                pass  # the descriptor of the directory listing itself
     for fd in kept:
         os.set_inheritable(fd, False)
     import ctypes

@@ -1,8 +1,9 @@
-"""What is known of a job when its agent was killed: whether anything of it lives, and the exit of its command.
+"""Slots of jobs: after an agent was killed, they tell if a job is alive and how its command ended.
 
-A job that is to outlive its agent has a slot: a file, locked (flock) through a descriptor that the agent opened and the job inherits.  By the lock a
-restarted agent sees whether anything of the job lives.  It runs below a shell that writes the command's exit into the file.  Others have none.
-Slots are used again: a new file costs more than all of this.
+A job that outlives its agent has a slot, a file that is locked (flock) by a descriptor of the agent
+which the job inherits. The lock shows a restarted agent that a process of the job lives. The job
+runs below a shell that writes the command's exit status into the file. Other jobs have no slot.
+Slots are reused, because creating a file is expensive.
 """
 
 from __future__ import annotations
@@ -15,16 +16,22 @@ SHELL = (
     b"-c",
     b'trap : HUP INT QUIT TERM USR1 USR2; "$@" 9>&-; s=$?; printf \'%s %s\\n\' "$0" $s >&9; exit $s',
 )
-"""Words before a job's name and its command.  Descriptor 9 is the slot's file.  What a shell traps, its children do not ignore."""
+"""Command prefix before a job's name and command.
+
+Descriptor 9 is the slot's file. Signals that a shell traps are not ignored by its children.
+"""
 DESCRIPTOR = 9
 ALL = "jobs"
-"""The file in the root that every job holds, one for all: where it is free, no job of this root lives."""
+"""File in the root that every job holds. If it is unlocked, no job of this root lives."""
 _BLANK = b" " * 255 + b"\n"
-"""What a slot's file holds at first: an exit that is written over it needs no room on the disk.  Names have at most 200 bytes."""
+"""Initial content of a slot's file, so that writing an exit status needs no disk space.
+
+Job names have at most 200 bytes.
+"""
 
 
 class Slots:
-    """The slots below the folder `slots` of the working directory, which may change afterwards."""
+    """The slots in the directory `slots` of the working directory, which may change afterwards."""
 
     def __init__(self) -> None:
         os.makedirs("slots", mode=0o700, exist_ok=True)
@@ -34,7 +41,7 @@ class Slots:
         self._all: int | None = None
 
     def for_every_job(self) -> int:
-        """The descriptor that each job inherits, beside that of its own slot.  Raises OSError."""
+        """Return the descriptor of the file `jobs`, which every job inherits. Raises OSError."""
         if self._all is None:
             fd = self._open(f"../{ALL}")
             try:
@@ -45,18 +52,24 @@ class Slots:
         return self._all
 
     def any_alive(self) -> bool:
-        """Whether a job that an earlier agent began lives; once we have begun one ourselves, that is not known any more."""
+        """Return True if a job of an earlier agent lives.
+
+        Unknown (False) once this agent has started a job.
+        """
         return self._all is None and self.alive(f"../{ALL}")
 
     def keep(self, number: int) -> None:
-        """This one belongs to a job of an agent that was killed."""
+        """Reserve a slot for a job of a killed agent."""
         self._free += [other for other in range(self._next, number) if other not in self._free]
         self._next = max(self._next, number + 1)
         if number in self._free:
             self._free.remove(number)
 
     def take(self) -> tuple[int, int]:
-        """A slot for a new job: its number, and the descriptor that holds its lock, not inherited yet.  Raises OSError."""
+        """Return the number of a free slot, and the descriptor with its lock, not yet inheritable.
+
+        Raises OSError.
+        """
         while True:
             if self._free:
                 number = self._free.pop()
@@ -66,20 +79,19 @@ class Slots:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.pwrite(fd, _BLANK, 0)
-                return number, fcntl.fcntl(
-                    fd, fcntl.F_DUPFD_CLOEXEC, 64
-                )  # a number that no script's `exec 3>` replaces
+                # A high number, which no script's `exec 3>` replaces.
+                return number, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64)
             except BlockingIOError:
-                pass  # something that no signal could end still holds it: it is left alone
+                pass  # an unkillable process still holds this slot; use another
             finally:
                 os.close(fd)
 
     def give(self, number: int) -> None:
-        """The end of its job is on the disk."""
+        """Free a slot, after the end of its job was written to disk."""
         self._free.append(number)
 
     def alive(self, number: int | str) -> bool:
-        """Whether anything of the slot's job lives."""
+        """Return True if any process of the slot's job lives."""
         fd = self._open(number)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -90,7 +102,7 @@ class Slots:
             os.close(fd)
 
     def status(self, number: int, name: bytes) -> int | None:
-        """What the shell above the command of job `name` wrote: its exit; None as long as there is nothing, or where there is no slot."""
+        """Return the exit status of job `name` from its slot, or None if there is none."""
         if number < 0:
             return None
         fd = self._open(number)

@@ -1,6 +1,7 @@
-"""Files with holes: copied with them, and written with holes where zeros come.
+"""Sparse files: copying them, and writing holes in place of zeros.
 
-So a file takes no more of a disk than it did where it was made."""
+Copies then take no more disk space than the original.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +14,18 @@ if TYPE_CHECKING:
 
 BLOCK = 1 << 20
 LEAST = 4096
-"""Bytes of zeros from which on a hole is left: what file systems allocate at once."""
+"""Minimum number of zero bytes for a hole, a usual block size of file systems."""
 _ZEROS = bytes(BLOCK)
 _CANNOT = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
-"""Errors of a file system that does not copy by itself."""
+"""Errors of file systems that cannot copy ranges."""
 
 
 def copy(source: int, target: int, size: int) -> None:
-    """Give the new, empty file `target` the first `size` bytes of another; by the file system alone, where that can.  Raises OSError.
+    """Copy the first `size` bytes of a file to the new, empty file `target`, with holes.
 
-    Of a source that is shorter, it has what there is.
+    Raises OSError.
+
+    The file system copies the data itself if possible. A shorter source is copied completely.
     """
     size = min(size, os.fstat(source).st_size)
     at_once = hasattr(os, "copy_file_range")  # not on macOS
@@ -47,7 +50,7 @@ def copy(source: int, target: int, size: int) -> None:
 
 
 def runs_of_data(fd: int, size: int) -> Iterator[tuple[int, int]]:
-    """Where there is data in the first `size` bytes of a file: begin and end of each run."""
+    """Yield start and end of each data range in the first `size` bytes of a file."""
     if os.fstat(fd).st_blocks * 512 >= size:
         if size:
             yield 0, size
@@ -62,7 +65,10 @@ def runs_of_data(fd: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def write(fd: int, data: bytes | memoryview) -> None:
-    """Write all of it where the file stands; leave a hole for blocks of zeros where nothing is yet.  `extend` makes a hole at the end count."""
+    """Write all data at the current position, and skip blocks of zeros where the file has a hole.
+
+    Call `extend` afterwards to include a hole at the end.
+    """
     view = memoryview(data)
     while view:
         block = view[:BLOCK]
@@ -75,13 +81,16 @@ def write(fd: int, data: bytes | memoryview) -> None:
 
 
 def extend(fd: int, size: int) -> None:
-    """Have a file at least `size` bytes.  Others may write to it at the same time: it is never cut."""
+    """Extend a file to at least `size` bytes.
+
+    It is never truncated, because others may write to it.
+    """
     if os.fstat(fd).st_size < size:
         os.pwrite(fd, b"\0", size - 1)
 
 
 def is_zero(data: bytes | memoryview) -> bool:
-    """Whether it is nothing but zeros."""
+    """Return True if the data consists of zeros only."""
     if data and (data[0] or data[-1]):
         return False
     blocks = (bytes(data[at : at + BLOCK]) for at in range(0, len(data), BLOCK))
@@ -89,7 +98,7 @@ def is_zero(data: bytes | memoryview) -> bool:
 
 
 def _is_hole(fd: int, size: int) -> bool:
-    """Whether there is no data in the next bytes of a file: what stands there from before must be written over."""
+    """Return True if the next bytes of a file contain no data that must be overwritten."""
     at = os.lseek(fd, 0, os.SEEK_CUR)
     if at >= os.fstat(fd).st_size:
         return True
@@ -99,12 +108,15 @@ def _is_hole(fd: int, size: int) -> bool:
 
 
 def _seek(fd: int, start: int, whence: str, last: int) -> int:
-    """Where data, or a hole, begins from `start` on: at `last` where there is none before.  A system that cannot tell has data everywhere."""
+    """Return the start of the next data or hole from `start`, or `last` if there is none before.
+
+    If the system cannot tell, everything counts as data.
+    """
     if not hasattr(os, whence):
         return start if whence == "SEEK_DATA" else last
     try:
         return min(os.lseek(fd, start, getattr(os, whence)), last)
     except OSError as error:
-        if error.errno != errno.ENXIO:  # there is nothing but a hole
+        if error.errno != errno.ENXIO:  # ENXIO: only a hole follows
             return start if whence == "SEEK_DATA" else last
         return last

@@ -1,4 +1,4 @@
-"""Begins the first process of a job, and says what is wrong when there can be none."""
+"""Start the first process of a job, or explain why it cannot start."""
 
 from __future__ import annotations
 
@@ -13,18 +13,9 @@ if TYPE_CHECKING:
     from .job import Job
     from .loop import Loop
 
-_OOM_SCORE = (
-    b"500"  # of jobs, above ours: where memory runs out, the kernel takes a job before its agent
-)
-_RESTORED = (
-    1,
-    2,
-    3,
-    13,
-    15,
-    17,
-    25,
-)  # signals that are ignored here, by Python or by our parent, but not in jobs
+_OOM_SCORE = b"500"  # higher than the agent's, so that the kernel kills a job first
+_RESTORED = (1, 2, 3, 13, 15, 17, 25)
+"""Signals that this process may ignore, and whose default action is restored for jobs."""
 
 
 def spawn(
@@ -35,7 +26,10 @@ def spawn(
     env: dict[bytes, bytes],
     inherited: tuple[int, ...],
 ) -> int:
-    """The pid of its first process, which leads a session of its own, has the descriptors `inherited` and is watched.  Raises OSError."""
+    """Start the first process of a job in a new session, watch it, and return its PID.
+
+    It inherits the descriptors `inherited`. Raises OSError.
+    """
     os.chdir(cwd)
     program, whole = _program(argv[0], env), argv
     actions = [
@@ -62,10 +56,10 @@ def spawn(
     finally:
         for fd in inherited:
             os.set_inheritable(fd, False)
-    _prefer(pid)
+    _raise_oom_score(pid)
     try:
         loop.watch_process(pid)
-    except OSError:  # no descriptor left to watch it with: it may not run unwatched
+    except OSError:  # no descriptor to watch the process: do not let it run unwatched
         os.killpg(pid, SIGKILL)
         os.waitpid(pid, 0)
         raise
@@ -73,7 +67,7 @@ def spawn(
 
 
 def _program(name: bytes, env: dict[bytes, bytes]) -> bytes:
-    """What execvp would find, in the job's PATH and not in ours."""
+    """Return the program that execvp would find in the job's PATH."""
     if b"/" in name:
         return name
     candidates = [
@@ -85,8 +79,11 @@ def _program(name: bytes, env: dict[bytes, bytes]) -> bytes:
     return next((candidate for candidate in there if os.access(candidate, os.X_OK)), there[0])
 
 
-def why_not(log: bytes, program: bytes, cwd: bytes, error: OSError) -> tuple[int, bytes]:
-    """The exit code that a shell would give, and which part failed (posix_spawn does not say): that stands in the log then, too."""
+def explain_failure(log: bytes, program: bytes, cwd: bytes, error: OSError) -> tuple[int, bytes]:
+    """Return a shell's exit code and a message for a failed start, and write the message to the log.
+
+    posix_spawn does not tell which part failed.
+    """
     code = 126
     what = b"cannot run " + program
     why = words(error)
@@ -116,12 +113,12 @@ def why_not(log: bytes, program: bytes, cwd: bytes, error: OSError) -> tuple[int
     return code, what + b": " + why
 
 
-def _prefer(pid: int) -> None:
-    """Have the kernel end this process before us where memory runs out."""
+def _raise_oom_score(pid: int) -> None:
+    """Make the kernel kill this process before the agent when memory runs out."""
     try:
         fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY)
     except OSError:
-        return  # it is over, or there is no such file
+        return  # exited, or no such file
     try:
         os.write(fd, _OOM_SCORE)
     except OSError:

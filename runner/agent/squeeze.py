@@ -1,6 +1,6 @@
-"""Compress what travels while there is processor time to spare for it: where the wire is slower than the processor, and the bytes give way.
+"""Compress transfers when CPU time is available and the data is compressible.
 
-zlib at its quickest, the one compressor that every Python has.
+zlib at its fastest level is used, because every Python includes it.
 """
 
 from __future__ import annotations
@@ -16,18 +16,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 WINDOW = 0.25
-"""Seconds between two looks at how busy this process is."""
-BUSY, IDLE = 0.7, 0.4
-"""Of the time: from the one on it does not compress, below the other it does again."""
+"""Seconds between two measurements of this process's CPU usage."""
+BUSY = 0.7
+"""CPU usage at which compression stops."""
+IDLE = 0.4
+"""CPU usage below which compression starts again."""
 MOST = 1 << 20
-"""Bytes that come out of one payload: a stranger may send what grows for ever."""
+"""Maximum number of decompressed bytes of a payload, against malicious data."""
 WORTH = 0.85
-"""Of its size, which a block must shrink to; else the next `SKIPPED` are sent as they are."""
+"""Maximum compression ratio.
+
+If a block compresses worse, the next `SKIPPED` are sent uncompressed.
+"""
 SKIPPED = 31
 
 
 def plain(parts: Sequence[bytes | memoryview]) -> tuple[bytes | memoryview, ...]:
-    """A payload of these bytes as they are; of nothing but zeros, the hole of a file, it is a few bytes."""
+    """Return an uncompressed payload of these bytes.
+
+    Zeros, such as a file's hole, take a few bytes.
+    """
     size = sum(map(len, parts))
     if LEAST <= size <= MOST and all(map(is_zero, parts)):
         return (b"z", _zeros(size))
@@ -40,7 +48,7 @@ def _zeros(size: int) -> bytes:
 
 
 class Squeezer:
-    """Payloads of one end: `z` and compressed bytes, or `d` and the bytes themselves."""
+    """Encoder of payloads: `z` and compressed bytes, or `d` and plain bytes."""
 
     def __init__(
         self,
@@ -53,7 +61,7 @@ class Squeezer:
         self._skip = 0
 
     def payload(self, parts: Sequence[bytes | memoryview]) -> tuple[bytes | memoryview, ...]:
-        """What to send for these bytes."""
+        """Return the payload to send for these bytes."""
         now = self._clock()
         if now - self._at >= WINDOW:
             used = self._spent()
@@ -72,7 +80,7 @@ class Squeezer:
 
 
 def bytes_of(payload: bytes) -> bytes:
-    """The bytes in a payload `d` or `z`.  Raises ValueError for what is no such payload."""
+    """Return the bytes in a payload `d` or `z`. Raises ValueError for an invalid payload."""
     if payload[:1] == b"d":
         return payload[1:]
     opened = zlib.decompressobj()
@@ -81,5 +89,5 @@ def bytes_of(payload: bytes) -> bytes:
     except zlib.error as error:
         raise ValueError(str(error)) from None
     if payload[:1] != b"z" or not opened.eof:
-        raise ValueError("what came is not what a squeezer sends")
+        raise ValueError("invalid compressed data")
     return data

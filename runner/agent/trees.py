@@ -1,4 +1,4 @@
-"""Trees on the disk of a host: what is in one, what its bytes are, and how one comes out of a tar."""
+"""Directory trees on a host: listing, hashing and unpacking."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     Row = tuple[str, str, int, str]
-    """Path, kind, bytes, value: kinds are f plain, x executable, l link, d folder, o what is none of these; the value is a SHA-256 or a target."""
+    """Path, kind, size and value.
+
+    Kinds are f file, x executable, l link, d directory, o other. The value is a SHA-256 or a link
+    target.
+    """
 
 BLOCK = 1 << 18
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 def digest_of(path: str | int) -> str:
-    """The SHA-256 of a file.  Raises OSError."""
+    """Return the SHA-256 of a file. Raises OSError."""
     hasher, view = hashlib.sha256(), memoryview(bytearray(BLOCK))
     with open(path, "rb", buffering=0) as file:
         while count := file.readinto(view):
@@ -29,22 +33,25 @@ def digest_of(path: str | int) -> str:
 
 
 def kind_of(mode: int) -> str:
-    """The kind of what has this mode."""
+    """Return the kind of a file with this mode."""
     if stat.S_ISREG(mode):
         return "x" if mode & stat.S_IXUSR else "f"
     return "d" if stat.S_ISDIR(mode) else "l" if stat.S_ISLNK(mode) else "o"
 
 
 def below(top: str) -> Iterator[tuple[str, str]]:
-    """Path and kind of everything in a folder, which comes before what is in it.  Raises OSError."""
-    for path, found in seen(top):
+    """Yield path and kind of all entries in a directory, directories before their content.
+
+    Raises OSError.
+    """
+    for path, found in walk(top):
         if isinstance(found, OSError):
             raise found
         yield path, kind_of(found.st_mode)
 
 
-def seen(top: str) -> Iterator[tuple[str, os.stat_result | OSError]]:
-    """The same with all that is known of each, or why it is not: what was deleted meanwhile, say."""
+def walk(top: str) -> Iterator[tuple[str, os.stat_result | OSError]]:
+    """Yield path and status of all entries in a directory, or the error, for example of a deleted entry."""
     waiting = [""]
     while waiting:
         folder = waiting.pop()
@@ -67,7 +74,12 @@ def seen(top: str) -> Iterator[tuple[str, os.stat_result | OSError]]:
 
 
 def rows(top: str) -> list[Row]:
-    """Everything in a folder with its bytes hashed, sorted by name; of folders the empty ones.  Raises OSError."""
+    """Return all entries in a directory, hashed and sorted by name.
+
+    Only empty directories are included.
+
+    Raises OSError.
+    """
     found: list[Row] = []
     full = set()
     for path, kind in below(top):
@@ -87,7 +99,7 @@ def rows(top: str) -> list[Row]:
 
 
 def stamp(found: Iterable[tuple[str, str]], links: Iterable[tuple[str, str]]) -> str:
-    """What a tree of these names and kinds, folders among them, and of these targets of links is recognized by."""
+    """Return a digest of a tree's paths, kinds (including directories) and link targets."""
     hasher = hashlib.sha256()
     for path, kind in sorted((os.fsencode(path), kind) for path, kind in found):
         hasher.update(kind.encode() + path + b"\0")
@@ -97,7 +109,7 @@ def stamp(found: Iterable[tuple[str, str]], links: Iterable[tuple[str, str]]) ->
 
 
 def stamp_of(top: str) -> str:
-    """The stamp of the tree that is there.  Raises OSError."""
+    """Return the stamp of a tree on disk. Raises OSError."""
     found = list(below(top))
     return stamp(
         found, [(path, os.readlink(f"{top}/{path}")) for path, kind in found if kind == "l"]
@@ -105,13 +117,13 @@ def stamp_of(top: str) -> str:
 
 
 def touch(path: str) -> None:
-    """Have a file there, written to just now."""
+    """Create a file, or set its modification time to now."""
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
     os.utime(path)
 
 
 def open_up(top: str) -> None:
-    """Let us write to a folder and all below it, whatever their modes."""
+    """Make a directory and all its subdirectories writable."""
     if os.path.islink(top) or not os.path.isdir(top):
         return
     waiting = [top]
@@ -125,7 +137,7 @@ def open_up(top: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Delete a file, a link or a folder, whatever its modes.  Nothing there is fine.  Raises OSError."""
+    """Delete a file, link or directory of any mode, if it exists. Raises OSError."""
     try:
         os.unlink(path)
         return
@@ -144,11 +156,14 @@ def remove(path: str) -> None:
                 os.unlink(under) if os.path.islink(under) else os.rmdir(under)
         os.rmdir(path)
     except FileNotFoundError:
-        remove(path)  # another deletes it, too
+        remove(path)  # deleted concurrently
 
 
 def newest(path: str) -> int:
-    """When something was last written at `path`, or below it, in nanoseconds.  Raises OSError."""
+    """Return the latest modification time of a path and all entries below it, in nanoseconds.
+
+    Raises OSError.
+    """
     found = os.lstat(path)
     latest = found.st_mtime_ns
     if stat.S_ISDIR(found.st_mode):
@@ -157,9 +172,10 @@ def newest(path: str) -> int:
 
 
 def unpack(read: Callable[[int], bytes], into: Callable[[memoryview], int], mask: int) -> list[str]:
-    """Make what a tar holds in the working directory, files with no more than the modes of `mask`; the digests of its files in their order.
+    """Unpack a tar into the working directory, and return the digests of its files in order.
 
-    Takes what our own `tar` writes: ustar and GNU long names.  Raises OSError, and ValueError for what is no tar.
+    File modes are limited by `mask`. Supported are ustar and GNU long names, as written by `tar` of
+    this product. Raises OSError, and ValueError for an invalid tar.
     """
     view = memoryview(bytearray(BLOCK))
     found: list[str] = []
@@ -194,7 +210,7 @@ def unpack(read: Callable[[int], bytes], into: Callable[[memoryview], int], mask
                 while left:
                     count = into(view[: min(left, BLOCK)])
                     if not count:
-                        raise ValueError("it ends too early")
+                        raise ValueError("the archive is truncated")
                     hasher.update(view[:count])
                     sparse.write(fd, view[:count])
                     left -= count
@@ -207,14 +223,17 @@ def unpack(read: Callable[[int], bytes], into: Callable[[memoryview], int], mask
 
 
 def put(fd: int, data: memoryview | bytes) -> None:
-    """Write all of it."""
+    """Write all data to a descriptor."""
     data = memoryview(data)
     while data:
         data = data[os.write(fd, data) :]
 
 
 def copy(source: str, target: str, most: int = 1 << 62) -> int:
-    """Make a file, which must not be there, of the first bytes of another; by the file system alone, where that can.  Its mode.  Raises OSError."""
+    """Copy the first `most` bytes of a file to a new file, and return the mode of the source.
+
+    The file system copies the data itself if possible. Raises OSError.
+    """
     with open(source, "rb", buffering=0) as file, open(target, "xb", buffering=0) as other:
         found = os.fstat(file.fileno())
         sparse.copy(file.fileno(), other.fileno(), most)
@@ -222,7 +241,7 @@ def copy(source: str, target: str, most: int = 1 << 62) -> int:
 
 
 def copy_with_mode(source: str, target: str) -> None:
-    """The same, with its permissions and times: a function for `shutil.copytree`."""
+    """Copy a file with its permissions and times, for `shutil.copytree`."""
     import shutil
 
     copy(source, target)
@@ -230,14 +249,15 @@ def copy_with_mode(source: str, target: str) -> None:
 
 
 def make_real(at: str, is_object: bool) -> bool:
-    """Make of a link what it leads to: folders of our own, and files.  False where files are links still.
+    """Replace a link with the content of its target. Returns False if files remain links.
 
-    Files of an object are given another name.  What is not ours is never: that would change it.
+    Files of an object become hard links. Other files remain links, because hard links would change
+    them.
     """
     top = os.readlink(at)
     os.unlink(at)
     if not os.path.isdir(top):
-        return _named(top, at, is_object)
+        return _link(top, at, is_object)
     os.mkdir(at)
     real = True
     for path, kind in below(top):
@@ -246,24 +266,27 @@ def make_real(at: str, is_object: bool) -> bool:
         elif kind == "l":
             os.symlink(os.readlink(f"{top}/{path}"), f"{at}/{path}")
         else:
-            real = _named(f"{top}/{path}", f"{at}/{path}", is_object) and real
+            real = _link(f"{top}/{path}", f"{at}/{path}", is_object) and real
     return real
 
 
-def _named(source: str, target: str, is_object: bool) -> bool:
-    """Give a file another name; False where a link leads to it instead."""
+def _link(source: str, target: str, is_object: bool) -> bool:
+    """Create a hard link to an object's file, otherwise a symbolic link.
+
+    Returns False for the latter.
+    """
     if is_object:
         try:
             os.link(source, target)
             return True
         except OSError:
-            pass  # another file system, one without hard links, or one name too many
+            pass  # another file system, no hard links, or too many links
     os.symlink(source, target)
     return False
 
 
 def _make_way(name: bytes) -> None:
-    """Let there be room for a file, and a folder for it."""
+    """Delete an existing file, or create the parent directory."""
     if os.path.lexists(name):
         os.unlink(name)
     else:

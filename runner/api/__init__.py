@@ -1,1 +1,1 @@
-"""What can be asked of runs: each operation once, for the command line, Python and the server."""
+"""Operations on runs, shared by the command line, the Python API and the server."""

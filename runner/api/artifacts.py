@@ -1,4 +1,4 @@
-"""What the steps of a run made: outputs, the files in them, and their bytes."""
+"""Outputs of a run: names, sizes, directory listings and file contents."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .values import Facts, whole
 
 
 def list_outputs(ws: Workspace, row: RunRow) -> list[Facts]:
-    """Return what the steps of a run made, or found made, by STEP.OUTPUT.
+    """Return the outputs of a run as `STEP.OUTPUT` entries, including outputs of cached steps.
 
-    Of a run that another machine carried out they are its results, by their names.
+    For a run that another machine executed, return its published results under their own names.
     """
     return outputs_of(ws, row, ws.run_views.graph(row), ws.store.runs.attempts(row.id))
 
@@ -30,7 +30,7 @@ def list_outputs(ws: Workspace, row: RunRow) -> list[Facts]:
 def outputs_of(
     ws: Workspace, row: RunRow, graph: RunGraph | None, attempts: Sequence[AttemptRow]
 ) -> list[Facts]:
-    """Return the same of a run whose graph and attempts are known."""
+    """Return the outputs of a run, like `list_outputs`, from an already loaded graph and attempts."""
     keys = dict(graph.fresh) if graph is not None else {}
     keys |= {each.step: each.key for each in attempts if each.outcome == "done" and each.key}
     places = {step: n for n, step in enumerate(graph.needs)} if graph is not None else {}
@@ -64,7 +64,7 @@ def outputs_of(
 def _size(
     ws: Workspace, content: Content, tiny: Mapping[Content, bytes], said: int | None
 ) -> int | None:
-    """The bytes of an output: those that are stored, else what was said of them."""
+    """Return the stored size of an output in bytes, or the `said` size if nothing is stored."""
     if content in tiny:
         return len(tiny[content])
     seal = ws.store.index.seal(content)
@@ -76,16 +76,17 @@ def _size(
 
 
 FILES: Final = 1000
-"""Files of a folder that are listed at once."""
+"""Maximum number of directory entries in one answer."""
 FOLDER: Final = "inode/directory"
-"""The type of a folder, as desktops call it."""
+"""Media type of a directory, as used by desktop environments."""
 
 
 def list_artifacts(ws: Workspace, row: RunRow, name: str = "", after: str = "") -> list[Facts]:
-    """Return the outputs of a run, or the one of that name, each with `stored`: whether its bytes are here.
+    """Return the outputs of a run, or only the output `name`.
 
-    Each has its media `type`, and the `step` of a training that its path tells. Of a folder the
-    `files` are the first `FILES` whose paths are greater than `after`, sorted.
+    `stored` tells whether the content is in this workspace. `type` is the media type, and `step`
+    the training step in the path, if any. For a directory, `files` holds the first `FILES` entries
+    whose paths sort after `after`.
     """
     found: list[Facts] = []
     for each in list_outputs(ws, row):
@@ -110,7 +111,7 @@ def list_artifacts(ws: Workspace, row: RunRow, name: str = "", after: str = "") 
 def _files(
     ws: Workspace, content: Content, entries: Sequence[Entry], after: str
 ) -> list[Mapping[str, Any]]:
-    """The first `FILES` of a folder whose paths are greater than `after`, sorted."""
+    """Return the first `FILES` directory entries whose paths sort after `after`."""
     folder = ws.objects.path(content)
     listed = sorted(
         (entry for entry in entries if entry.path > after), key=lambda entry: entry.path
@@ -128,7 +129,10 @@ def _files(
 
 
 def _type(ws: Workspace, folder: Path, entry: Entry) -> str:
-    """The type of a file by its name; of one that is called a picture, by its first bytes."""
+    """Return a file's media type by its name.
+
+    Files named like images are also checked by content.
+    """
     named = media.type_of(entry.path)
     if named not in media.PICTURES or entry.kind not in "fx":
         return named
@@ -140,7 +144,7 @@ def _type(ws: Workspace, folder: Path, entry: Entry) -> str:
 
 
 def _head(ws: Workspace, content: Content) -> bytes:
-    """The first bytes of a stored file; none where it cannot be read."""
+    """Return the first bytes of a stored file, or b"" if the file cannot be read."""
     data = ws.objects.tiny.row(content)
     if data is not None:
         return data[: media.HEAD]
@@ -152,7 +156,7 @@ def _head(ws: Workspace, content: Content) -> bytes:
 
 
 class StoredFile(NamedTuple):
-    """A file of an output: where its bytes are, the digest that they have, and what it was called."""
+    """A stored output file: its location in the store, its digest, and its original path."""
 
     place: Path
     digest: str
@@ -160,9 +164,9 @@ class StoredFile(NamedTuple):
 
 
 def find_file(ws: Workspace, row: RunRow, name: str, path: str = "") -> StoredFile:
-    """Return a file of a run: the output `name`, or of one that is a folder the file at `path` in it.
+    """Return a file of a run: the output `name`, or the file at `path` in an output directory.
 
-    Raises NotFound, and NotStored where the run had it and its bytes are not here any more.
+    Raises NotFound if the run has no such file, and NotStored if the content was deleted.
     """
     outputs = list_outputs(ws, row)
     found = next((each for each in outputs if each["name"] == name), None)
@@ -187,10 +191,9 @@ def find_file(ws: Workspace, row: RunRow, name: str, path: str = "") -> StoredFi
 
 
 def open_stored(ws: Workspace, place: Path) -> BinaryIO:
-    """Open a file of the store for reading.
+    """Open a file of the object store for reading.
 
-    Raises NotStored, also where something else has been put in its place: a pipe, or a link that
-    leads out of the store.
+    Raises NotStored if the file is missing, is not a regular file, or is a link out of the store.
     """
     objects = os.path.join(os.path.realpath(ws.objects.root), "")
     try:
@@ -202,7 +205,7 @@ def open_stored(ws: Workspace, place: Path) -> BinaryIO:
 
 
 class NotStored(NotFound):
-    """The bytes of an output are not stored here any more."""
+    """The content of an output is no longer stored in this workspace."""
 
     def __init__(self) -> None:
         super().__init__(

@@ -1,11 +1,11 @@
-"""The checkpoints of a run's steps: listed, and one chosen from which the next run resumes."""
+"""List the checkpoints of a run, and choose the checkpoint from which the next run resumes."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from ..errors import CannotRun, NotFound
-from ..execution.session import look
+from ..execution.session import preview
 from ..execution.terms import choice_of_run, request_of_run
 from ..storage.records.runs import RunRow
 from ..storage.workspace import Workspace
@@ -15,13 +15,16 @@ from .values import Facts, moment, whole
 
 
 class Checkpoints(NamedTuple):
-    """The states of a run's steps, and the steps of which nothing can be known before those that they need are done."""
+    """Checkpoints of a run's steps.
+
+    `unknown` lists steps whose checkpoint directory is not known until their dependencies finish.
+    """
 
     kept: list[StepState]
     unknown: list[str]
 
     def facts(self) -> Facts:
-        """As JSON has it, the newest of each state first."""
+        """Return the checkpoints as JSON values, newest first within each checkpoint directory."""
         return {
             "checkpoints": [each for state in self.kept for each in _facts(state)],
             "unknown": self.unknown,
@@ -29,18 +32,21 @@ class Checkpoints(NamedTuple):
 
 
 class NotHere(CannotRun):
-    """The checkpoints of a run are not in the workspace of this server."""
+    """The checkpoints of a run are not in this workspace."""
 
     def __init__(self) -> None:
         super().__init__(fix="use the machine that executes the run")
 
 
 def find_checkpoints(ws: Workspace, row: RunRow) -> Checkpoints:
-    """Survey what a run was asked for, and return what its steps have kept.  Raises NotHere, or what a survey raises."""
+    """Survey a run's request and return the checkpoints of its steps.
+
+    Raises NotHere, and the errors of a survey.
+    """
     request = request_of_run(row)
     if request is None or row.bundle:
         raise NotHere
-    found = look(ws, request, choice_of_run(row))
+    found = preview(ws, request, choice_of_run(row))
     states: list[StepState] = []
     unknown: list[str] = []
     for n, spec in enumerate(found.plan.specs()):
@@ -54,9 +60,10 @@ def find_checkpoints(ws: Workspace, row: RunRow) -> Checkpoints:
 
 
 def resume_from(ws: Workspace, row: RunRow, step: str, state: str, number: int) -> str:
-    """Put aside the checkpoints of a step that are newer than `number`, and return the name of the one that counts now.
+    """Set aside checkpoints newer than `number`, and return the name of the newest one left.
 
-    Raises NotHere, NotFound, Busy while a run works with them, CannotRun where that one is not whole.
+    Raises NotHere, NotFound, Busy if a run uses the checkpoints, and CannotRun if checkpoint
+    `number` is incomplete.
     """
     for each in find_checkpoints(ws, row).kept:
         if (each.step, each.state) == (step, state):

@@ -1,4 +1,4 @@
-"""What rented machines cost: of one run, or of all since the beginning of the month."""
+"""Costs of rented machines, for one run or for the current month."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from ..storage.records.ledger import LeaseRow, Ledger, of_user
 
 
 class Cost(TypedDict):
-    """One machine.  `usd` is what the provider charged, or, where it has not said so yet, what was accrued by the price."""
+    """Cost of one machine.
+
+    `usd` is the provider's charge, or an estimate by price until it is known.
+    """
 
     key: str
     run: str
@@ -22,30 +25,33 @@ class Cost(TypedDict):
     hours: float
     usd: float
     source: str
-    place: str  # what events call the machine
+    place: str  # name of the machine in events
 
 
 class Costs(NamedTuple):
-    """Machines and what they cost together, in US dollars."""
+    """Machines and their total cost in US dollars."""
 
     leases: list[Cost]
     usd: float
 
 
 def of_runs(environ: Mapping[str, str], runs: Iterable[str]) -> dict[str, float]:
-    """What each of these runs cost, in US dollars, by the ledger of an environment."""
+    """Return the cost of each run in US dollars, from the user's ledger."""
     with Ledger.open(of_user(environ), read_only=True) as ledger:
         return {run: _costs(ledger, ledger.of_run(run)).usd for run in runs}
 
 
 def of_run(run: str) -> Costs:
-    """What the machines of a run cost."""
+    """Return the cost of a run's machines."""
     with Ledger.open(of_user(os.environ), read_only=True) as ledger:
         return _costs(ledger, ledger.of_run(run))
 
 
 def of_month() -> Costs:
-    """What all machines cost this month, by this machine's time zone; of one that was there before, its share of the time."""
+    """Return the cost of all machines since the first of this month, in local time.
+
+    A lease that began earlier counts in proportion to its time in this month.
+    """
     now = time.localtime()
     began = time.mktime((now.tm_year, now.tm_mon, 1, 0, 0, 0, 0, 0, -1))
     with Ledger.open(of_user(os.environ), read_only=True) as ledger:
@@ -53,9 +59,10 @@ def of_month() -> Costs:
 
 
 def by_step(costs: Iterable[Cost], times: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """What each step cost, in US dollars: a machine's cost is shared among its steps, as long as each was there.
+    """Return the cost of each step in US dollars.
 
-    `times`: by place and step, in seconds.
+    The cost of a machine is divided among its steps in proportion to their seconds on the machine.
+    `times` holds these seconds by machine and step.
     """
     found: dict[str, float] = {}
     for cost in costs:
@@ -69,11 +76,11 @@ def by_step(costs: Iterable[Cost], times: Mapping[str, Mapping[str, float]]) -> 
 
 
 def _costs(ledger: Ledger, rows: list[LeaseRow], since: float = 0.0) -> Costs:
-    """What these leases have cost since a moment, in seconds since the epoch."""
+    """Return the cost of these leases since a time in seconds since the epoch."""
     noted, now = ledger.costs([row.key for row in rows]), time.time()
 
     def usd(row: LeaseRow) -> float:
-        if row.kept and row.gone is None:  # nothing notes what its disk costs while it stands still
+        if row.kept and row.gone is None:  # the ledger has no disk cost of a stopped machine
             return committed_cost(row.price, max(row.asked, since), now)
         begun, end = began(row), row.gone or now
         return noted[row.key].usd * ((end - since) / (end - begun) if begun < since < end else 1.0)

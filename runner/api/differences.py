@@ -1,4 +1,7 @@
-"""What differs between two runs: what they were given, and what each step read, ran, made and reported.  Changes nothing."""
+"""Differences between two runs: inputs, and each step's data, command, outputs and metrics.
+
+Read-only.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,17 @@ from ..survey.input_manifests import load_manifest
 from .values import Facts
 
 Manifest = Callable[[str], Mapping[str, str] | None]
-"""What a tree's content id stands for: path -> content."""
+"""Look up the files of a directory by its content ID: path to content, or None if unknown."""
 
 ASPECTS: Final = ("inputs", "data", "code", "command", "env", "outputs", "metrics", "time")
 
 
 class Difference(NamedTuple):
-    """A part that differs.  `files`: of two trees those that do, `+` new, `-` gone, `~` changed; None where that is not known, or they are none."""
+    """A changed part of a step.
+
+    If both values are directories, `files` maps each changed path to `+` (added), `-` (removed) or
+    `~` (modified). None if the listings are unknown.
+    """
 
     part: str
     before: Any = None
@@ -29,35 +36,37 @@ class Difference(NamedTuple):
 
 
 class StepDifference(NamedTuple):
-    """How one step differed; `only` says which run has it, A or B, when one has not."""
+    """The changes of one step. `only` is A or B if only that run has the step."""
 
     id: str
     states: tuple[str, str]
     only: str = ""
     changes: Mapping[str, Sequence[Difference]] = {}
-    """By aspect; aspects without any are absent."""
+    """Changes by aspect. Unchanged aspects are absent."""
 
 
 class Differences(NamedTuple):
-    """What differs between two runs."""
+    """The differences between two runs."""
 
     inputs: Sequence[Difference]
     steps: Sequence[StepDifference]
-    """Those of either, in the order of the second and then the first; equal ones have no changes."""
+    """Steps of both runs, in the order of the second run. Equal steps have no changes."""
 
 
 def compare_runs(ws: Workspace, a: RunRow, b: RunRow) -> Differences:
-    """Return what differs between two runs, as they are remembered."""
+    """Return the differences between two recorded runs."""
 
     def manifest(content: str) -> Mapping[str, str] | None:
         return load_manifest(ws, content)
 
-    inputs = [resolve(change, manifest) for change in values(a.inputs, b.inputs)]
-    return Differences(inputs, compare(remembered(ws, a.id), remembered(ws, b.id), manifest))
+    inputs = [with_changed_files(change, manifest) for change in diff_mappings(a.inputs, b.inputs)]
+    return Differences(
+        inputs, compare_steps(read_step_records(ws, a.id), read_step_records(ws, b.id), manifest)
+    )
 
 
 def difference_facts(found: Differences) -> Facts:
-    """Return what differs as values of JSON."""
+    """Return the differences as JSON values."""
     steps = [
         {
             "id": step.id,
@@ -73,9 +82,9 @@ def difference_facts(found: Differences) -> Facts:
     return {"inputs": [change._asdict() for change in found.inputs], "steps": steps}
 
 
-def resolve(change: Change, manifest: Manifest) -> Difference:
-    """Return a difference with the files in which two trees differ."""
-    found = plain(change)
+def with_changed_files(change: Change, manifest: Manifest) -> Difference:
+    """Return a difference; for two directories, include the changed files."""
+    found = without_files(change)
     if not (is_tree(change.before) and is_tree(change.after)):
         return found
     old, new = manifest(str(change.before)), manifest(str(change.after))
@@ -85,13 +94,13 @@ def resolve(change: Change, manifest: Manifest) -> Difference:
     return found._replace(files={path: sign for path, sign in signs.items() if sign})
 
 
-def plain(change: Change) -> Difference:
-    """Return a difference without a look into trees."""
+def without_files(change: Change) -> Difference:
+    """Return a difference without comparing directory listings."""
     return Difference(change.part, change.before, change.after)
 
 
 def is_tree(value: object) -> bool:
-    """Whether a value is the content id of a tree."""
+    """Return True if a value is the content ID of a directory."""
     return isinstance(value, str) and len(value) == 66 and value.startswith("t:")
 
 
@@ -102,19 +111,19 @@ def _sign(before: str | None, after: str | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """What one run remembers of one step."""
+class StepRecord:
+    """The record of one step in one run."""
 
     state: str
     preimage: Mapping[str, Any] | None = None
-    outputs: Mapping[str, str] | None = None  # path -> content, where that is known
+    outputs: Mapping[str, str] | None = None  # path -> content, None if unknown
     metrics: Mapping[str, Any] = field(default_factory=dict)
     seconds: float | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def aspect(part: str) -> str:
-    """The word under which people look for a part of a pre-image."""
+def aspect_of(part: str) -> str:
+    """Return the aspect, one of `ASPECTS`, to which a part of a cache key belongs."""
     head = part.partition(" ")[0].partition(".")[0]
     if part.startswith(("code ", "git")):
         return "code"
@@ -127,10 +136,15 @@ def aspect(part: str) -> str:
     return "outputs" if head in ("output", "outputs") else "command"
 
 
-def compare(
-    a: Mapping[str, Ran], b: Mapping[str, Ran], manifest: Manifest = lambda _content: None
+def compare_steps(
+    a: Mapping[str, StepRecord],
+    b: Mapping[str, StepRecord],
+    manifest: Manifest = lambda _content: None,
 ) -> list[StepDifference]:
-    """The steps of two runs, those of either, in the order of the second and then the first; equal ones have no changes."""
+    """Return the differences of all steps of both runs, in the order of the second run.
+
+    Equal steps have no changes.
+    """
     answer = []
     for id in [*b, *(id for id in a if id not in b)]:
         left, right = a.get(id), b.get(id)
@@ -144,34 +158,33 @@ def compare(
             )
         else:
             changes = {
-                name: [resolve(change, manifest) for change in found]
+                name: [with_changed_files(change, manifest) for change in found]
                 for name, found in _aspects(left, right).items()
             }
             answer.append(StepDifference(id, (left.state, right.state), changes=changes))
     return answer
 
 
-def _aspects(left: Ran, right: Ran) -> dict[str, list[Change]]:
-    found: dict[str, list[Change]] = {}
+def _aspects(left: StepRecord, right: StepRecord) -> dict[str, list[Change]]:
+    """Return the changes between two records of a step, by aspect."""
+    found: dict[str, list[Change]] = {name: [] for name in ASPECTS}
     if left.preimage is not None and right.preimage is not None:
         for change in fingerprint.explain(left.preimage, right.preimage):
-            found.setdefault(aspect(change.part), []).append(change)
+            found[aspect_of(change.part)].append(change)
     if "python" in left.facts and "python" in right.facts:
-        found.setdefault("env", []).extend(
-            values({"python": left.facts["python"]}, {"python": right.facts["python"]})
-        )
-    if left.state == right.state:  # what a step that failed did not make tells nothing
+        before, after = {"python": left.facts["python"]}, {"python": right.facts["python"]}
+        found["env"] += diff_mappings(before, after)
+    if left.state == right.state:  # missing outputs of a failed step are not a difference
         if left.outputs is not None and right.outputs is not None:
-            found.setdefault("outputs", []).extend(values(left.outputs, right.outputs))
-        found.setdefault("metrics", []).extend(values(left.metrics, right.metrics))
-        found["time"] = [
-            change for change in values(_timing(left), _timing(right)) if _differs(change)
-        ]
-    return {name: found[name] for name in ASPECTS if found.get(name)}
+            found["outputs"] += diff_mappings(left.outputs, right.outputs)
+        found["metrics"] += diff_mappings(left.metrics, right.metrics)
+        timings = diff_mappings(_timing(left), _timing(right))
+        found["time"] += [change for change in timings if _differs(change)]
+    return {name: changes for name, changes in found.items() if changes}
 
 
-def values(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
-    """What differs between two mappings."""
+def diff_mappings(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
+    """Return the differences between two mappings."""
     return [
         Change(name, before.get(name), after.get(name))
         for name in sorted(before.keys() | after.keys())
@@ -179,7 +192,7 @@ def values(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
     ]
 
 
-def _timing(ran: Ran) -> dict[str, float]:
+def _timing(ran: StepRecord) -> dict[str, float]:
     found = {"seconds": ran.seconds} if ran.seconds is not None else {}
     return found | {
         name: ran.facts[name]
@@ -189,7 +202,7 @@ def _timing(ran: Ran) -> dict[str, float]:
 
 
 def _differs(change: Change) -> bool:
-    """Whether a measured number is another, and not the same one measured twice."""
+    """Return True if a measurement changed by more than its usual variation."""
     before, after = change.before, change.after
     if not isinstance(before, (int, float)) or not isinstance(after, (int, float)):
         return False
@@ -197,24 +210,22 @@ def _differs(change: Change) -> bool:
     return abs(after - before) > max(floor, 0.1 * max(abs(before), abs(after)))
 
 
-def remembered(ws: Workspace, run: str) -> dict[str, Ran]:
-    """Return the steps that had something to do in a run, as it remembers them."""
+def read_step_records(ws: Workspace, run: str) -> dict[str, StepRecord]:
+    """Return the records of a run's steps, except steps that were up to date."""
     attempts = {row.step: row for row in ws.store.runs.attempts(run)}
     traces = ws.store.index.traces([row.key for row in attempts.values() if row.key])
     moves = [event for event in ws.store.runs.events(run) if event.subject == "step"]
     ended = {event.id: event.data for event in moves if event.before == "RUNNING"}
-    states = {
-        event.id: event.after for event in moves
-    }  # in the order in which the steps were first heard of
+    states = {event.id: event.after for event in moves}  # in order of the first event of each step
     found = {}
     for id, state in states.items():
         attempt, data = attempts.get(id), ended.get(id, {})
         if state == "FRESH":
             continue
         if attempt is None:
-            found[id] = Ran(state)
+            found[id] = StepRecord(state)
             continue
-        # Another run may have made the trace of this key first: its outputs need not be those of this run.
+        # If another run cached this key first, its outputs may differ from the outputs of this run.
         trace = traces.get(attempt.key)
         outputs = (
             {made.path: str(made.content) for made in trace.outputs}
@@ -222,7 +233,7 @@ def remembered(ws: Workspace, run: str) -> dict[str, Ran]:
             else None
         )
         image, metrics, seconds = attempt.preimage, data.get("metrics"), data.get("seconds")
-        found[id] = Ran(
+        found[id] = StepRecord(
             state,
             image if isinstance(image, dict) and image else None,
             outputs,

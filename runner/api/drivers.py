@@ -1,4 +1,4 @@
-"""The drivers that a run can name, and what each lacks before it can be used.  Asks no provider."""
+"""Available drivers, and the missing requirements of each. Contacts no provider."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ LOCAL: Final = "local"
 
 
 def list_drivers(ws: Workspace) -> list[Facts]:
-    """Return this machine, then the drivers of the settings, then all others; within each those that can be used come first."""
-    brought = [each.name for each in extensions.found(extensions.DRIVERS)]
+    """Return the drivers: this machine first, then configured drivers, then all others.
+
+    Within both groups, drivers that are ready to use come first.
+    """
+    brought = [each.name for each in extensions.find_extensions(extensions.DRIVERS)]
     names = sorted({*DRIVERS, *brought, *ws.config.drivers} - {LOCAL})
-    found = [_described(ws, name) for name in names]
+    found = [_describe_driver(ws, name) for name in names]
     found.sort(key=lambda each: (not each["configured"], bool(each["lacks"])))
     here = {"name": LOCAL, "configured": False, "priced": False, "lacks": ""}
     return [here, *found]
 
 
-def _described(ws: Workspace, name: str) -> Facts:
+def _describe_driver(ws: Workspace, name: str) -> Facts:
     try:
         driver = driver_of(name, ws.config.driver(name), (), str(ws.home))
         priced, lacks = driver.traits.priced or driver.traits.billed, driver.find_lack()

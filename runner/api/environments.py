@@ -1,4 +1,7 @@
-"""Where a run was carried out, and with what: code, packages, machines; and its inputs beside the defaults of its recipe.  Changes nothing."""
+"""The environment of a run (code, packages, machines), and its inputs with their defaults.
+
+Read-only.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ _PYTHON: Final = re.compile(r"(?P<path>.*) \((?P<version>[^()]*)\)")
 
 
 def read_environment(ws: Workspace, row: RunRow) -> Facts:
-    """Return what a run found: `code`, `machine`, `pythons` with their packages, `locks`, images; `words` say what is not known."""
+    """Return a run's code version, machine, Python packages, locks and rented machines.
+
+    `words` names the missing parts.
+    """
     kept = run_environment.recall(ws.home, row.id) or {}
     attempts = ws.store.runs.attempts(row.id)
     words = [] if kept else [NOT_KEPT]
@@ -47,7 +53,7 @@ def read_environment(ws: Workspace, row: RunRow) -> Facts:
             "gpu_driver": str(machine.get("gpu_driver", "")),
             "gpus": _texts(machine.get("gpus")),
         },
-        "rented": _rented(ws, row.id),
+        "rented": _list_rented_machines(ws, row.id),
         "pythons": _pythons(ws, attempts, kept.get("python")),
         "locks": _locks(attempts),
         "words": words,
@@ -75,8 +81,8 @@ def _count(found: object) -> int:
     return found if isinstance(found, int) else 0
 
 
-def _rented(ws: Workspace, run: str) -> list[Facts]:
-    """The machines that were rented for a run."""
+def _list_rented_machines(ws: Workspace, run: str) -> list[Facts]:
+    """Return the machines rented for a run."""
     with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
         leases = ledger.of_run(run)
     return [{"provider": each.driver, "key": each.key, **_gpu(each.offer)} for each in leases]
@@ -89,7 +95,7 @@ def _gpu(offer: Mapping[str, Any]) -> Facts:
 
 
 def _pythons(ws: Workspace, attempts: Sequence[AttemptRow], kept: object) -> list[Facts]:
-    """Each interpreter that steps ran with, and what is installed beside it."""
+    """Return each Python interpreter of the steps, with its installed packages."""
     steps: dict[str, dict[str, None]] = {}
     for each in sorted(attempts, key=lambda each: each.started or 0.0):
         if python := each.exit.get("python"):
@@ -103,7 +109,7 @@ def _python(ws: Workspace, text: str, steps: list[str], noted: Mapping[str, Any]
     path, version = (parts["path"], parts["version"]) if parts else (text, "")
     packages: list[str] = []
     words = "packages not recorded: the Python is on another machine, or is set by the step"
-    if path.startswith(f"{ws.home}/envs/"):  # made once for a lock, and never changed
+    if path.startswith(f"{ws.home}/envs/"):  # environments of lock files never change
         packages, words = packages_of(path), "created from a lock file"
     elif path == noted.get("path"):
         packages, words = _texts(noted.get("packages")), "as installed when the run started"
@@ -117,7 +123,7 @@ def _python(ws: Workspace, text: str, steps: list[str], noted: Mapping[str, Any]
 
 
 def _locks(attempts: Iterable[AttemptRow]) -> list[Facts]:
-    """The locks and the pinned code that keys of the run's steps have, with the digests of their contents."""
+    """Return the lock files and pinned code in the cache keys of a run's steps, with their digests."""
     found: dict[tuple[str, str, str], None] = {}
     for each in attempts:
         image = each.preimage if isinstance(each.preimage, dict) else {}
@@ -132,9 +138,9 @@ def _locks(attempts: Iterable[AttemptRow]) -> list[Facts]:
 
 
 def read_inputs(ws: Workspace, row: RunRow) -> Facts:
-    """Return the inputs of a run, each with the default of its recipe and who set it: the caller or a preset.
+    """Return the inputs of a run, with each default value, and whether the caller or a preset set them.
 
-    `words` say where the recipe cannot be read, or was changed since.
+    `words` says if the recipe cannot be read or has changed since the run.
     """
     recipe, words = _recipe(row)
     asked = row.data.get("asked")
@@ -149,7 +155,7 @@ def read_inputs(ws: Workspace, row: RunRow) -> Facts:
 
 
 def _order(inputs: Mapping[str, object], recipe: Recipe | None) -> list[str]:
-    """The names of inputs as the recipe has them; others behind."""
+    """Return the input names in recipe order, then the names that the recipe lacks."""
     known = recipe.inputs if recipe is not None else {}
     return [name for name in known if name in inputs] + [n for n in inputs if n not in known]
 
@@ -173,7 +179,7 @@ def _input(
 
 
 def _recipe(row: RunRow) -> tuple[Recipe | None, str]:
-    """The recipe of a run as it stands now, and what has to be said of it."""
+    """Return the current recipe of a run, and a note if the recipe is missing or has changed."""
     path = Path(str(row.data.get("source", "")))
     try:
         recipe = parse.load(path)
@@ -187,7 +193,7 @@ def _recipe(row: RunRow) -> tuple[Recipe | None, str]:
 
 
 def _preset(recipe: Recipe | None, words: object) -> set[str]:
-    """The inputs that the presets of a run set; of several their names are separated by commas."""
+    """Return the inputs set by a run's presets. `words` holds preset names separated by commas."""
     if recipe is None or not isinstance(words, str):
         return set()
     chosen = [recipe.presets.get(word.strip()) for word in words.split(",")]

@@ -1,4 +1,4 @@
-"""What happened to a run: its events as every front shows them."""
+"""Events of a run, as shown to all clients."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from ..storage.workspace import Workspace
 from .values import Facts, moment
 
 PAGE: Final = 500
-"""Events that are read at once."""
+"""Maximum number of events in one read."""
 _FOR_WORKERS: Final = frozenset(
     {"log", "metrics", "pattern", "env_files", "secrets", "offered", "generation"}
 )
-"""What events hold for workers alone."""
+"""Event fields for workers only."""
 
 
 def read_events(ws: Workspace, run: str, after: int, limit: int = PAGE) -> list[Event]:
-    """Return the events of a run whose numbers are above `after`, in order.  Raises NotFound."""
+    """Return the events of a run with numbers above `after`, in order. Raises NotFound."""
     return ws.store.runs.events(ws.store.runs.get(run).id, after, limit)
 
 
 def event_facts(event: Event) -> Facts:
-    """Return an event without what it holds for workers alone; its time as RFC 3339 has it."""
+    """Return an event as JSON values, without the fields for workers."""
     data = {name: value for name, value in event.data.items() if name not in _FOR_WORKERS}
     return {**event._asdict(), "at": moment(event.at), "data": data}

@@ -1,4 +1,4 @@
-"""Which run a word means."""
+"""Find a run by its name, its ID or a part of its ID."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from ..storage.records.store import Store
 
 NEAR: Final = 1000
-"""The latest runs, among which is looked for what was meant."""
+"""Number of latest runs that are searched for similar IDs."""
 SHOWN: Final = 3
-"""Runs that a word may mean which are named."""
+"""Number of matching runs that an error message names."""
 
 
 def find_run(store: Store, word: str) -> RunRow:
-    """Return the run that a word names: its name, its id, a part of its id that no other has, `last`, or `last~1` for the one before.
+    """Return the run with this name, ID or unique part of an ID; `last~1` is the second latest run.
 
     Raises NotFound.
     """

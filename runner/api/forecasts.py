@@ -1,6 +1,7 @@
-"""What a run would do, take and cost, as values of JSON: what `POST /v1/plan` answers, and `forecast` in Python.  Changes nothing.
+"""Forecast of a run: its steps, duration and cost, as JSON values. Read-only.
 
-Texts are as they are stored: who shows them to strangers takes the folders of this machine out of them.
+`POST /v1/plan` and `forecast` in Python return these values. Texts may contain local paths.
+Callers that serve other users remove these paths.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Asked(NamedTuple):
-    """What is asked for, and where it would run."""
+    """A planned run, with its driver and limits."""
 
     recipe: Recipe
     start: Start
@@ -32,7 +33,7 @@ class Asked(NamedTuple):
 
     @property
     def command(self) -> str | None:
-        """What does the same in a terminal; None where no command line says it."""
+        """The equivalent shell command, or None if no command line can express the request."""
         if self.limits.get("time"):
             return None
         return starting.command_line(self.recipe, self.start, self.driver, self.limits.get("cost"))
@@ -41,9 +42,9 @@ class Asked(NamedTuple):
 def forecast_run(
     ws: Workspace, found: Survey, asked: Asked, shelves: Mapping[str, Sequence[Shelf]]
 ) -> Facts:
-    """Return what a run would do, of its plan.
+    """Return the forecast of a surveyed run.
 
-    `shelves`: by the steps that rent a machine, what each driver of the run offers for it.
+    `shelves` maps each step on a rented machine to the offers of the run's drivers.
     """
     steps = [_step(each) for each in step_plans(ws, found)]
     machines = [_machine(step, each) for step, each in shelves.items()]
@@ -65,22 +66,31 @@ def forecast_run(
 
 
 def _machine(step: str, shelves: Sequence[Shelf]) -> Facts:
-    """The machine that would be rented for a step, of what the drivers of the run offer."""
+    """Return the best offer for a step, or the reason if no offer matches."""
     ranked = rank_offers(shelves)
-    shelf, offer = ranked[0] if ranked else (shelves[0], None)
-    none = "" if offer else shelf.failed or f"{shelf.driver} offers no machine that does"
+    if not ranked:
+        shelf = shelves[0]
+        return {
+            "step": step,
+            "driver": shelf.driver,
+            **dict.fromkeys(("offer", "gpu", "gpus", "region", "market", "usd_an_hour")),
+            "hours": shelf.wish.hours,
+            "usd": None,
+            "failed": shelf.failed or f"{shelf.driver} offers no machine that does",
+        }
+    shelf, offer = ranked[0]
     return {
         "step": step,
         "driver": shelf.driver,
-        "offer": offer.id if offer else None,
-        "gpu": offer.resources.gpu if offer else None,
-        "gpus": offer.resources.gpus if offer else None,
-        "region": offer.region if offer else None,
-        "market": offer.market if offer else None,
-        "usd_an_hour": offer.price if offer else None,
+        "offer": offer.id,
+        "gpu": offer.resources.gpu,
+        "gpus": offer.resources.gpus,
+        "region": offer.region,
+        "market": offer.market,
+        "usd_an_hour": offer.price,
         "hours": shelf.wish.hours,
-        "usd": shelf.total_of(offer).usd if offer else None,
-        "failed": none,
+        "usd": shelf.total_of(offer).usd,
+        "failed": "",
     }
 
 

@@ -1,4 +1,4 @@
-"""The machines that are rented, of all workspaces of a user, and the places that a workspace has at no cost: what there are, and their end."""
+"""List and end leases: a user's rented machines, and a workspace's unpaid slots."""
 
 from __future__ import annotations
 
@@ -21,38 +21,43 @@ from ..storage.records.store import home
 from .values import LAST, Facts, moment
 
 
-class Known(NamedTuple):
-    """A lease that is not gone, what becomes of it by itself, and the ledger that it stands in."""
+class OpenLease(NamedTuple):
+    """A lease that has not ended, its expected fate, and the path of its ledger."""
 
     row: LeaseRow
     fate: reaper.Fate
     path: Path
 
 
-def known_leases(root: Path, environ: Mapping[str, str], driver: str | None = None) -> list[Known]:
-    """Return every lease that is not gone: of the user's ledger, and of this workspace's; of one driver, if it is named."""
+def open_leases(
+    root: Path, environ: Mapping[str, str], driver: str | None = None
+) -> list[OpenLease]:
+    """Return the leases that have not ended, from the ledgers of the user and of this workspace.
+
+    With `driver`, return the leases of this driver only.
+    """
     found = []
     for path in (of_user(environ), of_workspace(home(root, environ))):
         with Ledger.open(path, read_only=True) as ledger:
-            rows = ledger.living(driver)
-        found += [Known(row, fate, path) for row, fate in reaper.judge_leases(rows, environ)]
+            rows = ledger.living_leases(driver)
+        found += [OpenLease(row, fate, path) for row, fate in reaper.judge_leases(rows, environ)]
     return found
 
 
 def list_leases(root: Path, environ: Mapping[str, str]) -> list[Facts]:
-    """Return the leases that are not gone, with what each has cost so far in US dollars."""
+    """Return the leases that have not ended as JSON values, with their cost so far in US dollars."""
     found: list[Facts] = []
     for path in (of_user(environ), of_workspace(home(root, environ))):
         with Ledger.open(path, read_only=True) as ledger:
-            rows = ledger.living()
+            rows = ledger.living_leases()
             noted = ledger.costs([row.key for row in rows])
         for row, fate in reaper.judge_leases(rows, environ):
             spent = noted[row.key].usd if row.key in noted else 0.0
-            found.append(_shown(row, fate, max(spent, _accrued(row)), root))
+            found.append(_lease_facts(row, fate, max(spent, _accrued_cost(row)), root))
     return found
 
 
-def _shown(row: LeaseRow, fate: reaper.Fate, usd: float, root: Path) -> Facts:
+def _lease_facts(row: LeaseRow, fate: reaper.Fate, usd: float, root: Path) -> Facts:
     gpus, gpu = gpus_of(row)
     return {
         "key": row.key,
@@ -72,21 +77,24 @@ def _shown(row: LeaseRow, fate: reaper.Fate, usd: float, root: Path) -> Facts:
     }
 
 
-def _accrued(row: LeaseRow) -> float:
-    """What a lease has cost by its price until now: the ledger notes it only at times."""
+def _accrued_cost(row: LeaseRow) -> float:
+    """Return the cost of a lease until now by its price, because the ledger is updated only at times."""
     return row.price * (time.time() - row.paid_from) / 3600 if row.paid_from is not None else 0.0
 
 
 def gpus_of(row: LeaseRow) -> tuple[int, str]:
-    """Return how many GPUs a lease has, and which; 0 and empty if its offer did not say."""
+    """Return the number and model of a lease's GPUs, or 0 and "" if the offer does not tell."""
     have = row.offer.get("resources")
     have = have if isinstance(have, dict) else {}
     count, name = have.get("gpus"), have.get("gpu")
     return count if isinstance(count, int) else 0, str(name or "")
 
 
-def lease_to_end(known: Sequence[Known], key: str) -> Known:
-    """Return the lease of a key, which may be ended.  Raises NotFound; CannotRun if a run is at work on it, or a stack keeps it."""
+def find_endable_lease(known: Sequence[OpenLease], key: str) -> OpenLease:
+    """Return the lease `key` if it may be ended.
+
+    Raises NotFound, and CannotRun if a run or a stack uses the lease.
+    """
     by_key = {each.row.key: each for each in known}
     if key not in by_key:
         fix = did_you_mean(key, by_key) or "list the leases with `recipe reap -n`"
@@ -106,18 +114,18 @@ def lease_to_end(known: Sequence[Known], key: str) -> Known:
 
 
 def end_lease(root: Path, environ: Mapping[str, str], key: str) -> str:
-    """End the lease of a key, on which no run is at work, for good.  Answers why it is still there; empty when it is proved gone.
+    """Release the unused machine of lease `key`; return why it still exists, or "".
 
     Raises NotFound, CannotRun.
     """
-    found = lease_to_end(known_leases(root, environ), key)
+    found = find_endable_lease(open_leases(root, environ), key)
     return asyncio.run(end_leases([found], root, environ)).get(key, "")
 
 
 async def end_leases(
-    ends: Sequence[Known], root: Path, environ: Mapping[str, str]
+    ends: Sequence[OpenLease], root: Path, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """End leases for good.  Answers which are still there, by key, and why."""
+    """Release the machines of these leases; return the reasons of failures by lease key."""
     left: dict[str, str] = {}
     for row, fate, path in ends:
         try:
@@ -133,7 +141,10 @@ async def end_leases(
 
 
 def _driver(row: LeaseRow, root: Path, environ: Mapping[str, str]) -> Driver:
-    """The driver of a lease, by the settings of its workspace, or, where that is no more, of this one.  Raises RecipeError."""
+    """Return the driver of a lease, with the settings of its workspace.
+
+    If that workspace no longer exists, use the settings of `root`. Raises RecipeError.
+    """
     root = Path(row.workspace if os.path.isdir(row.workspace) else os.path.abspath(root))
     config, stack = settings.load(root, environ), row.stack.partition(" of ")[0]
     config = config.on(stack) if stack in config.stacks else config

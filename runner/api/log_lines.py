@@ -1,4 +1,4 @@
-"""Lines of a log by their numbers: a part of them, or those that contain a text.  Pure."""
+"""Pages of log lines: a range of line numbers, or the lines that contain a text. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,63 +8,66 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 LONGEST: Final = 4000
-"""Characters of a line that are shown."""
+"""Maximum number of characters shown of a line."""
 HELD: Final = 64 << 10
-"""Bytes of a line without an end that are held in memory."""
+"""Maximum number of bytes in memory of a line without a line end."""
 _ESCAPES: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[ -/]*[0-~])")
 
 
 class LogLine(NamedTuple):
-    """A line as a terminal shows it: what was overwritten behind a carriage return is not in it."""
+    """A log line as a terminal shows it, after carriage returns have overwritten earlier text."""
 
     number: int
-    """From 1."""
+    """Line number, from 1."""
     text: str
-    """With its escape sequences, `LONGEST` characters at most."""
+    """Text with escape sequences, at most `LONGEST` characters."""
     cut: bool
-    """Whether the line is longer."""
+    """True if the line is longer than `LONGEST`."""
 
 
 class LogPage(NamedTuple):
-    """Lines of a log, and of how many they are."""
+    """A page of log lines, with totals."""
 
     lines: list[LogLine]
     total: int
-    """Lines of the whole log."""
+    """Number of lines in the log."""
     matches: int
-    """Lines that contain the text that was looked for; all if none was."""
+    """Number of lines that contain the searched text, or of all lines without a search."""
     size: int
-    """Bytes of the lines that have an end: a client reads on from there."""
+    """Size of all complete lines in bytes. A client continues reading at this offset."""
     is_open: bool
-    """Whether the last line has no end."""
+    """True if the last line has no line end."""
 
 
 def page_of(pieces: Iterable[bytes], *, find: str = "", first: int = 0, limit: int) -> LogPage:
-    """Return `limit` lines from number `first` on, or the last ones if that is 0, of those that contain `find` in any case."""
+    """Return `limit` lines from line `first`, or the last `limit` lines if `first` is 0.
+
+    With `find`, return only the lines that contain this text, ignoring case.
+    """
     wanted = find.casefold()
     found: deque[LogLine] = deque(maxlen=None if first else limit)
     total = matches = 0
-    read = _Counted(pieces)
-    for total, raw in enumerate(_lines(read), 1):
+    read = _ByteCounter(pieces)
+    for total, raw in enumerate(_split_lines(read), 1):
         text = ""
         if wanted:
-            text = folded(raw)
+            text = visible_text(raw)
             if wanted not in _ESCAPES.sub("", text).casefold():
                 continue
         matches += 1
         if total >= first and (not first or len(found) < limit):
-            text = text or folded(raw)
+            text = text or visible_text(raw)
             found.append(LogLine(total, text[:LONGEST], len(text) > LONGEST))
     return LogPage(list(found), total, matches, read.whole, read.whole < read.passed)
 
 
-def folded(line: bytes) -> str:
-    """Return a line as a terminal leaves it: what stands behind its last carriage return."""
+def visible_text(line: bytes) -> str:
+    """Return the visible part of a line, after its last carriage return."""
     return line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
 
 
-class _Counted:
-    """Pieces of a text; `whole` counts the bytes of its lines that have an end."""
+class _ByteCounter:
+    """Iterator over log pieces that counts the bytes of complete lines in `whole`."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces = pieces
@@ -78,8 +81,11 @@ class _Counted:
             yield piece
 
 
-def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines of a text, without their ends; of one that is longer than `HELD` the beginning, or what a progress bar shows now."""
+def _split_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a log without line ends.
+
+    A line longer than `HELD` is reduced to its start, or to the latest state of a progress bar.
+    """
     rest = b""
     for piece in pieces:
         *whole, rest = (rest + piece).split(b"\n")

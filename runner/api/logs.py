@@ -1,7 +1,7 @@
-"""What the attempts of a run printed: kept logs, and those still being written.
+"""Logs of a run's attempts, both finished and growing.
 
-What is kept was masked when it was kept.  A log that is being written was not: it is masked here, by the values that the step's secrets have in this
-process's environment, and not shown at all when one of them is not set.
+Finished logs were masked when they were stored. A growing log is masked here with the secret values
+in this process's environment. If one of these secrets is unset, the log is not shown.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, overload
 
 from ..agent.regular import descriptor_of
-from ..secrets import Masker, Secret, Stream, passwords, tokenlike
+from ..secrets import Masker, Secret, Stream, find_passwords, is_tokenlike
 from ..survey.env_files import EnvFiles
 from ..survey.rows import StoredStream, is_elsewhere
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from ..storage.workspace import Workspace
 
 POLL: Final = 0.1
-"""Seconds between two looks at a log that is being written."""
+"""Seconds between two reads of a growing log."""
 _CHUNK: Final = 1 << 18
 _NAMED_BY_KEY = re.compile(r"[0-9a-f]{24}-")
 
 
 @dataclass(slots=True)
-class Part:
-    """One attempt of one step, as the events tell it."""
+class AttemptLog:
+    """The log of one attempt of a step, as described by the events of the run."""
 
     step: str
     number: int
@@ -40,30 +40,38 @@ class Part:
     env_files: tuple[str, ...] = ()
     ended: bool = False
     node: int = 0
-    pattern: str = ""  # by which its metrics are read from its log
+    pattern: str = ""  # regular expression that finds metrics in the log
 
-    def known(self, ws: Workspace) -> list[Secret]:
-        """What has to be masked while it is being written.  Raises CannotRun when a file cannot be read any more."""
+    def secrets_to_mask(self, ws: Workspace) -> list[Secret]:
+        """Return the secrets to mask in a growing log.
+
+        Raises CannotRun if an environment file cannot be read.
+        """
         values = EnvFiles(ws.root).values(self.env_files)
-        found = [Secret(name, value) for name, value in values.items() if tokenlike(name, value)]
+        found = [Secret(name, value) for name, value in values.items() if is_tokenlike(name, value)]
         return [
             *found,
-            *passwords(values),
+            *find_passwords(values),
             *(Secret(name, ws.environ[name]) for name in self.secrets),
         ]
 
 
-def parts(events: Iterable[Event], node: int = 0) -> list[Part]:
-    """The attempts of a run, in the order in which they began: what they printed on one of their nodes."""
-    found: list[Part] = []
-    going: dict[str, Part] = {}
+def list_attempt_logs(events: Iterable[Event], node: int = 0) -> list[AttemptLog]:
+    """Return the attempts of a run in start order, with the logs of one of their nodes."""
+    found: list[AttemptLog] = []
+    going: dict[str, AttemptLog] = {}
     for event in events:
-        hear(event, found, going, node)
+        apply_event(event, found, going, node)
     return found
 
 
-def hear(event: Event, found: list[Part], going: dict[str, Part], node: int = 0) -> None:
-    """Take note of an attempt that an event begins or ends.  `going` are those that run, by step."""
+def apply_event(
+    event: Event, found: list[AttemptLog], going: dict[str, AttemptLog], node: int = 0
+) -> None:
+    """Apply a step event: add the attempt that starts to `found`, or mark an attempt as ended.
+
+    `going` holds the running attempts by step.
+    """
     if event.subject != "step":
         return
     if event.after == "RUNNING" and "log" in event.data:
@@ -72,7 +80,7 @@ def hear(event: Event, found: list[Part], going: dict[str, Part], node: int = 0)
         files = event.data.get("env_files", ())
         paths = tuple(map(str, files)) if isinstance(files, list) else ()
         raw = str(event.data["log"])
-        part = Part(
+        part = AttemptLog(
             event.id,
             number if isinstance(number, int) else 1,
             raw,
@@ -88,23 +96,23 @@ def hear(event: Event, found: list[Part], going: dict[str, Part], node: int = 0)
 
 
 @overload
-def on_node(part: Part, node: int) -> Part: ...
+def on_node(part: AttemptLog, node: int) -> AttemptLog: ...
 @overload
-def on_node(part: Part | None, node: int) -> Part | None: ...
-def on_node(part: Part | None, node: int) -> Part | None:
-    """Return what an attempt printed on one of its nodes, if it printed on the first."""
+def on_node(part: AttemptLog | None, node: int) -> AttemptLog | None: ...
+def on_node(part: AttemptLog | None, node: int) -> AttemptLog | None:
+    """Return the log of an attempt on `node`, given its log on the first node."""
     if part is None or not node:
         return part
     return replace(part, raw=f"{part.raw[:-4]}.{node}.log", node=node)
 
 
-def kept(ws: Workspace, run: str, part: Part) -> Path:
-    """Where the log of an attempt is when it is over."""
+def stored_log_path(ws: Workspace, run: str, part: AttemptLog) -> Path:
+    """Return the path of an attempt's log after the attempt has finished."""
     return ws.kept_path(run, part.step, part.number, f".{part.node}.log" if part.node else ".log")
 
 
 class LogTail(Protocol):
-    """One log, read on from where it was read to."""
+    """A log that is read incrementally."""
 
     def read(self) -> bytes: ...
     def rest(self, write: Callable[[bytes], None]) -> None: ...
@@ -112,20 +120,23 @@ class LogTail(Protocol):
 
 
 class Tail:
-    """One log, read on from where it was read to.  A raw one is held open: that it is moved or removed when its attempt ends loses nothing."""
+    """A log file that is read incrementally.
+
+    The file stays open, so moving or deleting it loses no data.
+    """
 
     def __init__(self, handle: int, masked: Stream) -> None:
         self._handle, self._masked = handle, masked
         self._offset = 0
 
     def read(self) -> bytes:
-        """What is new, at most a part of it."""
+        """Return new data, at most one chunk, masked."""
         data = os.pread(self._handle, _CHUNK, self._offset)
         self._offset += len(data)
         return self._masked.feed(data) if data else b""
 
     def rest(self, write: Callable[[bytes], None]) -> None:
-        """Everything to the end, and let go of the file."""
+        """Write the remaining data to `write`, then close the file."""
         while data := os.pread(self._handle, _CHUNK, self._offset):
             self._offset += len(data)
             write(self._masked.feed(data))
@@ -133,28 +144,31 @@ class Tail:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file; more than once is fine."""
+        """Close the file. Further calls have no effect."""
         handle, self._handle = self._handle, -1
         if handle >= 0:
             os.close(handle)
 
 
-def tail_of(ws: Workspace, run: str, part: Part) -> Tail | StoredStream | None:
-    """None when there is nothing yet, or nothing any more."""
-    path = kept(ws, run, part)
+def open_tail(ws: Workspace, run: str, part: AttemptLog) -> Tail | StoredStream | None:
+    """Open the log of an attempt. None if the log does not exist yet, or no longer."""
+    path = stored_log_path(ws, run, part)
     if is_elsewhere(ws, run):
         return StoredStream(ws, run, path.name.removesuffix(".log"), "log")
     with suppress(FileNotFoundError):
         return Tail(descriptor_of(path), Masker().stream())
-    with suppress(OSError):  # a step may have put a pipe in the place of its log
+    with suppress(OSError):  # a step may have replaced its log with a pipe
         if not part.ended:
-            masker = Masker(part.known(ws))
-            return Tail(descriptor_of(_raw(part.raw)), masker.stream())
+            masker = Masker(part.secrets_to_mask(ws))
+            return Tail(descriptor_of(_find_running_log(part.raw)), masker.stream())
     return None
 
 
-def available(tail: LogTail, ended: bool) -> Iterator[bytes]:
-    """What is there by now; of a log that is over all to its end."""
+def read_available(tail: LogTail, ended: bool) -> Iterator[bytes]:
+    """Yield the data that is available now.
+
+    For a finished attempt, yield the data up to the end.
+    """
     while data := tail.read():
         yield data
     if ended:
@@ -163,21 +177,27 @@ def available(tail: LogTail, ended: bool) -> Iterator[bytes]:
         yield from rest
 
 
-def missing(ws: Workspace, run: str, part: Part) -> list[str]:
-    """What is not set here, and keeps a log from being shown while it is written.  One that is kept, or comes from elsewhere, is masked already."""
-    if part.ended or is_elsewhere(ws, run) or kept(ws, run, part).exists():
+def find_missing_secrets(ws: Workspace, run: str, part: AttemptLog) -> list[str]:
+    """Return the unset secrets and unreadable environment files that prevent showing a growing log.
+
+    Empty for stored logs, which are masked already.
+    """
+    if part.ended or is_elsewhere(ws, run) or stored_log_path(ws, run, part).exists():
         return []
-    return unmaskable(ws, part)
+    return find_unmaskable(ws, part)
 
 
-def unmaskable(ws: Workspace, part: Part) -> list[str]:
-    """The secrets of a log that is being written which cannot be masked here, and the files of them that cannot be read."""
+def find_unmaskable(ws: Workspace, part: AttemptLog) -> list[str]:
+    """Return an attempt's unset secrets and unreadable environment files."""
     files = [path for path in part.env_files if any(EnvFiles(ws.root).faults([path]))]
     return [*(name for name in part.secrets if not ws.environ.get(name)), *files]
 
 
-def _raw(path: str) -> str:
-    """The log that a running attempt writes.  One taken over from a worker that died writes on where it began: same key, another name."""
+def _find_running_log(path: str) -> str:
+    """Return the path of a running attempt's log file.
+
+    If another worker took over the attempt, its log has the same cache key and another name.
+    """
     folder, name = os.path.split(path)
     if not os.path.lexists(path) and _NAMED_BY_KEY.match(name):
         ending = "".join(Path(name).suffixes)  # `.log`, or `.1.log` of another node

@@ -1,4 +1,4 @@
-"""Which type a file is of, by its name and its first bytes, and at which step of a training it was made.  Pure."""
+"""Media type of a file by name and content, and the training step in its path. Pure functions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 HEAD: Final = 512
-"""Bytes of a file by which its type is known."""
+"""Number of leading bytes from which the type is detected."""
 BYTES: Final = "application/octet-stream"
 HTML: Final = "text/html"
 SVG: Final = "image/svg+xml"
@@ -47,8 +47,8 @@ _STEP: Final = re.compile(
 def type_of(path: str, head: bytes = b"") -> str:
     """Return the media type of a file.
 
-    Its first bytes count before its name: markup that is called a picture is markup. Without them
-    (an empty `head`) the name alone says it.
+    The content takes precedence over the name, so HTML in a file named `.png` is HTML. With an
+    empty `head`, the name alone decides.
     """
     named = _BY_SUFFIX.get(path.rpartition(".")[2].lower(), "") if "." in path else ""
     if not head:
@@ -64,17 +64,17 @@ def type_of(path: str, head: bytes = b"") -> str:
 
 
 def is_text(data: bytes) -> bool:
-    """Whether these bytes are text that people can read."""
+    """Return True if the bytes are readable text."""
     if b"\0" in data:
         return False
     wrong = data.decode("utf-8", "replace").count("\N{REPLACEMENT CHARACTER}")
-    return wrong <= 1 + len(data) // 50  # the last character may be cut
+    return wrong <= 1 + len(data) // 50  # the last character may be incomplete
 
 
 def step_of(path: str) -> int | None:
-    """Return the step of a training that a path tells, as `samples/step-000250/cat.png` does; None if it tells none.
+    """Return the training step in a path, for example 250 in `samples/step-000250/cat.png`, or None.
 
-    The last part that tells one counts.
+    If several path components contain a step, the last one counts.
     """
     for part in reversed(path.split("/")):
         if found := _STEP.findall(part):

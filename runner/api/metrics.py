@@ -1,4 +1,4 @@
-"""What the attempts of a run reported, also while they run: masked, and nothing of what cannot be masked here."""
+"""Metrics of a run's attempts, masked, also while they run. Unmaskable metrics are left out."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from ..survey import binned, rows, samples, summaries
 from ..survey.binned import TIMES, Axis, Curve, Span, time_points
 from ..survey.results import Point, read_attempt_points
 from . import values
-from .logs import Part, missing, parts, tail_of, unmaskable
+from .logs import AttemptLog, find_missing_secrets, find_unmaskable, list_attempt_logs, open_tail
 
 Source = Literal["step", "machine"]
-"""Who reports: a step, or the agent of its machine."""
+"""Source of metrics: the step, or the agent on its machine."""
 AT_ONCE: Final = 8
-"""Attempts under way of one run whose numbers are in a list of runs."""
+"""Maximum number of running attempts per run whose metrics a list of runs includes."""
 RUNS: Final = 60
-"""Runs that are over whose curves are kept in memory."""
+"""Number of finished runs whose curves are cached in memory."""
 LATE: Final = 2.0
-"""Seconds for which what an attempt under way has said is not read again."""
+"""Seconds for which the metrics of a running attempt are cached."""
 KEPT: Final = 1000
-"""Attempts under way whose numbers are kept in memory."""
+"""Number of running attempts whose metrics are cached."""
 RECENT: Final = 1000
-"""Events of a run that goes on among which an attempt has to have begun to be read while it runs: of many thousands not all are read each time."""
+"""Number of latest events that are searched for running attempts, to limit reads of long runs."""
 
 
 SAMPLE: Final = 8 << 10
-"""Bytes in which the last sample of a machine is."""
+"""Number of trailing bytes of a sample file in which the last sample is searched."""
 
 
 def last_samples(ws: Workspace, row: RunRow) -> dict[str, Point]:
-    """What the machines of steps that run here had to do, as their agents wrote last, by step."""
+    """Return the latest machine sample of each step that runs here, by step."""
     found: dict[str, Point] = {}
-    for part in parts(ws.store.runs.events(row.id, max(0, row.next_event - RECENT))):
+    for part in list_attempt_logs(ws.store.runs.events(row.id, max(0, row.next_event - RECENT))):
         if part.ended:
             continue
         with suppress(OSError), open_regular(samples.samples_path(part.raw)) as file:
@@ -55,8 +55,8 @@ def last_samples(ws: Workspace, row: RunRow) -> dict[str, Point]:
     return found
 
 
-class Reported(NamedTuple):
-    """Everything that one attempt reported, in order; `source` is its run, if that is another."""
+class AttemptMetrics(NamedTuple):
+    """All metric points of one attempt in order. `source` is its run, if it is another run."""
 
     step: str
     attempt: int
@@ -68,20 +68,25 @@ class Reported(NamedTuple):
 def read_points(
     ws: Workspace, run: str, step: str, attempt: int, of: Source
 ) -> Iterator[values.Point]:
-    """The points of each attempt, in order and numbered from 1: of one step or, empty, of all; of one attempt or, 0, of all."""
-    for each in _reported(ws, run, step, attempt, of):
+    """Yield the points of attempts in order, numbered from 1 for each attempt.
+
+    An empty `step` selects all steps, and `attempt` 0 selects all attempts.
+    """
+    for each in _read_attempts(ws, run, step, attempt, of):
         yield from (
             values.Point(each.step, each.attempt, n, dict(point), each.source)
             for n, point in enumerate(each.points, 1)
         )
 
 
-def _reported(ws: Workspace, run: str, step: str, attempt: int, of: Source) -> Iterator[Reported]:
-    """The same attempt by attempt."""
+def _read_attempts(
+    ws: Workspace, run: str, step: str, attempt: int, of: Source
+) -> Iterator[AttemptMetrics]:
+    """Yield the metrics of the selected attempts, one attempt at a time."""
     if not attempt:
-        yield from _restored(ws, run, step, of)
+        yield from _read_cached_attempts(ws, run, step, of)
     ended = {(each.step, each.n): each for each in ws.store.runs.attempts(run)}
-    for part in parts(ws.store.runs.events(run)):
+    for part in list_attempt_logs(ws.store.runs.events(run)):
         if (step and step not in names(part.step)) or attempt not in (0, part.number):
             continue
         known = ended.get((part.step, part.number))
@@ -97,13 +102,15 @@ def _reported(ws: Workspace, run: str, step: str, attempt: int, of: Source) -> I
             found = (
                 (read_attempt_points(ws, known) or ())
                 if known is not None
-                else _live(ws, run, part)
+                else _read_live_points(ws, run, part)
             )
-        yield Reported(part.step, part.number, found, span=_span(known))
+        yield AttemptMetrics(part.step, part.number, found, span=_span(known))
 
 
-def _restored(ws: Workspace, run: str, step: str, of: Source) -> Iterator[Reported]:
-    """What steps reported whose results were there, by the attempts that gave these, where they are known here."""
+def _read_cached_attempts(
+    ws: Workspace, run: str, step: str, of: Source
+) -> Iterator[AttemptMetrics]:
+    """Yield the metrics of cached steps, from the attempts that created their results."""
     graph = run_graph.recall(ws.home, run)
     keys = dict(graph.fresh) if graph is not None else {}
     keys |= {
@@ -125,7 +132,7 @@ def _restored(ws: Workspace, run: str, step: str, of: Source) -> Iterator[Report
                 if of == "machine"
                 else read_attempt_points(ws, each) or ()
             )
-            yield Reported(id, each.n, found, by.run, _span(each))
+            yield AttemptMetrics(id, each.n, found, by.run, _span(each))
 
 
 def _span(attempt: AttemptRow | None) -> Span:
@@ -133,22 +140,25 @@ def _span(attempt: AttemptRow | None) -> Span:
 
 
 class StepCurves(NamedTuple):
-    """The curves of one step of a run, of all its attempts together; `source` is the run that made its result, if that was another."""
+    """The curves of one step, over all its attempts.
+
+    `source` is the run that created a cached result.
+    """
 
     step: str
     source: str
     curves: Mapping[str, Curve]
 
 
-def curves(ws: Workspace, run: RunRow, axis: Axis, of: Source = "step") -> list[StepCurves]:
-    """The curves of each step, or of its machines; of a run that is over they are kept for who looks closer."""
+def read_curves(ws: Workspace, run: RunRow, axis: Axis, of: Source = "step") -> list[StepCurves]:
+    """Return the curves of each step or of its machines. Curves of finished runs are cached."""
     key = (str(ws.root), run.id, run.next_event, axis, of)
     if key in _curves:
-        _curves[key] = found = _curves.pop(key)  # the latest again
+        _curves[key] = found = _curves.pop(key)  # move to the end: most recently used
         return found
     by_step: dict[tuple[str, str], list[Point]] = {}
-    reported = _reported(ws, run.id, "", 0, of)
-    for each in _timed(ws, run, reported) if of == "step" and axis in TIMES else reported:
+    reported = _read_attempts(ws, run.id, "", 0, of)
+    for each in _add_times(ws, run, reported) if of == "step" and axis in TIMES else reported:
         by_step.setdefault((each.step, each.source), []).extend(each.points)
     found = [
         StepCurves(step, source, binned.build_curves(said, axis))
@@ -157,16 +167,18 @@ def curves(ws: Workspace, run: RunRow, axis: Axis, of: Source = "step") -> list[
     if run.state in FINAL:
         _curves[key] = found
         while len(_curves) > RUNS:
-            with suppress(KeyError, StopIteration):  # another thread was quicker
+            with suppress(KeyError, StopIteration):  # another thread deleted the entry first
                 del _curves[next(iter(_curves))]
     return found
 
 
-def _timed(ws: Workspace, run: RunRow, reported: Iterable[Reported]) -> Iterator[Reported]:
-    """What attempts reported with the times of it: `at`, and `elapsed` since the step's first attempt."""
+def _add_times(
+    ws: Workspace, run: RunRow, reported: Iterable[AttemptMetrics]
+) -> Iterator[AttemptMetrics]:
+    """Add `at`, and `elapsed` since the step's first attempt, to the points of each attempt."""
     looked = {
         (each.step, each.attempt, each.source): each.points
-        for each in _reported(ws, run.id, "", 0, "machine")
+        for each in _read_attempts(ws, run.id, "", 0, "machine")
     }
     origins: dict[tuple[str, str], float] = {}
     for each in reported:
@@ -181,70 +193,84 @@ def _timed(ws: Workspace, run: RunRow, reported: Iterable[Reported]) -> Iterator
 
 _curves: dict[tuple[str, str, int, str, str], list[StepCurves]] = {}
 _read: dict[str, tuple[float, summaries.Summaries]] = {}
-"""By the file of an attempt under way, when it was read last, and what it said."""
+"""Time of the last read and its metrics, by the log file of a running attempt."""
 
 
-def latest(ws: Workspace, rows: Sequence[RunRow]) -> dict[str, dict[str, summaries.Summaries]]:
-    """What attempts under way have reported, in short, by run and step: of each run the first `AT_ONCE`."""
+def summarize_running(
+    ws: Workspace, rows: Sequence[RunRow]
+) -> dict[str, dict[str, summaries.Summaries]]:
+    """Return metric summaries of running attempts, by run and step, at most `AT_ONCE` per run."""
     answer: dict[str, dict[str, summaries.Summaries]] = {}
     for row in rows:
         if not summaries.is_live(row):
             continue
         going = [
             part
-            for part in parts(ws.store.runs.events(row.id, max(0, row.next_event - RECENT)))
+            for part in list_attempt_logs(
+                ws.store.runs.events(row.id, max(0, row.next_event - RECENT))
+            )
             if not part.ended
         ]
-        answer[row.id] = {part.step: _so_far(ws, row.id, part) for part in going[:AT_ONCE]}
+        answer[row.id] = {
+            part.step: _summarize_attempt(ws, row.id, part) for part in going[:AT_ONCE]
+        }
     return answer
 
 
-def _so_far(ws: Workspace, run: str, part: Part) -> summaries.Summaries:
-    """What an attempt has reported so far, not older than `LATE` seconds: who asks for a run often does not have all of it read each time."""
+def _summarize_attempt(ws: Workspace, run: str, part: AttemptLog) -> summaries.Summaries:
+    """Return the metric summary of a running attempt, at most `LATE` seconds old."""
     now, known = time.monotonic(), _read.get(part.raw)
     if known is None or now - known[0] > LATE:
         if len(_read) > KEPT:
             _read.clear()
-        known = _read[part.raw] = now, summaries.summarize(_live(ws, run, part))
+        known = _read[part.raw] = now, summaries.summarize(_read_live_points(ws, run, part))
     return known[1]
 
 
-def links(ws: Workspace, row: RunRow, attempts: Sequence[AttemptRow] | None = None) -> list[Link]:
-    """Where else the numbers of a run can be looked at: as stored with its attempts, and of those that run by the beginning of what they printed."""
+def list_links(
+    ws: Workspace, row: RunRow, attempts: Sequence[AttemptRow] | None = None
+) -> list[Link]:
+    """Return links to external views of a run's metrics.
+
+    Links of finished attempts are stored. For running attempts, the start of their log is searched.
+    """
     found = stored_links(ws.store.runs.attempts(row.id) if attempts is None else attempts)
     for part in (
-        parts(ws.store.runs.events(row.id, max(0, row.next_event - RECENT)))
+        list_attempt_logs(ws.store.runs.events(row.id, max(0, row.next_event - RECENT)))
         if row.state not in FINAL
         else ()
     ):
         if not part.ended:
-            found += find_links(part.step, _begun(ws, row.id, part), {})
+            found += find_links(part.step, _read_log_start(ws, row.id, part), {})
     return list(dict.fromkeys(found))
 
 
-def _begun(ws: Workspace, run: str, part: Part) -> bytes:
-    """The beginning of a log that is being written, masked; nothing of one that cannot be masked here."""
+def _read_log_start(ws: Workspace, run: str, part: AttemptLog) -> bytes:
+    """Return the masked start of a growing log, or b"" if the log cannot be masked."""
     with suppress(CannotRun):
-        if not missing(ws, run, part) and (tail := tail_of(ws, run, part)) is not None:
+        if (
+            not find_missing_secrets(ws, run, part)
+            and (tail := open_tail(ws, run, part)) is not None
+        ):
             with closing(tail):
                 return tail.read()
     return b""
 
 
-def _live(ws: Workspace, run: str, part: Part) -> Sequence[Point]:
-    """What an attempt has reported that is under way; nothing where that cannot be masked."""
+def _read_live_points(ws: Workspace, run: str, part: AttemptLog) -> Sequence[Point]:
+    """Return the metrics of a running attempt, or nothing if they cannot be masked."""
     elsewhere = rows.is_elsewhere(ws, run)
     if part.pattern and elsewhere:
         printed_lines = rows.read_log(ws, run, part.step, part.number).splitlines()
-        return _known(metrics.match_lines(printed_lines, part.pattern))
+        return _collect_points(metrics.match_lines(printed_lines, part.pattern))
     if elsewhere:
         return rows.read_points(ws, run, part.step, part.number, Path(f"{part.raw[:-4]}.metrics"))
-    if unmaskable(ws, part):
+    if find_unmaskable(ws, part):
         return ()
     try:
-        masker = Masker(part.known(ws))
+        masker = Masker(part.secrets_to_mask(ws))
         if part.pattern:
-            return _known(_printed(part, masker))
+            return _collect_points(_read_log_points(part, masker))
         data = masker.mask(Path(f"{part.raw[:-4]}.metrics").read_bytes())
     except (OSError, CannotRun):
         return ()
@@ -252,13 +278,13 @@ def _live(ws: Workspace, run: str, part: Part) -> Sequence[Point]:
 
 
 _logs: dict[str, tuple[int, list[Point]]] = {}
-"""By log of an attempt that is under way: to where it was read, and what was found.  Who looks again reads on."""
+"""Read offset and metric points of growing logs, to continue reading there."""
 LOGS: Final = 64
-"""Logs that are remembered."""
+"""Maximum number of entries in `_logs`."""
 
 
-def _printed(part: Part, masker: Masker) -> Iterator[Point]:
-    """The points in the whole lines of a log that is being written."""
+def _read_log_points(part: AttemptLog, masker: Masker) -> Iterator[Point]:
+    """Return the points in the complete lines of a growing log."""
     offset, found = _logs.pop(part.raw, (0, []))
     with open_regular(part.raw) as file:
         if os.fstat(file.fileno()).st_size < offset:
@@ -274,8 +300,11 @@ def _printed(part: Part, masker: Masker) -> Iterator[Point]:
     return iter(found)
 
 
-def _known(found: Iterator[Point]) -> Sequence[Point]:
-    """Points; none of a pattern that takes too long: the end of the step says so."""
+def _collect_points(found: Iterator[Point]) -> Sequence[Point]:
+    """Return the points, or nothing if matching exceeds its time limit.
+
+    The step's end reports this.
+    """
     with suppress(Invalid):
         return [*found]
     return ()

@@ -1,4 +1,4 @@
-"""What a request answers: how its run stands now."""
+"""The result of a request about a run."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 
 class Outcome(NamedTuple):
-    """How a run stands after a request."""
+    """The state of a run after a request."""
 
     run: str
-    """The run that continues: a new one after a retry."""
+    """The run that continues. A retry creates a new run."""
     state: str
     done: bool
-    """False: the worker of the run was asked, and had not answered yet."""
+    """False if the request was sent to the run's worker and is not done yet."""
     said: Sequence[str] = ()
-    """What may still run on other machines."""
+    """Warnings about jobs that may still run on other machines."""

@@ -1,11 +1,11 @@
-"""What a run would do: its plan with the answer for each step, and what that takes."""
+"""Plan of a run: the action for each step, with expected duration and cost."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..execution.session import look
+from ..execution.session import preview
 from ..execution.terms import EVERYTHING, Choice
 from ..storage.workspace import Workspace
 from ..survey.request import Request
@@ -17,14 +17,17 @@ if TYPE_CHECKING:
 
 
 def plan_run(ws: Workspace, request: Request, choice: Choice = EVERYTHING) -> Survey:
-    """Return what a run of a request would do.  Raises RecipeError with every problem, also of what no attempt could render."""
-    found = look(ws, request, choice)
+    """Return the plan of a request.
+
+    Raises RecipeError with all problems, including templates that no attempt could render.
+    """
+    found = preview(ws, request, choice)
     refuse_unrenderable(ws, found)
     return found
 
 
 class StepForecast(NamedTuple):
-    """What would become of a step: run, maybe, restore, fresh or skip, and what that takes at most as far as it is known."""
+    """Forecast of a step: run, maybe, restore, fresh or skip, with maximum duration and cost if known."""
 
     id: str
     answer: str
@@ -33,16 +36,16 @@ class StepForecast(NamedTuple):
     seconds: float | None
     usd: float | None
     estimate: StepEstimate | None
-    """Of a step that trains on GPUs and may run."""
+    """Set for a step that trains on GPUs and may run."""
 
 
 def step_plans(ws: Workspace, found: Survey) -> list[StepForecast]:
-    """Return the forecast of each step of a plan, in its order."""
+    """Return the forecast of each step, in plan order."""
     from ..advice import estimates
 
     plan = found.plan
     expected = ws.store.index.expected_seconds(plan.recipe, [node.id for node in plan.nodes])
-    estimated = estimates.of_plan(ws, plan, found.todo)
+    estimated = estimates.estimate_plan(ws, plan, found.todo)
     steps = []
     for n, (node, verdict) in enumerate(zip(plan.nodes, found.verdicts, strict=True)):
         runs = verdict.answer in ("run", "maybe")
@@ -59,7 +62,7 @@ def step_plans(ws: Workspace, found: Survey) -> list[StepForecast]:
 
 
 def restored_bytes(ws: Workspace, found: Survey) -> int:
-    """Return the size of what would be restored."""
+    """Return the total size of the outputs to restore, in bytes."""
     restored = [
         found.made[n]
         for n, verdict in enumerate(found.verdicts)

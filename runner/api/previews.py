@@ -1,6 +1,9 @@
-"""What can be seen of a file that a step made, without its program: text, rows, tensors, or a picture that is drawn anew.  Runs nothing of it.
+"""Previews of output files: text, table rows, tensors, or a re-encoded image.
 
-A file is the work of strangers, so little of it is read. `read_preview` is to be called in a process with limits of time and memory.
+Runs no file content.
+
+Files are untrusted, so only a limited part is read. Call `read_preview` in a process with time and
+memory limits.
 """
 
 from __future__ import annotations
@@ -33,20 +36,20 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 READ: Final = 1 << 20
-"""Bytes of a file that are read at most, but for a picture."""
+"""Maximum number of bytes read from a file that is not an image."""
 TEXT: Final = 64 << 10
-"""Characters of text that are shown."""
+"""Maximum number of characters of text shown."""
 ROWS: Final = 50
 COLUMNS: Final = 40
 CELL: Final = 300
-"""Characters of one cell."""
+"""Maximum number of characters in a cell."""
 TENSORS: Final = 500
 LARGEST: Final = 32 << 20
-"""Bytes of a picture that is drawn anew."""
+"""Maximum size in bytes of an image to re-encode."""
 PIXELS: Final = 40_000_000
-"""Pixels of it: more take too much memory."""
+"""Maximum number of pixels of an image, to limit memory."""
 WIDEST: Final = 2048
-"""Pixels of the longer side of what is drawn."""
+"""Maximum length in pixels of a re-encoded image's longer side."""
 _FORMATS: Final = ("PNG", "JPEG", "GIF", "WEBP")
 _SAVE: Final = "save the file to open it with its own program"
 _DAMAGED: Final = f"the image is damaged or of an unknown format; {_SAVE}"
@@ -55,12 +58,12 @@ _NO_PYARROW: Final = "to preview Parquet files, install pyarrow in the server's 
 
 
 class Preview(NamedTuple):
-    """What can be seen of a file.  `words` are a sentence for people: what is missing, or why nothing is shown."""
+    """A file preview. `words` tells a reader which part is missing, or why nothing is shown."""
 
     kind: str
     """picture, audio, text, table, tensors, or none."""
     type: str
-    """Its media type, by its first bytes where these tell."""
+    """Media type, detected from the content if possible."""
     words: str = ""
     text: str = ""
     columns: Sequence[str] = ()
@@ -69,11 +72,11 @@ class Preview(NamedTuple):
 
 
 class CannotDraw(Exception):
-    """A file is no picture that can be drawn anew; the sentence says why."""
+    """A file is not an image that can be re-encoded. The message tells why."""
 
 
 def read_preview(file: BinaryIO, name: str, size: int) -> Preview:
-    """Return what can be seen of a file of `size` bytes whose name is `name`."""
+    """Return the preview of a file with this name and this size in bytes."""
     head = file.read(HEAD)
     file.seek(0)
     kind = type_of(name, head) if head else "text/plain"
@@ -81,31 +84,31 @@ def read_preview(file: BinaryIO, name: str, size: int) -> Preview:
         word = "an HTML page" if kind == HTML else "an SVG drawing"
         return Preview("none", kind, f"{word} may contain scripts and is not shown; {_SAVE}")
     if kind in PICTURES:
-        return _picture(file, kind, size)
+        return _preview_image(file, kind, size)
     if kind in AUDIO:
-        return _audio(head, kind)
+        return _preview_audio(head, kind)
     if kind == SAFETENSORS:
-        return _tensors(file, size)
+        return _preview_tensors(file, size)
     if kind == PARQUET:
-        return _parquet(file, size)
+        return _preview_parquet(file, size)
     if head and not is_text(head):
         return Preview("none", kind, f"the file is binary; {_SAVE}")
     data = file.read(READ)
     cut = size > len(data)
     if kind in TABLES:
-        return _table(kind, data, cut)
-    return _text(kind, data, cut)
+        return _preview_table(kind, data, cut)
+    return _preview_text(kind, data, cut)
 
 
 # -- pictures -------------------------------------------------------------------------------------
 
 
 def draw(file: BinaryIO, size: int, width: int) -> bytes:
-    """Return a picture as WebP, at most `width` pixels wide and high, drawn anew from its pixels alone.
+    """Re-encode an image as WebP, at most `width` pixels wide and high.
 
-    Of an animated one it is the first frame. Raises CannotDraw.
+    For an animation, use the first frame. Raises CannotDraw.
     """
-    picture = _opened(file, size)
+    picture = _open_image(file, size)
     try:
         if picture.mode not in ("RGB", "RGBA"):
             alpha = "A" in picture.getbands() or "transparency" in picture.info
@@ -120,8 +123,8 @@ def draw(file: BinaryIO, size: int, width: int) -> bytes:
     return found.getvalue()
 
 
-def _opened(file: BinaryIO, size: int) -> Image:
-    """A picture of which only its head was read.  Raises CannotDraw."""
+def _open_image(file: BinaryIO, size: int) -> Image:
+    """Open an image and read its header only. Raises CannotDraw."""
     try:
         from PIL import Image
     except ModuleNotFoundError:
@@ -130,7 +133,7 @@ def _opened(file: BinaryIO, size: int) -> Image:
         raise CannotDraw(f"the image is larger than {LARGEST >> 20} MiB; {_SAVE}")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of its own limit of pixels, which ours is below
+            warnings.simplefilter("ignore")  # about its own pixel limit, which is above PIXELS
             picture = Image.open(file, formats=_FORMATS)
     except MemoryError:
         raise
@@ -143,9 +146,9 @@ def _opened(file: BinaryIO, size: int) -> Image:
     return picture
 
 
-def _picture(file: BinaryIO, kind: str, size: int) -> Preview:
+def _preview_image(file: BinaryIO, kind: str, size: int) -> Preview:
     try:
-        picture = _opened(file, size)
+        picture = _open_image(file, size)
     except CannotDraw as error:
         return Preview("none", kind, str(error))
     words = "the first frame of an animation" if getattr(picture, "is_animated", False) else ""
@@ -157,7 +160,7 @@ def _picture(file: BinaryIO, kind: str, size: int) -> Preview:
 # -- sound ----------------------------------------------------------------------------------------
 
 
-def _audio(head: bytes, kind: str) -> Preview:
+def _preview_audio(head: bytes, kind: str) -> Preview:
     facts: dict[str, str] = {}
     if head[:4] == b"RIFF" and head[12:16] == b"fmt " and len(head) >= 36:
         channels, rate = struct.unpack_from("<HI", head, 22)
@@ -168,14 +171,14 @@ def _audio(head: bytes, kind: str) -> Preview:
 # -- weights --------------------------------------------------------------------------------------
 
 
-def _tensors(file: BinaryIO, size: int) -> Preview:
-    """The header of a safetensors file: its length in eight bytes, then JSON."""
+def _preview_tensors(file: BinaryIO, size: int) -> Preview:
+    """Return the tensors in a safetensors header: an 8-byte length, followed by JSON."""
     start = file.read(8)
     if len(start) < 8:
-        return _damaged("shorter than 8 bytes")
+        return _damaged_preview("shorter than 8 bytes")
     (length,) = struct.unpack("<Q", start)
     if length > size - 8:
-        return _damaged(f"the header length is {length} bytes, but the file has {size}")
+        return _damaged_preview(f"the header length is {length} bytes, but the file has {size}")
     if length > READ:
         words = f"the header has {length} bytes, more than the {READ} that a preview reads"
         return Preview("none", SAFETENSORS, words)
@@ -184,23 +187,23 @@ def _tensors(file: BinaryIO, size: int) -> Preview:
     except ValueError:
         header = None
     if not isinstance(header, dict):
-        return _damaged("the header is not a JSON object")
+        return _damaged_preview("the header is not a JSON object")
     said = header.pop("__metadata__", {})
     facts = _texts(said) if isinstance(said, dict) else {}
-    return _listed(header, facts)
+    return _list_tensors(header, facts)
 
 
-def _damaged(why: str) -> Preview:
+def _damaged_preview(why: str) -> Preview:
     return Preview("none", SAFETENSORS, f"the safetensors file is damaged: {why}")
 
 
-def _listed(header: Mapping[str, Any], said: Mapping[str, str]) -> Preview:
+def _list_tensors(header: Mapping[str, Any], said: Mapping[str, str]) -> Preview:
     rows: list[list[str]] = []
     numbers: Counter[str] = Counter()
     for name, each in header.items():
         shape = each.get("shape") if isinstance(each, dict) else None
         if not isinstance(shape, list) or not all(type(side) is int for side in shape[:9]):
-            return _damaged(f"the tensor {_short(whole(name), CELL)} has no shape")
+            return _damaged_preview(f"the tensor {_short(whole(name), CELL)} has no shape")
         kind = _cell(each.get("dtype"))
         numbers[kind] += _count(shape)
         if len(rows) < TENSORS:
@@ -221,7 +224,7 @@ def _count(shape: Sequence[int]) -> int:
 # -- rows -----------------------------------------------------------------------------------------
 
 
-def _parquet(file: BinaryIO, size: int) -> Preview:
+def _preview_parquet(file: BinaryIO, size: int) -> Preview:
     try:
         import pyarrow
         import pyarrow.parquet as parquet
@@ -259,23 +262,23 @@ def _first(shown: int, total: int) -> str:
     return f"the first {shown:,} of {total:,} rows" if total > shown else ""
 
 
-def _table(kind: str, data: bytes, cut: bool) -> Preview:
+def _preview_table(kind: str, data: bytes, cut: bool) -> Preview:
     text = whole(data.decode("utf-8", "replace"))
-    if cut:  # the last line may be half a line
+    if cut:  # the last line may be incomplete
         text = text.rpartition("\n")[0] or text
     read: Callable[[str, str], tuple[list[str], list[list[str]], bool]]
-    read = _json_lines if kind == "application/jsonl" else _separated
+    read = _parse_json_lines if kind == "application/jsonl" else _parse_csv
     try:
         columns, rows, is_more = read(text, kind)
     except (ValueError, csv.Error, RecursionError) as error:
-        shown = _text(kind, data, cut)
+        shown = _preview_text(kind, data, cut)
         return shown._replace(words=f"shown as text, because the rows cannot be parsed: {error}")
     words = f"the first {len(rows)} rows" if is_more or cut else ""
     return Preview("table", kind, words, "", columns, rows)
 
 
-def _separated(text: str, kind: str) -> tuple[list[str], list[list[str]], bool]:
-    """The header and the first rows of CSV."""
+def _parse_csv(text: str, kind: str) -> tuple[list[str], list[list[str]], bool]:
+    """Return the header and first rows of CSV text, and whether more rows follow."""
     mark = "\t" if kind.startswith("text/tab") else ","
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=mark)
     found = [line for line, _ in zip(lines, range(ROWS + 2), strict=False)]
@@ -284,8 +287,11 @@ def _separated(text: str, kind: str) -> tuple[list[str], list[list[str]], bool]:
     return [_cell(name) for name in columns[:COLUMNS]], shown, len(rows) > ROWS
 
 
-def _json_lines(text: str, _kind: str) -> tuple[list[str], list[list[str]], bool]:
-    """A column for each key of the first rows.  Raises ValueError."""
+def _parse_json_lines(text: str, _kind: str) -> tuple[list[str], list[list[str]], bool]:
+    """Return a column for each key of the first rows, the rows, and whether more rows follow.
+
+    Raises ValueError.
+    """
     lines = [line for line in text.splitlines() if line.strip()]
     found = [parse_json(line) for line in lines[:ROWS]]
     records = [each if isinstance(each, dict) else {"value": each} for each in found]
@@ -297,13 +303,13 @@ def _json_lines(text: str, _kind: str) -> tuple[list[str], list[list[str]], bool
 # -- text -----------------------------------------------------------------------------------------
 
 
-def _text(kind: str, data: bytes, cut: bool) -> Preview:
+def _preview_text(kind: str, data: bytes, cut: bool) -> Preview:
     text = whole(data.decode("utf-8", "replace"))
     if kind == "application/json" and not cut:
         try:
             text = json.dumps(parse_json(text), indent=2, ensure_ascii=False)
         except (ValueError, RecursionError):
-            pass  # as it stands
+            pass  # show the text unchanged
     shown = text[:TEXT]
     words = f"the first {len(shown):,} characters" if cut or len(text) > TEXT else ""
     return Preview("text", kind, words if data else "the file is empty", shown)
@@ -314,7 +320,7 @@ def _texts(said: Mapping[Any, Any]) -> dict[str, str]:
 
 
 def _cell(value: object) -> str:
-    """A value as one cell shows it."""
+    """Return a value as the text of a table cell."""
     if isinstance(value, bytes):
         return f"{len(value)} bytes"
     if isinstance(value, str):

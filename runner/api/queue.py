@@ -1,4 +1,4 @@
-"""Who takes runs, which run is next, and why each one waits.  Changes nothing."""
+"""Workers and the run queue: who takes runs, which run is next, and why a run waits. Read-only."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from .values import Facts, moment
 
 OPEN: Final = ("QUEUED", "ACTIVE", "PAUSED")
 LOOKED_AT: Final = 10_000
-"""Runs that are not over of which is asked whether a worker has them."""
+"""Maximum number of unfinished runs that are read."""
 
 
 def list_workers(ws: Workspace) -> list[Facts]:
-    """Return the workers of a workspace, the oldest first; then who else has a run, such as `recipe run`.
+    """Return the workers of a workspace, oldest first, then processes such as `recipe run`.
 
-    One that died is among them for a day, with the runs that it left.
+    A dead worker is listed for one day, with its unfinished runs.
     """
     rows = _open_runs(ws)
-    live = _worked_on(ws, rows)
+    live = _executing_runs(ws, rows)
     workers = ws.store.runs.workers.all(str(ws.root))
     known = {worker.name for worker in workers}
     others = dict.fromkeys(row.claim for row in rows if row.claim and row.claim not in known)
     return [
-        *(_worker(worker, _held(rows, worker.name), live) for worker in workers),
-        *(_unregistered(name, _held(rows, name), live) for name in others),
+        *(_worker(worker, _runs_claimed_by(rows, worker.name), live) for worker in workers),
+        *(_unregistered_worker(name, _runs_claimed_by(rows, name), live) for name in others),
     ]
 
 
 def list_queue(ws: Workspace) -> list[Facts]:
-    """Return the runs of a workspace that wait, in the order in which workers take them, each with the reason."""
+    """Return the waiting runs of a workspace in the order in which workers claim them, with reasons."""
     rows = _open_runs(ws)
     by_id = {row.id: row for row in rows}
     return [
@@ -52,7 +52,7 @@ def list_queue(ws: Workspace) -> list[Facts]:
 
 
 def wait_of(ws: Workspace, row: RunRow) -> Facts | None:
-    """Return why a run waits, and its place in the queue; None if it does not wait."""
+    """Return a run's queue position and the reason why it waits, or None if it does not wait."""
     if row.state not in ("QUEUED", "ACTIVE") or ws.store.runs.live(row.id):
         return None
     found = next((each for each in _waits(ws, _open_runs(ws)) if each.run == row.id), None)
@@ -68,36 +68,43 @@ def _open_runs(ws: Workspace) -> list[RunRow]:
     return ws.store.runs.page(Wanted(states=OPEN), LOOKED_AT)
 
 
-def _worked_on(ws: Workspace, rows: Sequence[RunRow]) -> set[str]:
-    """The runs that a living worker has."""
+def _executing_runs(ws: Workspace, rows: Sequence[RunRow]) -> set[str]:
+    """Return the IDs of the runs that a live worker executes."""
     return {row.id for row in rows if row.claim and ws.store.runs.live(row.id)}
 
 
-def _held(rows: Sequence[RunRow], name: str) -> list[str]:
+def _runs_claimed_by(rows: Sequence[RunRow], name: str) -> list[str]:
     return [row.id for row in rows if row.claim == name]
 
 
 def _waits(ws: Workspace, rows: Sequence[RunRow]) -> list[Wait]:
-    live = _worked_on(ws, rows)
-    waiting = [row for row in rows if row.state != "PAUSED" and row.id not in live]
-    busy = {row.claim for row in rows if row.id in live}
-    takers = [
-        Taker(
-            worker.driver,
-            _texts(worker.labels),
-            {name: most for name, most in worker.at_most.items() if isinstance(most, int)},
-            worker.store,
-            free=worker.name not in busy,
-        )
-        for worker in ws.store.runs.workers.all(str(ws.root))
-        if worker.alive
-    ]
-    worked_on = [_waiting(row) for row in rows if row.id in live]
-    return explain_waits([_waiting(row) for row in waiting], takers, worked_on, time.time())
+    live = _executing_runs(ws, rows)
+    executing = [row for row in rows if row.id in live]
+    waiting = [row for row in rows if row.id not in live and row.state != "PAUSED"]
+    busy = {row.claim for row in executing}
+    workers = ws.store.runs.workers.all(str(ws.root))
+    takers = [_taker(worker, busy) for worker in workers if worker.alive]
+    return explain_waits(
+        [_queue_entry(row) for row in waiting],
+        takers,
+        [_queue_entry(row) for row in executing],
+        time.time(),
+    )
 
 
-def _waiting(row: RunRow) -> Waiting:
-    # A run that was due when it was stored is due, whatever the clocks of its machines say.
+def _taker(worker: WorkerRow, busy: set[str]) -> Taker:
+    """Return what a worker accepts. `busy` holds the names of workers with a run."""
+    return Taker(
+        worker.driver,
+        _texts(worker.labels),
+        {name: most for name, most in worker.at_most.items() if isinstance(most, int)},
+        worker.store,
+        free=worker.name not in busy,
+    )
+
+
+def _queue_entry(row: RunRow) -> Waiting:
+    # A run that was due at its creation counts as due, even if machine clocks differ.
     due = row.created if row.due is not None and row.due <= row.created else row.due
     return Waiting(
         row.id,
@@ -135,8 +142,8 @@ def _worker(worker: WorkerRow, runs: list[str], live: set[str]) -> Facts:
     }
 
 
-def _unregistered(name: str, runs: list[str], live: set[str]) -> Facts:
-    """Who has a run and takes no others: `recipe run`, or the worker of an earlier version."""
+def _unregistered_worker(name: str, runs: list[str], live: set[str]) -> Facts:
+    """Describe a process that executes one run and takes no others, such as `recipe run`."""
     return {
         "worker": name,
         "alive": bool(live.intersection(runs)),

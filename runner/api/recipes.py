@@ -1,4 +1,4 @@
-"""The recipes that may be asked for by their names, and what each takes."""
+"""Recipes that can be requested by name, and their input schemas."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .values import Facts, moment
 
 _NAMED: Final = re.compile(r"[a-z][a-z0-9_-]{0,63}(?:@[1-9][0-9]{0,8})?")
 LATEST: Final = 500
-"""Runs that are looked at for when a recipe was used last."""
+"""Number of latest runs that are searched for the last use of a recipe."""
 ADDRESSES: Final = ("file", "dataset", "model")
-"""Types of inputs that are addresses, or paths."""
+"""Input types whose values are paths or URLs."""
 _JSON_TYPES: Final[Mapping[str, str]] = {
     "integer": "integer",
     "number": "number",
@@ -31,27 +31,30 @@ _JSON_TYPES: Final[Mapping[str, str]] = {
     "list": "array",
     "object": "object",
 }
-"""The JSON Schema type of each type of input; every other one is given as a string."""
+"""JSON Schema type of each input type. Other types are strings."""
 
 
-class Offered(NamedTuple):
-    """A recipe that may be asked for: its first lines, and what the workspace calls it."""
+class AvailableRecipe(NamedTuple):
+    """A recipe that can be requested: its header, and its name or path in the workspace."""
 
     entry: Entry
     word: str
 
 
-def list_recipes(root: Path, environ: Mapping[str, str], *, in_folder: bool) -> list[Offered]:
-    """Return every recipe that may be asked for by its name: the library's, of packages and of `recipes.allow`.
+def list_recipes(
+    root: Path, environ: Mapping[str, str], *, in_folder: bool
+) -> list[AvailableRecipe]:
+    """Return the recipes that can be requested by name: library, packages and `recipes.allow`.
 
-    With `in_folder` also those beside the workspace's settings.  Raises Invalid for a file of `recipes.allow` that is
-    none, or has the name of another.
+    With `in_folder`, include the recipe files in the workspace directory. Raises Invalid if an
+    entry of `recipes.allow` is not a recipe file, or has the name of another recipe.
     """
-    found = {entry.id: Offered(entry, entry.id) for entry in library.entries()}
+    found = {entry.id: AvailableRecipe(entry, entry.id) for entry in library.entries()}
     for word in load(root, environ).lists.get("recipes.allow", ()):
         path = root / word
         entry = next(
-            (each for each in library.beside(path.parent) if each.path.name == path.name), None
+            (each for each in library.list_recipes(path.parent) if each.path.name == path.name),
+            None,
         )
         if entry is None:
             fix = (
@@ -69,14 +72,14 @@ def list_recipes(root: Path, environ: Mapping[str, str], *, in_folder: bool) -> 
                     )
                 ]
             )
-        found[entry.id] = Offered(entry, f"./{os.path.relpath(path, root)}")
-    for entry in library.beside(root) if in_folder else ():
-        found.setdefault(entry.id, Offered(entry, f"./{entry.path.name}"))
+        found[entry.id] = AvailableRecipe(entry, f"./{os.path.relpath(path, root)}")
+    for entry in library.list_recipes(root) if in_folder else ():
+        found.setdefault(entry.id, AvailableRecipe(entry, f"./{entry.path.name}"))
     return sorted(found.values(), key=lambda each: (each.entry.name, -each.entry.version))
 
 
-def find_recipe(known: Sequence[Offered], name: str) -> Offered:
-    """Return the recipe of that name, with or without its version.  Raises NotFound."""
+def find_recipe(known: Sequence[AvailableRecipe], name: str) -> AvailableRecipe:
+    """Return the recipe with this name, with or without a version. Raises NotFound."""
     if _NAMED.fullmatch(name):
         for each in known:
             if name in (each.entry.id, each.entry.name):
@@ -87,29 +90,32 @@ def find_recipe(known: Sequence[Offered], name: str) -> Offered:
     raise NotFound("unknown recipe", fix=near or "list the recipes with GET /v1/recipes")
 
 
-def read_recipe(each: Offered) -> Recipe:
-    """Return a recipe as it is written, parsed once for each version of its file."""
+def read_recipe(each: AvailableRecipe) -> Recipe:
+    """Parse a recipe file. The result is cached until the file changes."""
     found = each.entry.path.stat()
-    return _parsed(each.entry.path, found.st_mtime_ns, found.st_size)
+    return _parse_file(each.entry.path, found.st_mtime_ns, found.st_size)
 
 
 @lru_cache(maxsize=64)
-def _parsed(path: Path, _mtime_ns: int, _size: int) -> Recipe:
+def _parse_file(path: Path, _mtime_ns: int, _size: int) -> Recipe:
     from ..language import parse
 
     return parse.load(path)
 
 
 def last_used(ws: Workspace) -> dict[str, float]:
-    """Return when a run of each recipe, or a sweep of it, was stored last, in seconds since the epoch; of the latest `LATEST`."""
+    """Return the time of the last run or sweep of each recipe, among the `LATEST` runs.
+
+    Times are seconds since the epoch.
+    """
     used: dict[str, float] = {}
     for row in ws.store.runs.page(Wanted(), LATEST):
         used.setdefault(row.recipe.replace("-sweep@", "@"), row.created)
     return used
 
 
-def summary_facts(each: Offered, used: float | None = None) -> Facts:
-    """A recipe as lists show it; `used`: when a run of it was stored last, in seconds since the epoch."""
+def summary_facts(each: AvailableRecipe, used: float | None = None) -> Facts:
+    """Return the list entry of a recipe. `used` is its last use in seconds since the epoch."""
     entry = each.entry
     return {
         "id": entry.id,
@@ -121,7 +127,7 @@ def summary_facts(each: Offered, used: float | None = None) -> Facts:
 
 
 def input_schema(recipe: Recipe) -> dict[str, Any]:
-    """Return the JSON Schema of the inputs of a recipe, without its secrets."""
+    """Return the JSON Schema of a recipe's inputs, except secrets."""
     given = [spec for spec in recipe.inputs.values() if spec.type != "secret"]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -133,7 +139,7 @@ def input_schema(recipe: Recipe) -> dict[str, Any]:
 
 
 def schema_of(spec: Input) -> dict[str, Any]:
-    """Return the JSON Schema of one input, in mappings that nothing else holds."""
+    """Return the JSON Schema of an input as a new dictionary."""
     schema = _json_type(spec.type)
     if spec.type == "choice":
         schema = {"enum": spec.limits.get("choices")}
@@ -143,7 +149,7 @@ def schema_of(spec: Input) -> dict[str, Any]:
         schema["items"] = _json_type(spec.items)
     if spec.type in ADDRESSES:
         schema["format"] = f"recipe-{spec.type}"
-    # Limits of a list are those of its items, but for minItems and its like.
+    # Limits of a list apply to its items, except minItems, maxItems and uniqueItems.
     limited = schema["items"] if spec.type == "list" and spec.items else schema
     for name, limit in spec.limits.items():
         if name == "choices":

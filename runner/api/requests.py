@@ -1,6 +1,7 @@
-"""Cancel, pause, resume, retry and submit: the rules, once.  The command line, Python and the server call these functions.
+"""Cancel, pause, resume, retry and submit runs, for the command line, Python and the server.
 
-A run whose worker lives is asked, and its worker does what is asked.  A run that no worker has is moved here, whatever its state.
+If the worker of a run is alive, it receives the request. Otherwise this process changes the state
+of the run.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
 from ..errors import NOT_NOTED, Busy, CannotAsk
-from ..execution.signals import apart
+from ..execution.signals import call_beside_loop
 from ..execution.terms import Choice, choice_of_run, request_of_run, settings_of_run
 from ..execution.unattended import end_unattended
 from ..planning.ids import stored_form
@@ -37,13 +38,18 @@ __all__ = [
 ]
 
 LOOK: Final = 0.1
-"""Seconds between two looks at a run."""
+"""Seconds between two reads of a run's state."""
 LETTING_GO: Final = 10.0
-"""Seconds that a worker has to let go of a run that it has paused, or is about to."""
+"""Seconds that a worker may take to release a run that it pauses."""
 
 
 def describe(ws: Workspace, run: str, said: Data) -> None:
-    """Change the `name`, `tags`, `note` or `archived` of a run; None, and what says nothing, takes one away.  Raises NotFound."""
+    """Change the `name`, `tags`, `note` or `archived` of a run.
+
+    None or an empty value removes a field.
+
+    Raises NotFound.
+    """
     ws.store.runs.get(run)
     changes = {name: value or None for name, value in said.items()}
     if changes:
@@ -51,9 +57,10 @@ def describe(ws: Workspace, run: str, said: Data) -> None:
 
 
 def prioritize(ws: Workspace, run: str, priority: int) -> Outcome:
-    """Have workers take a run earlier (a higher number) or later; of one that they have, it counts when it waits again.
+    """Change the priority of a run; workers claim higher numbers first.
 
-    Raises NotFound, CannotAsk (final), Invalid for a number that no run may have.
+    For a claimed run, the priority applies when the run is queued again. Raises NotFound, CannotAsk
+    (final), and Invalid for a number out of range.
     """
     check_priority(priority)
     row = ws.store.runs.get(run)
@@ -65,26 +72,31 @@ def prioritize(ws: Workspace, run: str, priority: int) -> Outcome:
 
 
 def cancel(ws: Workspace, run: str, *, patience: float = 0.0) -> Outcome:
-    """End a run for good; its results and checkpoints stay.  Its worker is waited for up to `patience` seconds.
+    """Cancel a run and keep its results and checkpoints.
 
-    Raises NotFound, CannotAsk (final), Busy, Infrastructure where a job does not end.
+    Wait up to `patience` seconds for its worker.
+
+    Raises NotFound, CannotAsk (final), Busy, and Infrastructure if a job does not end.
     """
     return _stop(ws, run, "cancel", "CANCELLED", NO_DATA, patience)
 
 
 def pause(ws: Workspace, run: str, *, keep_hosts: bool = False, patience: float = 0.0) -> Outcome:
-    """Stop a run so that it can be resumed.  `keep_hosts`: rented machines stay, and cost.
+    """Stop a run so that it can be resumed.
 
-    Raises NotFound, CannotAsk (final, already), Busy, Infrastructure where a job does not end.
+    With `keep_hosts`, keep its rented machines, at their cost.
+
+    Raises NotFound, CannotAsk (final, already), Busy, and Infrastructure if a job does not end.
     """
     data: Data = {"keep_hosts": True} if keep_hosts else NO_DATA
     return _stop(ws, run, "pause", "PAUSED", data, patience)
 
 
 def resume(ws: Workspace, run: str, *, queue: bool = True) -> Outcome:
-    """Let a run continue that is paused, is asked to pause, or has lost its worker.
+    """Resume a run that is paused, about to pause, or without a live worker.
 
-    Without `queue` a run that no worker has is left as it is, not done, for the caller to carry out.
+    With `queue`, queue the run for workers. Otherwise, if no worker has the run, leave it unchanged
+    and return an outcome that is not done, so that the caller can execute the run.
 
     Raises NotFound, CannotAsk (final, not-paused, not-noted), Busy.
     """
@@ -118,10 +130,10 @@ def resume(ws: Workspace, run: str, *, queue: bool = True) -> Outcome:
 def retry(
     ws: Workspace, run: str, begin: str | None = None, *, reach: Sequence[str] | None = None
 ) -> Outcome:
-    """Submit the request of a finished run again, as a new run with the same user, priority, labels and webhooks.
+    """Submit the request of a finished run as a new run with the same user, priority, labels and webhooks.
 
-    `begin`: from this step on, whatever is cached.  `reach`: the hosts and buckets that the new run may read;
-    None: those of the finished run.
+    `begin` is the first step to rerun regardless of the cache. `reach` lists the hosts and buckets
+    that the new run may read. None keeps those of the finished run.
 
     Raises NotFound, CannotAsk (not-final, not-noted), Invalid, Infrastructure.
     """
@@ -142,25 +154,28 @@ def retry(
             user=row.user,
             reports_to=receivers_of(row),
             reach=own if reach is None and isinstance(own, list) else reach,
-            here=True,  # as it was: its files are in this workspace
+            here=True,  # the files of the finished run are in this workspace
         )
         new = submit(ws, request, choice, settings_of_run(row), ticket)
     return Outcome(new.id, ws.store.runs.get(new.id).state, True)
 
 
 def retried_choice(row: RunRow, begin: str | None) -> Choice:
-    """Which steps the retry of a run has: from `begin` on, or those that the run was asked for."""
+    """Return the step selection of a retry: from step `begin`, or as in the finished run."""
     return Choice(begin=stored_form(begin)) if begin else choice_of_run(row)
 
 
 def is_left(row: RunRow, *, live: bool) -> bool:
-    """Whether a run has begun, and its worker is gone."""
+    """Return True if a run has started and its worker is gone."""
     begun = row.state == "ACTIVE" or (row.state == "QUEUED" and bool(row.claim))
     return begun and not live
 
 
 def _wait_for(ws: Workspace, run: str, state: str, patience: float) -> bool:
-    """Wait until the worker of a run has brought it to `state`, or to its end.  False: it has not, or it is gone."""
+    """Wait until a run reaches `state` or finishes.
+
+    Return False on timeout or if its worker is gone.
+    """
     deadline = time.monotonic() + patience
     while True:
         row = ws.store.runs.get(run)
@@ -189,11 +204,11 @@ def _stop(
     deadline = time.monotonic() + LETTING_GO
     while True:
         if not runs.live(run):
-            if apart(lambda: end_unattended(ws, run, state, said.append), bool):
+            if call_beside_loop(lambda: end_unattended(ws, run, state, said.append), bool):
                 return Outcome(run, runs.get(run).state, True, said)
         elif runs.request(run, verb, data):
             done = _wait_for(ws, run, state, patience)
-            # A worker that died in between has not read the request.
+            # If the worker died in the meantime, it has not read the request.
             if done or runs.live(run):
                 return Outcome(run, runs.get(run).state, done)
         row = runs.get(run)
@@ -205,7 +220,7 @@ def _stop(
 
 
 def _give_to_workers(ws: Workspace, row: RunRow) -> str:
-    """Have the next worker continue a run that has none, and answer its state.  Empty: a worker has it, or it is over."""
+    """Queue a run without a worker, and return its state, or "" if a worker has it or it has finished."""
     runs = ws.store.runs
     if request_of_run(row) is None:
         raise has_no_request(row.id)
@@ -231,7 +246,7 @@ def _is_not_paused(row: RunRow) -> CannotAsk:
 
 
 def has_no_request(run: str) -> CannotAsk:
-    """Return the refusal of a run that an early version stored."""
+    """Return the error for a run of an early version, which stored no request."""
     words = f"run {run} was stored by an early version, without its request"
     return CannotAsk(NOT_NOTED, words, run, "submit its recipe and inputs as a new run")
 

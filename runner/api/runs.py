@@ -1,6 +1,6 @@
-"""Runs as programs see them: what `/v1` answers and a handle in Python has, as values of JSON.  Times are RFC 3339.  Changes nothing.
+"""Runs as JSON values, for `/v1` and for run handles in Python. Times are RFC 3339. Read-only.
 
-Texts are as they are stored: who shows them to strangers takes the folders of this machine out of them.
+Texts may contain local paths. Callers that serve other users remove these paths.
 """
 
 from __future__ import annotations
@@ -22,22 +22,25 @@ from ..survey import summaries
 from ..survey.comparison import matrix_values
 from . import costs
 from .artifacts import outputs_of
-from .metrics import last_samples, latest, links
+from .metrics import last_samples, list_links, summarize_running
 from .queue import wait_of
 from .starting import read_start
 from .values import Facts, moment
 
 NO_TRAINING: Final = Training()
 ENDS: Final[Mapping[str, str]] = {"ran": "DONE", "fresh": "FRESH", "failed": "FAILED"}
-"""The states of steps by what is counted."""
+"""Step state for each counter of `StepCounts`."""
 PACE: Final = ("step", "total", "percent", "eta")
-"""How a sample of a machine calls how far the step is: that is the view's to say."""
+"""Progress fields of a machine sample. They are left out, because the run view provides them."""
 TRIED: Final = 6
-"""Values of an input of a sweep that are shown."""
+"""Maximum number of values shown for an input of a sweep."""
 
 
 class Page(NamedTuple):
-    """Runs of a list, the newest first; `next`: the place behind which the next page begins, None at the end."""
+    """A page of runs, newest first.
+
+    `next` is the cursor of the next page, or None on the last page.
+    """
 
     runs: list[Facts]
     next: str | None
@@ -46,9 +49,10 @@ class Page(NamedTuple):
 def list_runs(
     ws: Workspace, wanted: Wanted, limit: int, after: str = "", *, numbers: bool = True
 ) -> Page:
-    """Return the first `limit` runs that are wanted; without `numbers` what they reported is left out.
+    """Return up to `limit` matching runs. Without `numbers`, leave out metrics.
 
-    `after` is the `next` of the page before, or the id of a run.  Raises Invalid if it is neither.
+    `after` is the `next` cursor of the previous page, or the ID of a run. Raises Invalid for any
+    other value.
     """
     if after:
         wanted = wanted._replace(before=_place(ws, after))
@@ -58,18 +62,23 @@ def list_runs(
 
 
 def _place(ws: Workspace, after: str) -> RunPlace:
-    """Where a page ends.  The time is in it, so that the run itself may be deleted meanwhile."""
+    """Parse a page cursor. It includes the creation time, so the run itself may be deleted."""
     created, tilde, run = after.partition("~")
     try:
-        return RunPlace(float(created), run) if tilde else RunPlace(_created(ws, after), after)
+        return (
+            RunPlace(float(created), run) if tilde else RunPlace(_creation_time(ws, after), after)
+        )
     except ValueError:
         fix = "give the `next` of the page before, or the id of a run"
         problem = Problem("bad-value", f'"{after}" is not the end of a page', None, fix)
         raise Invalid([problem]) from None
 
 
-def _created(ws: Workspace, run: str) -> float:
-    """When a run was created; one that is deleted by the second that begins its id.  Raises ValueError."""
+def _creation_time(ws: Workspace, run: str) -> float:
+    """Return the creation time of a run, or for a deleted run, the time in its ID.
+
+    Raises ValueError.
+    """
     try:
         return ws.store.runs.get(run).created
     except NotFound:
@@ -79,18 +88,18 @@ def _created(ws: Workspace, run: str) -> float:
 
 
 def list_facts(ws: Workspace, rows: Sequence[RunRow], *, numbers: bool = True) -> list[Facts]:
-    """Runs as a list of them shows them; without `numbers` what they reported is left out."""
+    """Return runs as list entries. Without `numbers`, leave out metrics."""
     views = ws.run_views.summaries(rows)
-    found = summaries.summarize_runs(ws, rows, latest(ws, rows)) if numbers else {}
+    found = summaries.summarize_runs(ws, rows, summarize_running(ws, rows)) if numbers else {}
     usd = costs.of_runs(ws.environ, [row.id for row in rows])
     return [
-        {**_listed(ws, row, view, found.get(row.id)), "cost": usd[row.id]}
+        {**_list_entry(ws, row, view, found.get(row.id)), "cost": usd[row.id]}
         for row, view in zip(rows, views, strict=True)
     ]
 
 
-def _described(row: RunRow) -> Facts:
-    """What people say of a run."""
+def _description(row: RunRow) -> Facts:
+    """Return the name, tags, note and archived flag that users set on a run."""
     tags = row.data.get("tags")
     return {
         "name": str(row.data.get("name") or ""),
@@ -101,7 +110,7 @@ def _described(row: RunRow) -> Facts:
 
 
 def _numbers(found: summaries.RunNumbers | None) -> Facts:
-    """What a run and its trials reported."""
+    """Return the metrics of a run and of its trials."""
     if found is None:
         return {"metrics": {}, "trials": [], "curve": None}
     curve = found.curve and {"metric": found.curve[0], "values": found.curve[1]}
@@ -125,7 +134,9 @@ def _metrics(found: summaries.Summaries, least: Mapping[str, bool]) -> Facts:
     }
 
 
-def _listed(ws: Workspace, row: RunRow, view: RunView, found: summaries.RunNumbers | None) -> Facts:
+def _list_entry(
+    ws: Workspace, row: RunRow, view: RunView, found: summaries.RunNumbers | None
+) -> Facts:
     asked, labels = row.data.get("asked"), row.data.get("labels")
     asked = asked if isinstance(asked, dict) else {}
     preset, given = asked.get("preset"), asked.get("inputs")
@@ -145,8 +156,8 @@ def _listed(ws: Workspace, row: RunRow, view: RunView, found: summaries.RunNumbe
         "driver": settings_of_run(row).driver,
         "preset": preset if isinstance(preset, str) else None,
         "inputs": dict(row.inputs),
-        "given": _given(row, given),
-        "tried": _tried(ws, row) if "-sweep@" in row.recipe else {},
+        "given": _given_inputs(row, given),
+        "tried": _swept_values(ws, row) if "-sweep@" in row.recipe else {},
         "counts": _counts(view.counts),
         "created": moment(row.created),
         "not_before": moment(row.due)
@@ -154,26 +165,29 @@ def _listed(ws: Workspace, row: RunRow, view: RunView, found: summaries.RunNumbe
         else None,
         "ended": moment(row.ended),
         "progress": view.progress._asdict(),
-        **_described(row),
+        **_description(row),
         **_numbers(found),
     }
 
 
-def _given(row: RunRow, given: object) -> Facts:
-    """The inputs that were given, but secrets, which a run does not hold."""
+def _given_inputs(row: RunRow, given: object) -> Facts:
+    """Return the inputs that the caller set, without secrets."""
     if not isinstance(given, dict):
         return {}
     return {name: value for name, value in given.items() if name.partition(".")[0] in row.inputs}
 
 
 def _counts(counts: Mapping[str, int]) -> Facts:
-    """How many steps came to which end."""
+    """Return the number of steps for each final state."""
     ends = {name: counts.get(state, 0) for name, state in ENDS.items()}
     return {**ends, "other": sum(counts.values()) - sum(ends.values())}
 
 
-def _tried(ws: Workspace, row: RunRow) -> Facts:
-    """The first values of each input that a sweep tries, one more than is shown."""
+def _swept_values(ws: Workspace, row: RunRow) -> Facts:
+    """Return the first `TRIED` + 1 values of each swept input.
+
+    The extra value shows that more exist.
+    """
     found: dict[str, dict[str, None]] = {}
     for id in ws.store.runs.steps(row.id):
         for name, value in matrix_values(id.partition("/")[0]).items():
@@ -182,18 +196,18 @@ def _tried(ws: Workspace, row: RunRow) -> Facts:
 
 
 def read_run(ws: Workspace, row: RunRow, *, numbers: bool = True) -> Facts:
-    """A run with all that is known of it; without `numbers` what it reported is left out."""
+    """Return all details of a run. Without `numbers`, leave out metrics."""
     graph = ws.run_views.graph(row)
     view = ws.run_views.view(row, graph)
     attempts = ws.store.runs.attempts(row.id)
     leases = _leases(ws, row.id)
     cost = costs.of_runs(ws.environ, [row.id])[row.id]
     machines = last_samples(ws, row) if view.counts.get("RUNNING") else {}
-    reported = summaries.summarize_runs(ws, [row], latest(ws, [row])) if numbers else {}
+    reported = summaries.summarize_runs(ws, [row], summarize_running(ws, [row])) if numbers else {}
     eta = view.progress.eta
     price = sum(lease.price for lease in leases if lease.state in ("COMING", "UP"))
     return {
-        **_listed(ws, row, view, reported.get(row.id)),
+        **_list_entry(ws, row, view, reported.get(row.id)),
         "sweep": _sweep(ws, row),
         "seq": row.next_event - 1,
         "provider": settings_of_run(row).driver,
@@ -208,19 +222,19 @@ def read_run(ws: Workspace, row: RunRow, *, numbers: bool = True) -> Facts:
         ],
         "estimate": {"seconds": eta, "cost": price * eta / 3600 if eta is not None else None},
         "cost": cost,
-        "failed": _failed(view.failed),
+        "failed": _failure_facts(view.failed),
         "warnings": view.warnings,
         **(wait_of(ws, row) or {"position": None, "waits": None}),
         "training": _training(view),
         "steps": _steps(view.steps, _keys(graph, attempts), cost, machines),
         "graph": _graph(graph),
         "outputs": outputs_of(ws, row, graph, attempts),
-        "links": [each._asdict() for each in links(ws, row, attempts)],
+        "links": [each._asdict() for each in list_links(ws, row, attempts)],
     }
 
 
 def _sweep(ws: Workspace, row: RunRow) -> Facts | None:
-    """What a sweep tries; None of a run that is none."""
+    """Return the recipe and axes of a sweep, or None if the run is not a sweep."""
     try:
         axes = read_start(ws.root, row).axes
     except CannotAsk:
@@ -229,12 +243,12 @@ def _sweep(ws: Workspace, row: RunRow) -> Facts | None:
     return {"recipe": row.recipe.replace("-sweep@", "@"), "axes": tried} if tried else None
 
 
-def _failed(failure: Failure | None) -> Facts | None:
+def _failure_facts(failure: Failure | None) -> Facts | None:
     return {**failure._asdict(), "lines": list(failure.lines)} if failure is not None else None
 
 
 def _training(view: RunView) -> Facts | None:
-    """The numbers of the step that trains."""
+    """Return the metrics of the run's training step."""
     training, step = view.training, view.steps.get(view.trains)
     if training is None:
         return None
@@ -250,7 +264,7 @@ def _training(view: RunView) -> Facts | None:
 
 
 def _keys(graph: RunGraph | None, attempts: Sequence[AttemptRow]) -> dict[str, str]:
-    """The keys of steps: of those that were begun, as they were then."""
+    """Return the cache keys of the steps: as of the last attempt, or of the cached result."""
     fresh = dict(graph.fresh) if graph is not None else {}
     return fresh | {each.step: each.key for each in attempts if each.key}
 
@@ -261,7 +275,7 @@ def _steps(
     cost: float,
     machines: Mapping[str, Mapping[str, object]],
 ) -> list[Facts]:
-    """The steps, each with its key and its share of what was rented, by the seconds that it ran there."""
+    """Return the steps, each with its cache key and its share of the rental cost by seconds."""
     away = {
         id: sum(seconds for host, seconds in step.spent.items() if host)
         for id, step in steps.items()
@@ -311,7 +325,7 @@ def _step(step: StepView) -> Facts:
 
 
 def _float(value: float | None) -> float | None:
-    """A number that a step reported, which may be an integer, as all of them are answered."""
+    """Convert a reported number, which may be an integer, to float."""
     return None if value is None else float(value)
 
 

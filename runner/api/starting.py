@@ -1,4 +1,4 @@
-"""What is to be started: a recipe with inputs, another run with changes, or a sweep; as a request, and as the words of a command line."""
+"""Requests for a run, a rerun with changes or a sweep, and their equivalent command lines."""
 
 from __future__ import annotations
 
@@ -22,16 +22,19 @@ from ..storage.workspace import Workspace
 from ..survey.request import Request
 from . import sweeps
 from .requests import has_no_request
-from .sweeps import Sweep, drafted, in_words
+from .sweeps import Sweep, draft, find_varied_inputs
 
 FOLDER: Final = "sweeps"
-"""Where recipes of sweeps lie in a workspace's own folder; results of sweeps are published below a folder of this name, too."""
+"""Directory of generated sweep recipes in `.recipe`, and of sweep results in the workspace."""
 Axes: TypeAlias = Mapping[str, Sequence[object]]
-"""The values of each input that differs."""
+"""The values of each swept input."""
 
 
 class Search(NamedTuple):
-    """A search over axes, of which a number may be the text of a range: how many trials, and which metric is to be least or greatest."""
+    """A hyperparameter search: number of trials, metric, and whether to minimize the metric.
+
+    An axis of a search may be the text of a range.
+    """
 
     trials: int
     metric: str
@@ -39,7 +42,7 @@ class Search(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What is to be started.  With `axes` it is a sweep: one instance for each combination of their values, or the trials of a search."""
+    """A request for a run. With `axes`, it is a sweep; with `search`, a hyperparameter search."""
 
     request: Request
     axes: Mapping[str, Sequence[object]] = {}
@@ -47,14 +50,17 @@ class Start(NamedTuple):
 
     @property
     def instances(self) -> int:
-        """How many runs of the recipe it is: combinations, or trials."""
+        """Number of recipe instances: combinations of a sweep, or trials of a search."""
         return self.search.trials if self.search else math.prod(map(len, self.axes.values()))
 
 
 def read_start(root: Path, row: RunRow) -> Start:
-    """Return what a run was asked for; of one that `recipe sweep` wrote, the recipe that it tries and its axes.
+    """Return the request of a run.
 
-    Raises CannotAsk for a run without its request, and for a search, whose trials no request says.
+    For a run of `recipe sweep`, return the swept recipe and its axes.
+
+    Raises CannotAsk for a run stored without a request, and for a search, whose trials are not part
+    of the request.
     """
     request = request_of_run(row)
     if request is None:
@@ -63,7 +69,7 @@ def read_start(root: Path, row: RunRow) -> Start:
     if path.parent.name != FOLDER or path.parent.parent.name != ".recipe":
         return Start(request)
     try:
-        found = sweeps.read(document.read(root / path).value)
+        found = sweeps.read_sweep(document.read(root / path).value)
     except (Invalid, NotFound, OSError):
         return Start(request)
     if found is None:
@@ -74,11 +80,14 @@ def read_start(root: Path, row: RunRow) -> Start:
     return Start(replace(request, recipe=uses), found.axes)
 
 
-def change(start: Start, given: Mapping[str, object], axes: Axes | None) -> Start:
-    """The same with other values of some inputs.  `axes` stand instead of those before; None: what is given no single value keeps its axis."""
+def change_inputs(start: Start, given: Mapping[str, object], axes: Axes | None) -> Start:
+    """Return a request with new input values.
+
+    `axes` replaces the existing axes. If None, inputs without a new value keep their axes.
+    """
     kept = start.axes if axes is None else axes
     kept = {name: values for name, values in kept.items() if axes is not None or name not in given}
-    # A part of an object, `a.b`, was set in the `a` that is given now.
+    # A new value for object `a` replaces an earlier value for its part `a.b`.
     before = {
         name: value
         for name, value in start.request.inputs.items()
@@ -87,13 +96,13 @@ def change(start: Start, given: Mapping[str, object], axes: Axes | None) -> Star
     return Start(replace(start.request, inputs={**before, **given}), kept)
 
 
-def draft(root: Path, start: Start) -> Sweep:
-    """The sweep that is asked for.  Raises Invalid with every problem."""
+def draft_sweep(root: Path, start: Start) -> Sweep:
+    """Return the sweep of a request. Raises Invalid with all problems."""
     source = library.find(start.request.recipe, root)
     uses = start.request.recipe
     if is_path(uses):
         uses = os.path.relpath(os.path.abspath(source), os.path.abspath(root / ".recipe" / FOLDER))
-    return drafted(
+    return draft(
         parse.load(source),
         uses,
         start.request.inputs,
@@ -103,11 +112,14 @@ def draft(root: Path, start: Start) -> Sweep:
 
 
 def first_trial(root: Path, start: Start, search: Search) -> Request:
-    """A request for one trial of a search: the least of each range and the first of other axes.  Raises Invalid with every problem."""
+    """Return a request for one trial of a search, to plan it: the lowest value of each range.
+
+    Other axes use their first value. Raises Invalid with all problems.
+    """
     request = start.request
     ranges = {name: text for name, values in start.axes.items() if (text := range_of(values))}
     recipe = parse.load(library.find(request.recipe, root))
-    where = sweeps.space(
+    where = sweeps.search_space(
         recipe,
         request.inputs,
         several={**start.axes, **ranges},
@@ -115,23 +127,23 @@ def first_trial(root: Path, start: Start, search: Search) -> Request:
         metric=search.metric,
     )
     one = {
-        name: sweeps.lowest(axis) if isinstance(axis, sweeps.Range) else axis[0]
+        name: sweeps.lowest_value(axis) if isinstance(axis, sweeps.Range) else axis[0]
         for name, axis in where.axes.items()
     }
     return replace(request, inputs={**where.fixed, **one})
 
 
 def range_of(values: Sequence[object]) -> str:
-    """The text of the range that an axis is; empty for one that has values."""
+    """Return the range text of an axis, or "" for an axis with explicit values."""
     only = values[0] if len(values) == 1 else None
     return only if isinstance(only, str) and ".." in only else ""
 
 
-def write(ws: Workspace, start: Start) -> Request:
-    """The request of what is to be started; the recipe of a sweep is written for it.  Raises Invalid."""
+def request_to_run(ws: Workspace, start: Start) -> Request:
+    """Return the request to submit. For a sweep, write its recipe file first. Raises Invalid."""
     if not start.axes:
         return start.request
-    swept = draft(ws.root, start)
+    swept = draft_sweep(ws.root, start)
     path = ws.home / FOLDER / f"{swept.stem}.yaml"
     if not path.exists():
         ws.write(path, swept.text.encode())
@@ -139,15 +151,18 @@ def write(ws: Workspace, start: Start) -> Request:
 
 
 @contextmanager
-def tried(ws: Workspace, start: Start) -> Iterator[Request]:
-    """The same for a plan alone: the recipe of a sweep is taken away again.  Raises Invalid."""
+def request_to_plan(ws: Workspace, start: Start) -> Iterator[Request]:
+    """Provide the request for planning only. A sweep's recipe file is deleted afterwards.
+
+    Raises Invalid.
+    """
     if start.search is not None:
         yield first_trial(ws.root, start, start.search)
         return
     if not start.axes:
         yield start.request
         return
-    swept = draft(ws.root, start)
+    swept = draft_sweep(ws.root, start)
     path = ws.home / FOLDER / f"{swept.stem}.{os.getpid()}.yaml"
     ws.write(path, swept.text.encode())
     try:
@@ -165,14 +180,14 @@ def _of_sweep(start: Start, swept: Sweep, file: str) -> Request:
 def command_line(
     recipe: Recipe, start: Start, driver: str = "local", cost: float | None = None
 ) -> str | None:
-    """What starts the same from a terminal in the workspace, quoted for a shell; None where no words say it.
+    """Return the equivalent shell command, quoted, or None if no command line can express the request.
 
-    `cost`: the limit in US dollars.
+    `cost` is the cost limit in US dollars.
     """
     request = start.request
-    words = [_said(recipe, name, value) for name, value in request.inputs.items()]
+    words = [_input_argument(recipe, name, value) for name, value in request.inputs.items()]
     words += [
-        f"{name}={text}" if (text := range_of(values)) else _listed(recipe, name, values)
+        f"{name}={text}" if (text := range_of(values)) else _axis_argument(recipe, name, values)
         for name, values in start.axes.items()
     ]
     if None in words or request.resources:
@@ -195,42 +210,42 @@ def command_line(
     return shlex.join(["recipe", verb, request.recipe, *filter(None, words), *said])
 
 
-def _said(recipe: Recipe, name: str, value: object) -> str | None:
-    """NAME=VALUE for one value; None where a command line would take it for something else."""
+def _input_argument(recipe: Recipe, name: str, value: object) -> str | None:
+    """Return NAME=VALUE for one value, or None if a command line would read another value."""
     spec = recipe.inputs.get(name.partition(".")[0])
     if spec is None:
         return None
-    text = _typed(value)
+    text = _typed_value(value)
     if "." in name:
         return f"{name}={text}"
-    means_one = name not in in_words(recipe, {name: text})
-    return f"{name}={text}" if means_one and _same(spec, text, value) else None
+    means_one = name not in find_varied_inputs(recipe, {name: text})
+    return f"{name}={text}" if means_one and _is_same_value(spec, text, value) else None
 
 
-def _listed(recipe: Recipe, name: str, values: Sequence[object]) -> str | None:
-    """NAME=VALUE,VALUE for the values of an axis."""
+def _axis_argument(recipe: Recipe, name: str, values: Sequence[object]) -> str | None:
+    """Return NAME=VALUE,VALUE for the values of an axis, or None if no text expresses them."""
     spec = recipe.inputs[name]
-    wanted = [inputs.converted(spec, value) for value in values]
-    for text in (",".join(map(_typed, values)), json.dumps(list(values), ensure_ascii=False)):
-        read = in_words(recipe, {name: text}).get(name)
+    wanted = [inputs.convert(spec, value) for value in values]
+    for text in (",".join(map(_typed_value, values)), json.dumps(list(values), ensure_ascii=False)):
+        read = find_varied_inputs(recipe, {name: text}).get(name)
         if read is None or isinstance(read, str):
             continue
         try:
-            if [inputs.converted(spec, each) for each in read] == wanted:
+            if [inputs.convert(spec, each) for each in read] == wanted:
                 return f"{name}={text}"
         except inputs.BadValue:
             continue
     return None
 
 
-def _typed(value: object) -> str:
-    """A value as it is typed."""
+def _typed_value(value: object) -> str:
+    """Return a value as typed on a command line."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _same(spec: Input, text: str, value: object) -> bool:
-    """Whether a text means a value."""
+def _is_same_value(spec: Input, text: str, value: object) -> bool:
+    """Return True if a text converts to the same input value."""
     try:
-        return inputs.converted(spec, text) == inputs.converted(spec, value)
+        return inputs.convert(spec, text) == inputs.convert(spec, value)
     except inputs.BadValue:
         return False

@@ -1,4 +1,4 @@
-"""How much a workspace keeps on its disk, by what it is, and which stores it shares results with.  Changes nothing."""
+"""Disk usage of a workspace by category, and its shared stores. Read-only."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "logs and attempts": ("runs", "attempts"),
     "downloads": ("cache", "git", "local", "bundles"),
 }
-"""Folders of a workspace's own folder, by what they keep; all else is `other`."""
+"""Subdirectories of `.recipe` by category. Other files count as `other`."""
 OTHER: Final = "other"
 PATIENCE: Final = 1.0
-"""Seconds for which files are counted."""
+"""Maximum number of seconds to count local files."""
 SHARED_PATIENCE: Final = 10.0
-"""The same for the objects of a shared store."""
+"""Maximum number of seconds to list the objects of a shared store."""
 _LOGIN: Final = re.compile(r"//[^/@]*@")
 
 
 class Counted(NamedTuple):
-    """Bytes on the disk and files of some folders; not `whole` where there was no time for all."""
+    """Disk usage and number of files. `whole` is False if counting ran out of time."""
 
     bytes: int = 0
     files: int = 0
@@ -40,7 +40,7 @@ class Counted(NamedTuple):
 
 
 def list_stores(ws: Workspace) -> Facts:
-    """Return what is kept here, the largest part first, with the room that is left, and the shared stores of the settings."""
+    """Return the disk usage by category, largest first, the free disk space, and the shared stores."""
     deadline = time.monotonic() + PATIENCE
     named = {folder for folders in PARTS.values() for folder in folders}
     rest = [path for path in ws.home.iterdir() if path.name not in named]
@@ -70,9 +70,9 @@ def list_stores(ws: Workspace) -> Facts:
 
 
 def measure_store(ws: Workspace, name: str) -> Facts:
-    """Return the bytes and objects of a shared store, as far as they are listed within SHARED_PATIENCE.
+    """Return the size and number of objects in a shared store, counted for at most SHARED_PATIENCE.
 
-    Raises NotFound, Infrastructure for a store that does not answer.
+    Raises NotFound, and Infrastructure if the store does not answer.
     """
     if (settings := ws.config.stores.get(name)) is None:
         known = ", ".join(ws.config.stores) or "there is none"
@@ -101,7 +101,10 @@ def _count(places: list[Path], deadline: float) -> Counted:
 
 
 def _below(places: list[Path]) -> Iterator[os.stat_result]:
-    """The files at and below some places; what goes away meanwhile is passed over, and links are not followed."""
+    """Yield the status of all files in these directories, without following links.
+
+    Files deleted meanwhile are skipped.
+    """
     waiting = [str(place) for place in places]
     while waiting:
         place = waiting.pop()

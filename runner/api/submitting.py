@@ -1,4 +1,4 @@
-"""Store a run for workers: its request checked, what it reads packed where they are of other machines."""
+"""Submit a run: check its request, bundle its files for other machines, and queue it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Final, NamedTuple
 
 from ..digest import of_value
 from ..errors import CannotRun, Invalid, Problem
-from ..execution.reporting import no_points, refused
+from ..execution.reporting import points_refused, reserve_points
 from ..execution.session import check_ids
 from ..execution.terms import (
     Choice,
     Settings,
-    asked,
     limits_asked,
-    limits_of,
-    login,
-    lower,
+    limits_data,
+    login_name,
+    lower_limits,
     new_id,
-    noted,
+    options_data,
+    request_data,
 )
 from ..planning.ids import bare
 from ..reports import sealing
@@ -34,55 +34,54 @@ from ..survey.request import Request
 from ..survey.templates import refuse_nodes
 
 PRIORITY: Final = 1_000_000
-"""How high the priority of a run may be, and how low below 0."""
+"""Maximum absolute value of a run's priority."""
 
 
 class Ticket(NamedTuple):
-    """When and where a submitted run is carried out."""
+    """Queue settings of a submitted run."""
 
     priority: int = 0
     not_before: float | None = None  # seconds since the epoch
-    idempotency: str = (
-        ""  # the submitter's own name for the request: the same one again is the same run
-    )
+    # Key chosen by the submitter. A second request with the same key returns the same run.
+    idempotency: str = ""
     labels: Mapping[str, str] = {}
-    user: str = ""  # for whom it is; empty: the login that submits it
-    run: str = ""  # the id of the new run; empty: one that is made now
-    reports_to: Mapping[
-        str, object
-    ] = {}  # who gets reports of the run beside the receivers of the settings: `webhooks`, `job`
-    reach: Sequence[str] | None = (
-        None  # hosts and buckets that the run may read, for one that a server took; None: whatever its address says
-    )
-    here: bool = False  # in a shared database: only a worker of this very workspace takes it, with the files as they are then
+    user: str = ""  # owner of the run; empty: the login of the submitter
+    run: str = ""  # ID of the new run; empty: generate one
+    # `webhooks` and `job`: recipients of reports in addition to those in the settings.
+    reports_to: Mapping[str, object] = {}
+    # Hosts and buckets that a run of a server may read. None: no restriction.
+    reach: Sequence[str] | None = None
+    # With a shared database, only workers of this workspace may take the run. They read its current files.
+    here: bool = False
 
 
 def submit(
     ws: Workspace, request: Request, choice: Choice, settings: Settings, ticket: Ticket
 ) -> Submitted:
-    """Store a run for workers: of this workspace where its runs are in its own file, else of any machine.
+    """Queue a run: for workers of this workspace, or with a shared database, of any machine.
 
-    Raises NotFound, Invalid with every problem of its inputs, Infrastructure where the shared store cannot take what the workers need.
+    Raises NotFound, Invalid with all input problems, and Infrastructure if the shared store cannot
+    receive the run's files.
     """
     from ..language.library import find
 
-    _storable(ticket)
+    _check_ticket(ticket)
     travels = ws.store.runs.shared and not ticket.here
     if travels:
         ws = ws.within(ws.root)
         ws.asks_secrets = False
     source = find(request.recipe, ws.root)
     plan = compile_request(ws, source, request, {})
-    check_ids(plan, choice, bare)  # which instances there are may be known only when it runs
+    check_ids(plan, choice, bare)  # the instances of a matrix may be unknown until the run
     refuse_nodes(ws, source, request, plan, plan.select_nodes(choice.only, choice.until), {})
-    limits = lower(plan.settings.limits, limits_asked(ws, settings))
+    limits = lower_limits(plan.settings.limits, limits_asked(ws, settings))
     data = {
         "source": str(source),
-        "asked": asked(as_stored(ws, plan, request)),
-        **noted(choice, settings),
-        **limits_of(limits),
+        "asked": request_data(as_stored(ws, plan, request)),
+        **options_data(choice, settings),
+        **limits_data(limits),
     }
-    parcel = _parcel(ws, request, settings) if travels else HERE
+    parcel = _bundle(ws, request, settings) if travels else NO_BUNDLE
     data |= {"bound": dict(parcel.bound), "bundle": parcel.digest} if parcel.digest else {}
     receivers = [sealing.without(ticket.reports_to)] if ticket.reports_to else []
     body = of_value(
@@ -91,7 +90,7 @@ def submit(
     )
     data |= {"labels": dict(ticket.labels), "body": body}
     data |= ticket.reports_to
-    if opens := _sealed(ws):
+    if opens := _seal_addresses(ws):
         data["opens"] = opens
     if ticket.reach is not None:
         data["reach"] = list(ticket.reach)
@@ -111,16 +110,16 @@ def submit(
         idempotency=ticket.idempotency,
     )
     row = row._replace(
-        user=ticket.user or login(ws.environ), bundle=parcel.digest, store=parcel.store
+        user=ticket.user or login_name(ws.environ), bundle=parcel.digest, store=parcel.store
     )
     done = ws.store.runs.submit(row, bundle=parcel.data)
-    if words := no_points(ws, done.id):
-        raise refused(done.id, words)
+    if words := reserve_points(ws, done.id):
+        raise points_refused(done.id, words)
     return done
 
 
-def _storable(ticket: Ticket) -> None:
-    """Raises Invalid for what no database has a place for."""
+def _check_ticket(ticket: Ticket) -> None:
+    """Raise Invalid if a text or the priority cannot be stored in the database."""
     words = (("user", ticket.user), ("key", ticket.idempotency))
     problems = [
         Problem("bad-value", f"the {name} of a run must be UTF-8 text without NUL")
@@ -133,7 +132,7 @@ def _storable(ticket: Ticket) -> None:
 
 
 def check_priority(priority: int) -> None:
-    """Raises Invalid for a number that is no priority of a run."""
+    """Raise Invalid if a priority is out of range."""
     if problems := _problems_of_priority(priority):
         raise Invalid(problems)
 
@@ -155,7 +154,11 @@ def _is_text(word: str) -> bool:
 def submit_again(
     ws: Workspace, row: RunRow, choice: Choice, reach: Sequence[str] | None = None
 ) -> Submitted:
-    """Store a finished run as a new one with the same bundle.  `reach`: the hosts and buckets that it may read; None: as before."""
+    """Queue a finished run as a new run with the same bundle.
+
+    `reach` lists the hosts and buckets that the new run may read. None keeps those of the finished
+    run.
+    """
     now = time.time()
     data = {**row.data, "choice": asdict(choice)}
     if reach is not None:
@@ -170,8 +173,8 @@ def receivers_of(row: RunRow) -> Mapping[str, object]:
     return {name: row.data[name] for name in ("webhooks", "job") if name in row.data}
 
 
-def _sealed(ws: Workspace) -> dict[str, str]:
-    """What opens the addresses of a request, as it is stored with the run.  Raises CannotRun without a key."""
+def _seal_addresses(ws: Workspace) -> dict[str, str]:
+    """Return the encrypted access data of the request's URLs. Raises CannotRun without a key."""
     if ws.addresses and not sealing.can_seal(ws.environ):
         words = f"storing the signed URL of {next(iter(ws.addresses))} requires a key file"
         fix = f"use an address that the worker can open with its own login (s3://, gs://, hf://), or create a key file: {sealing.HOW}"
@@ -182,8 +185,11 @@ def _sealed(ws: Workspace) -> dict[str, str]:
     }
 
 
-class Parcel(NamedTuple):
-    """What a run takes along: its bundle, and the store that has the rest.  `data` is empty where the store has the bundle, too."""
+class SubmittedBundle(NamedTuple):
+    """The bundle of a run, and the shared store of its larger files.
+
+    `data` is empty if the bundle itself is in the store.
+    """
 
     digest: str = ""
     data: bytes = b""
@@ -191,12 +197,15 @@ class Parcel(NamedTuple):
     store: str = ""
 
 
-HERE: Final = Parcel()
-"""Of a run that is carried out in its own workspace."""
+NO_BUNDLE: Final = SubmittedBundle()
+"""The parcel of a run that is executed in its own workspace."""
 
 
-def _parcel(ws: Workspace, request: Request, settings: Settings) -> Parcel:
-    """Pack what the plan reads, and put into the shared store what is large.  Raises Invalid, Infrastructure."""
+def _bundle(ws: Workspace, request: Request, settings: Settings) -> SubmittedBundle:
+    """Bundle the files of a plan, and upload large files to the shared store.
+
+    Raises Invalid, Infrastructure.
+    """
     from ..survey import bundles
 
     cache = ws.share(settings.store or None)
@@ -209,7 +218,7 @@ def _parcel(ws: Workspace, request: Request, settings: Settings) -> Parcel:
     for content in packed.contents:
         cache.remote.put(content, lying)
     if len(packed.data) <= bundles.MOST:
-        return Parcel(packed.digest, packed.data, packed.bound, cache.remote.url)
+        return SubmittedBundle(packed.digest, packed.data, packed.bound, cache.remote.url)
     place = ws.home / "partial" / packed.digest
     ws.write(place, packed.data)
     try:
@@ -218,7 +227,7 @@ def _parcel(ws: Workspace, request: Request, settings: Settings) -> Parcel:
         )
     finally:
         delete(place)
-    return Parcel(packed.digest, b"", packed.bound, cache.remote.url)
+    return SubmittedBundle(packed.digest, b"", packed.bound, cache.remote.url)
 
 
 _NO_STORE: Final = Problem(
@@ -229,7 +238,7 @@ _NO_STORE: Final = Problem(
 
 
 def _faults(ws: Workspace, request: Request) -> Sequence[Problem]:
-    """What is wrong with a request for another machine, whatever the store has."""
+    """Return the problems of bundling a request, regardless of a store."""
     from ..survey import bundles
 
     try:

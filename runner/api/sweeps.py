@@ -1,4 +1,4 @@
-"""A recipe around another: one instance for each combination of values of its inputs.  Writes text and decides nothing about running."""
+"""Generated recipes of sweeps: one instance for each combination of input values. Text only."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ from ..language.values import Tree
 from ..language.yaml_text import flow
 
 MOST: Final = 1000
-"""Combinations of one sweep."""
+"""Maximum number of combinations in a sweep."""
 _RANGE: Final = re.compile(r"\s*([-+.\deE]+?)\s*\.\.\s*([-+.\deE]+?)\s*(:log)?\s*")
 _TRIAL: Final = "[matrix.trial]"
 _GROUP: Final = re.compile(r"\(\?P<([A-Za-z_]\w*)>")
 
 
 class Range(NamedTuple):
-    """All numbers between two, both among them; `log`: as many below ten as above it, of 1 to 100."""
+    """A range of numbers, both ends included.
+
+    With `log`, values are distributed logarithmically.
+    """
 
     low: float
     high: float
@@ -35,33 +38,33 @@ class Range(NamedTuple):
 
 
 class Space(NamedTuple):
-    """Where trials are looked for: the inputs that differ, and what the others are."""
+    """The search space: axes of the varied inputs, and the values of the other inputs."""
 
     axes: Mapping[str, Range | Sequence[Tree]]
     fixed: dict[str, object]
 
     @property
     def size(self) -> float:
-        """How many trials there are at most."""
+        """Maximum number of different trials."""
         return math.prod(_size(axis) for axis in self.axes.values())
 
 
 class Sweep(NamedTuple):
-    """What is tried: the text of its recipe, the values of inputs that do not differ, and how many instances there are."""
+    """A generated sweep: recipe text, values of the fixed inputs, and number of instances."""
 
     text: str
     fixed: dict[str, object]
     instances: int
     recipe: str
-    """The name of the recipe that is tried."""
+    """Name of the swept recipe."""
 
     @property
     def stem(self) -> str:
-        """What the file of its recipe is called, without `.yaml`."""
+        """File name of the generated recipe, without `.yaml`."""
         return f"{self.recipe}-{of_bytes(self.text.encode())[:8]}"
 
 
-def drafted(
+def draft(
     recipe: Recipe,
     uses: str,
     given: Mapping[str, object],
@@ -73,13 +76,15 @@ def drafted(
     draws: int | None = None,
     seed: int = 0,
 ) -> Sweep:
-    """The sweep over the inputs that are given several values; `uses` is how its recipe names the one that is tried.
+    """Return the sweep over all inputs with several values.
 
-    `several`: the values of these inputs; None: words of `given` have them, separated by commas.
-    With `draws` so many of the combinations, by chance; more of them, with the same seed, hold those of fewer.  Raises Invalid with every problem.
+    `uses` names the swept recipe in the generated recipe. `several` holds the values of the swept
+    inputs. If None, the texts in `given` hold them, separated by commas. With `draws`, only this
+    number of random combinations is used. With the same seed, a larger number includes all
+    combinations of a smaller number. Raises Invalid with all problems.
     """
-    words = in_words(recipe, given) if several is None else several
-    found, problems = _gathered(recipe, {**given, **words}, words, preset, origins, metric)
+    words = find_varied_inputs(recipe, given) if several is None else several
+    found, problems = _gather_space(recipe, {**given, **words}, words, preset, origins, metric)
     axes: dict[str, Sequence[Tree]] = {}
     for name, axis in found.axes.items():
         if isinstance(axis, Range):
@@ -107,7 +112,7 @@ def drafted(
         raise Invalid(problems)
     chosen = list(itertools.product(*axes.values()))
     if draws is not None:
-        random.Random(seed).shuffle(chosen)  # noqa: S311 - which are tried, not a secret
+        random.Random(seed).shuffle(chosen)  # noqa: S311 - selects combinations, no secret
         chosen = chosen[:draws]
     one = ", ".join(f"matrix.{each}" for each in axes)
     when = f"{{{{ [{one}] in {_expression(chosen)} }}}}" if len(chosen) < count else ""
@@ -116,7 +121,7 @@ def drafted(
     return Sweep(text, found.fixed, len(chosen), recipe.id.partition("@")[0])
 
 
-def space(
+def search_space(
     recipe: Recipe,
     given: Mapping[str, object],
     *,
@@ -125,21 +130,25 @@ def space(
     origins: Mapping[str, str] = inputs.NOWHERE,
     metric: str,
 ) -> Space:
-    """Where a search looks for the best of `metric`.  Raises Invalid with every problem.
+    """Return the space in which a search optimizes `metric`. Raises Invalid with all problems.
 
-    `several`: the values of the inputs that differ, or the text of a range; None: words of `given` have them.
+    `several` holds the values or the range text of the varied inputs. If None, the texts in `given`
+    hold them.
     """
-    words = in_words(recipe, given) if several is None else several
-    found, problems = _gathered(recipe, {**given, **words}, words, preset, origins, metric)
+    words = find_varied_inputs(recipe, given) if several is None else several
+    found, problems = _gather_space(recipe, {**given, **words}, words, preset, origins, metric)
     if problems:
         raise Invalid(problems)
     return found
 
 
-def searched(
+def write_search(
     recipe: Recipe, uses: str, where: Space, points: Sequence[Sequence[Tree]], preset: str | None
 ) -> str:
-    """The recipe of a search: an instance for each trial, whose values are in the order of the axes."""
+    """Return the recipe text of a search, with one instance for each trial in `points`.
+
+    The values of a point are in the order of the axes.
+    """
     handed = {
         name: f"{{{{ {_expression([point[n] for point in points])}{_TRIAL} }}}}"
         for n, name in enumerate(where.axes)
@@ -147,15 +156,15 @@ def searched(
     return _text(recipe, uses, {"trial": list(range(len(points)))}, handed, where.fixed, preset, "")
 
 
-class Written(NamedTuple):
-    """What the recipe of a sweep tries: a recipe, as it names it, and the values of the inputs that differ."""
+class SweepRecipe(NamedTuple):
+    """A parsed sweep recipe: the swept recipe as named in it, and the values of the swept inputs."""
 
     uses: str
     axes: Mapping[str, list[Tree]]
 
 
-def read(written: Tree) -> Written | None:
-    """Read a recipe that `drafted` wrote; None for one of a search, and for any other."""
+def read_sweep(written: Tree) -> SweepRecipe | None:
+    """Parse a recipe written by `drafted`. None for a search or any other recipe."""
     steps = list(_mapping(_mapping(written).get("steps")).values())
     step = _mapping(steps[0]) if len(steps) == 1 else {}
     matrix, handed = _mapping(step.get("matrix")), _mapping(step.get("with"))
@@ -164,13 +173,13 @@ def read(written: Tree) -> Written | None:
         return None
     if any(handed.get(name) != f"{{{{ matrix.{name} }}}}" for name in matrix):
         return None
-    return Written(
+    return SweepRecipe(
         uses, {name: values for name, values in matrix.items() if isinstance(values, list)}
     )
 
 
-def trials(written: Tree, axes: Collection[str]) -> list[list[Tree]]:
-    """The trials that a recipe of a search has, as `searched` wrote it."""
+def read_trials(written: Tree, axes: Collection[str]) -> list[list[Tree]]:
+    """Return the trials in a search recipe written by `searched`."""
     (step,) = _mapping(_mapping(written)["steps"]).values()
     handed = _mapping(_mapping(step)["with"])
     columns = [
@@ -180,8 +189,10 @@ def trials(written: Tree, axes: Collection[str]) -> list[list[Tree]]:
     return [list(point) for point in zip(*columns, strict=True)]
 
 
-def in_words(recipe: Recipe, given: Mapping[str, object]) -> dict[str, str | Sequence[object]]:
-    """Return the inputs that words give several values: the values of each, or the text of a range."""
+def find_varied_inputs(
+    recipe: Recipe, given: Mapping[str, object]
+) -> dict[str, str | Sequence[object]]:
+    """Return the inputs whose texts contain several values: their values, or the text of a range."""
     found: dict[str, str | Sequence[object]] = {}
     for name, value in given.items():
         spec = recipe.inputs.get(name)
@@ -194,7 +205,7 @@ def in_words(recipe: Recipe, given: Mapping[str, object]) -> dict[str, str | Seq
     return found
 
 
-def _gathered(
+def _gather_space(
     recipe: Recipe,
     given: Mapping[str, object],
     several: Mapping[str, str | Sequence[object]],
@@ -202,7 +213,7 @@ def _gathered(
     origins: Mapping[str, str],
     metric: str | None,
 ) -> tuple[Space, list[Problem]]:
-    """The axes of what is given and the values of the other inputs, and every problem."""
+    """Return the search space of the given inputs, and all problems."""
     problems: list[Problem] = []
     axes: dict[str, Range | Sequence[Tree]] = {}
     for name, values in several.items():
@@ -216,8 +227,8 @@ def _gathered(
         )
     fixed = {name: value for name, value in given.items() if name not in axes}
     one = {name: axis.low if isinstance(axis, Range) else axis[0] for name, axis in axes.items()}
-    bound, wrong = inputs.tried(recipe, {**fixed, **one}, preset=preset, origins=origins)
-    problems += unread.refused(recipe, given, preset, origins)
+    bound, wrong = inputs.try_bind(recipe, {**fixed, **one}, preset=preset, origins=origins)
+    problems += unread.find_refused(recipe, given, preset, origins)
     problems += [
         problem for problem in wrong if problem.input not in axes or problem.where is not None
     ]
@@ -230,7 +241,7 @@ def _gathered(
             )
         )
     if metric is not None:
-        problems += _unreported(recipe, metric)
+        problems += _check_metric(recipe, metric)
     whole = {name.partition(".")[0] for name in fixed if "." in name}
     if not problems:
         fixed = {name: value for name, value in fixed.items() if "." not in name} | {
@@ -245,13 +256,13 @@ def _size(axis: Range | Sequence[Tree]) -> float:
     return axis.high - axis.low + 1 if axis.whole else math.inf
 
 
-def lowest(axis: Range) -> float | int:
-    """The least value of a range."""
+def lowest_value(axis: Range) -> float | int:
+    """Return the lowest value of a range."""
     return int(axis.low) if axis.whole else axis.low
 
 
 def _range(spec: Input, text: str, problems: list[Problem]) -> Range | Sequence[Tree]:
-    """The range that a text gives; what is wrong with it is added to the problems."""
+    """Parse a range. Problems are appended to `problems`."""
     match = _RANGE.fullmatch(text)
     if match is None:
         problems.append(
@@ -266,7 +277,7 @@ def _range(spec: Input, text: str, problems: list[Problem]) -> Range | Sequence[
     ends: list[float] = []
     for each in match.group(1, 2):
         try:
-            ends.append(float(str(inputs.converted(spec, each))))
+            ends.append(float(str(inputs.convert(spec, each))))
         except inputs.BadValue as wrong:
             problems.append(
                 Problem(
@@ -302,40 +313,52 @@ def _range(spec: Input, text: str, problems: list[Problem]) -> Range | Sequence[
 
 
 def _several(spec: Input, value: object) -> list[object] | None:
-    """The values that one word gives; None where it is one value.  An empty one has none."""
-    if isinstance(value, list):  # of a file
-        return (
-            value
-            if spec.type != "list" or (value and all(isinstance(item, list) for item in value))
-            else None
-        )
+    """Return the values given for an input, or None if it is a single value."""
+    if isinstance(value, list):  # from a file
+        return _several_in_list(spec, value)
     if not isinstance(value, str):
         return None
     if spec.type in ("list", "object"):
-        try:
-            read = json.loads(f"[{value}]")
-        except ValueError:
-            return None
-        return (
-            read if len(read) > 1 and all(isinstance(item, (list, dict)) for item in read) else None
-        )
+        return _several_collections(value)
     if value.startswith("["):
-        try:
-            read = json.loads(value)
-        except ValueError:
-            read = None
-        if isinstance(read, list):
+        read = _parse_list(value)
+        if read is not None:
             return read
     if not value.strip() and spec.type != "string":
         return []
     return _parts(value) if "," in value else None
 
 
+def _several_in_list(spec: Input, values: list[object]) -> list[object] | None:
+    """Return the values in a list, or None if the list itself is one value of a list input."""
+    if spec.type != "list":
+        return values
+    is_list_of_lists = bool(values) and all(isinstance(item, list) for item in values)
+    return values if is_list_of_lists else None
+
+
+def _several_collections(text: str) -> list[object] | None:
+    """Return the lists or objects in a text such as `[1],[2]`, or None if there is only one."""
+    read = _parse_list(f"[{text}]")
+    if read is None or len(read) < 2:
+        return None
+    return read if all(isinstance(item, (list, dict)) for item in read) else None
+
+
+def _parse_list(text: str) -> list[object] | None:
+    """Parse a JSON list. None if the text is something else."""
+    try:
+        read = json.loads(text)
+    except ValueError:
+        return None
+    return read if isinstance(read, list) else None
+
+
 _PART: Final = re.compile(r'\s*(?:"((?:[^"\\]|\\.)*)"\s*(?=,|$)|((?:\\,|[^,])*))', re.DOTALL)
 
 
 def _parts(text: str) -> list[object]:
-    """The values between commas: one in quotes is whole, and `\\,` is no comma between two."""
+    """Split a text at commas, except commas in quotes and after a backslash."""
     found: list[object] = []
     at = 0
     while at <= len(text) and (match := _PART.match(text, at)) is not None:
@@ -350,7 +373,7 @@ def _parts(text: str) -> list[object]:
 
 
 def _axis(spec: Input, texts: Sequence[object], problems: list[Problem]) -> list[Tree]:
-    """The typed values of an axis; what is wrong with it is added to the problems."""
+    """Convert the values of an axis to their type. Problems are appended to `problems`."""
     if not texts or any(text == "" for text in texts):
         what = "has an empty value in its list" if texts else "has no values"
         problems.append(
@@ -362,7 +385,7 @@ def _axis(spec: Input, texts: Sequence[object], problems: list[Problem]) -> list
     found: list[Tree] = []
     for text in texts:
         try:
-            found.append(inputs.converted(spec, text))
+            found.append(inputs.convert(spec, text))
         except inputs.BadValue as wrong:
             problems.append(
                 Problem(
@@ -385,8 +408,8 @@ def _axis(spec: Input, texts: Sequence[object], problems: list[Problem]) -> list
     return found or [None]
 
 
-def _unreported(recipe: Recipe, metric: str) -> list[Problem]:
-    """That no step can report a metric, as far as the recipe says which it reports."""
+def _check_metric(recipe: Recipe, metric: str) -> list[Problem]:
+    """Return a problem if, according to the recipe, no step reports the metric."""
     if any(step.uses is not None for step in recipe.steps.values()):
         return []
     reporting = [step.metrics for step in recipe.steps.values() if step.metrics is not None]
@@ -420,7 +443,10 @@ def _text(
     preset: str | None,
     when: str,
 ) -> str:
-    """The recipe of a sweep; what is handed on are inputs of its own, so that paths and secrets stay what they are."""
+    """Return the text of a sweep's recipe.
+
+    Fixed values are passed as inputs of the recipe, so that paths and secrets keep their type.
+    """
     name, _, version = recipe.id.partition("@")
     written = _mapping(recipe.document.value)
     specs = {each: _mapping(spec) for each, spec in _mapping(written.get("inputs")).items()}
@@ -464,7 +490,7 @@ def _mapping(value: Tree) -> Mapping[str, Tree]:
 
 
 def _expression(value: object) -> str:
-    """A value as an expression of templates spells it."""
+    """Format a value for use in a template expression."""
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_expression(item) for item in value)}]"
     return json.dumps(value)

@@ -1,4 +1,4 @@
-"""What a caller in Python gets of a run: how it stands, what it made, reported and printed, and what it would do."""
+"""Result types of the Python API: run status, outputs, metrics, log lines and forecasts."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from ..storage.records.runs import FINAL
 
 Facts: TypeAlias = Mapping[str, Any]
-"""A mapping as JSON has it.  The models of `server.runs` and `server.artifacts` say what is in it, and in which unit."""
+"""A mapping of JSON values.
+
+The models in `server.runs` and `server.artifacts` define its fields.
+"""
 
 _HALF: Final = re.compile("[\ud800-\udfff]")
 LAST: Final = 253402300799.0
-"""The last second of the year 9999: one that was asked for in a zone to the west of Greenwich may be later, and RFC 3339 has none."""
+"""The last second of the year 9999. RFC 3339 cannot express later times."""
 
 
 def moment(at: float | None) -> str | None:
-    """A time as RFC 3339 writes it."""
+    """Format a time as RFC 3339."""
     if at is None:
         return None
     when = datetime.fromtimestamp(min(at, LAST), UTC)
@@ -26,14 +29,14 @@ def moment(at: float | None) -> str | None:
 
 
 def whole(text: str) -> str:
-    """A text as UTF-8 can have it: a name on this disk, or a word that was typed, may have bytes in it that are none."""
+    """Replace surrogates, from names that are not UTF-8, so that a text can be encoded as UTF-8."""
     return text if text.isascii() else _HALF.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 class Progress(NamedTuple):
-    """Steps that are over, how far the run is in percent, and how long the rest will take, in seconds, where that is known.
+    """Progress of a run: finished steps, percentage, and remaining time in seconds if known.
 
-    While a training runs its own numbers count.  Only a run that is COMPLETED has 100 %.
+    During a training, the training's own step counts are included. Only a COMPLETED run has 100 %.
     """
 
     step: int = 0
@@ -43,7 +46,7 @@ class Progress(NamedTuple):
 
 
 class StepCounts(NamedTuple):
-    """How many steps of a run came to which end."""
+    """Number of steps by final state."""
 
     ran: int = 0
     fresh: int = 0
@@ -52,7 +55,7 @@ class StepCounts(NamedTuple):
 
 
 class StepProgress(NamedTuple):
-    """How far a step is, by what it reported last: its own step, of how many; `eta` in seconds.  None: not known."""
+    """Progress last reported by a step. `eta` is in seconds. None means unknown."""
 
     step: float | None = None
     total: float | None = None
@@ -61,42 +64,44 @@ class StepProgress(NamedTuple):
 
 
 class StepStatus(NamedTuple):
+    """State of one step of a run."""
+
     id: str
     state: str = ""
     reason: str = ""
-    """Of a step that FAILED the kind of its failure, of one that is RUNNING its phase."""
+    """Kind of failure of a FAILED step, or phase of a RUNNING step."""
     attempts: int = 0
-    """Those that began, with the one that runs."""
+    """Number of started attempts, including a running attempt."""
     host: str = ""
     detail: str = ""
-    """The error of a step that FAILED, in words."""
+    """Error message of a FAILED step."""
     began: str | None = None
-    """When its last attempt did."""
+    """Start time of the last attempt."""
     ended: str | None = None
     seconds: float | None = None
-    """For which its attempts have run."""
+    """Total run time of all attempts in seconds."""
     expected: float | None = None
-    """Seconds that it took before."""
+    """Duration of earlier runs of the step in seconds."""
     progress: StepProgress = StepProgress()
     values: Mapping[str, float] = {}
-    """Numbers that it reported last, such as loss."""
+    """Metrics that the step reported last, such as loss."""
     exit: int | None = None
-    """Of a step that FAILED the exit code of its command."""
+    """Exit code of a FAILED step's command."""
     signal: int | None = None
     lines: Sequence[str] = ()
-    """Of a step that FAILED the last lines that it printed."""
+    """Last output lines of a FAILED step."""
     fix: str = ""
     warnings: Sequence[str] = ()
     key: str = ""
-    """The fingerprint of its last attempt, or of its result."""
+    """Cache key of the last attempt or of the cached result."""
     cost: float = 0.0
-    """US dollars: its share of the run's cost, by the seconds that it ran on rented machines."""
+    """Share of the run's cost in US dollars, by seconds on rented machines."""
     machine: Mapping[str, float] = {}
-    """Of a step that is RUNNING what its machine had to do last, such as gpu_percent."""
+    """Last machine metrics of a RUNNING step, such as gpu_percent."""
 
 
 class Failed(NamedTuple):
-    """Why a run failed; `step` is empty where no step did.  `lines` are the last that it printed."""
+    """Failure of a run. `step` is empty if no step failed. `lines` holds the last output lines."""
 
     kind: str
     words: str = ""
@@ -108,7 +113,7 @@ class Failed(NamedTuple):
 
 
 class Training(NamedTuple):
-    """What the step that trains reported last: the step of the recipe, its own step, of how many, and its other numbers."""
+    """Metrics last reported by the training step `of`: its current step, total steps and other values."""
 
     of: str
     step: float | None = None
@@ -120,18 +125,18 @@ class Training(NamedTuple):
 
 
 class OutputFile(NamedTuple):
-    """An output of a run; `bytes` is None where the size is not known."""
+    """An output of a run. `bytes` is None if the size is unknown."""
 
     name: str
     content: str = ""
     bytes: int | None = None
     folder: bool = False
     path: str = ""
-    """Where its step makes it."""
+    """Path of the output as declared by its step."""
 
 
 class LinkTo(NamedTuple):
-    """Where else the numbers of a step can be looked at: an http(s) address, an output with a path in it, or the command that shows it."""
+    """A link to a step's metrics: a URL, an output with a path, or a command that shows them."""
 
     step: str
     name: str = ""
@@ -139,7 +144,7 @@ class LinkTo(NamedTuple):
 
 
 class Reason(NamedTuple):
-    """Why a run waits: a `planning.waiting.WaitKind`, in words, and what may help."""
+    """Reason why a run waits: a `planning.waiting.WaitKind`, a message, and a fix."""
 
     kind: str
     words: str = ""
@@ -147,7 +152,10 @@ class Reason(NamedTuple):
 
 
 class Status(NamedTuple):
-    """How a run stands.  `state` is QUEUED, ACTIVE, PAUSED, COMPLETED, FAILED or CANCELLED; `word` says more.  Times are RFC 3339, costs USD."""
+    """State of a run. Times are RFC 3339 and costs are US dollars.
+
+    `state` is QUEUED, ACTIVE, PAUSED, COMPLETED, FAILED or CANCELLED. `word` is more specific.
+    """
 
     id: str
     recipe: str = ""
@@ -171,42 +179,45 @@ class Status(NamedTuple):
     outputs: Sequence[OutputFile] = ()
     links: Sequence[LinkTo] = ()
     failure: str = ""
-    """The kind of failure of a run that FAILED, such as `oom`, `exit` or `provisioning`; `reason` has the words."""
+    """Kind of failure of a FAILED run, such as `oom`, `exit` or `provisioning`.
+
+    `reason` is the message.
+    """
     failed: Failed | None = None
-    """The failure that ended it; of one that goes on, the first."""
+    """The failure that ended the run, or the first failure of a run that continues."""
     warnings: Sequence[str] = ()
     training: Training | None = None
     position: int | None = None
-    """Its place among the runs of its workspace that wait; None where it does not."""
+    """Position in the workspace's queue, or None if the run does not wait."""
     waits: Reason | None = None
     name: str = ""
     tags: Sequence[str] = ()
     note: str = ""
     given: Mapping[str, object] = {}
-    """The inputs that were given; `inputs` has all."""
+    """Inputs set by the caller. `inputs` holds all inputs."""
     tried: Mapping[str, Sequence[str]] = {}
-    """Of a sweep the first values of each input that differs."""
+    """First values of each swept input."""
     counts: StepCounts = StepCounts()
 
     @property
     def over(self) -> bool:
-        """Whether it has ended."""
+        """True if the run has finished."""
         return self.state in FINAL
 
 
 class Point(NamedTuple):
-    """What an attempt of a step reported at once."""
+    """Metrics that an attempt reported together."""
 
     step: str
     attempt: int
     n: int
     values: Mapping[str, float | str]
     source: str = ""
-    """The run whose attempt it was, where the step's result was there before; `from` in REST."""
+    """The run that executed the attempt, if the result was cached. `from` in REST."""
 
 
 class Line(NamedTuple):
-    """A line that an attempt of a step printed, without its end."""
+    """A line of output of an attempt, without the line end."""
 
     step: str
     attempt: int
@@ -217,9 +228,10 @@ class Line(NamedTuple):
 
 
 class File(NamedTuple):
-    """What a download brings next.  Of a plain file or a program the bytes follow, which have the digest behind `f:` or `x:` where that is known.
+    """An entry of a download.
 
-    `l:` and where it leads is a link, `d:` a folder.
+    The content of a regular file (`f:`) or executable (`x:`) follows. `content` includes its digest
+    if known. `l:` is a link with its target, and `d:` a directory.
     """
 
     path: str
@@ -228,7 +240,7 @@ class File(NamedTuple):
 
 
 class ArtifactFile(NamedTuple):
-    """A file in an output that is a folder; `content` as `File` has it."""
+    """A file in an output directory. `content` is as in `File`."""
 
     path: str
     content: str = ""
@@ -236,7 +248,10 @@ class ArtifactFile(NamedTuple):
 
 
 class Artifact(NamedTuple):
-    """An output of a run, with the files of a folder, or a page of them.  `stored`: whether its bytes are there."""
+    """An output of a run, with all or one page of its files.
+
+    `stored` tells if the content is available.
+    """
 
     name: str
     content: str = ""
@@ -247,28 +262,28 @@ class Artifact(NamedTuple):
 
 
 class WorkerStatus(NamedTuple):
-    """Who takes runs, or has one: a process, which carries out one run after another.  Times are RFC 3339."""
+    """A process that executes runs, one at a time. Times are RFC 3339."""
 
     worker: str
     alive: bool = False
     idle: bool = False
-    """It lives, and has no run."""
+    """True if the worker is alive and has no run."""
     takes_runs: bool = True
-    """False: it is a `recipe run`, and has its own run alone."""
+    """False for `recipe run`, which executes only its own run."""
     capacity: int = 1
     driver: str = ""
-    """It takes runs for this driver alone; empty: for any."""
+    """The only driver whose runs the worker takes. Empty for any driver."""
     labels: Mapping[str, str] = {}
     at_most: Mapping[str, int] = {}
     any_workspace: bool = False
     since: str | None = None
     heard: str | None = None
-    """When it said last that it is there."""
+    """Time of the last heartbeat."""
     runs: Sequence[str] = ()
 
 
 class QueuedRun(NamedTuple):
-    """A run that waits, and its place among those of its workspace that do, from 1."""
+    """A waiting run, with its position in the workspace's queue from 1."""
 
     run: str
     recipe: str = ""
@@ -276,28 +291,28 @@ class QueuedRun(NamedTuple):
     position: int = 0
     priority: int = 0
     due: str | None = None
-    """From when on workers take it; None: they do not."""
+    """Time from which workers may claim the run. None if workers may not claim it."""
     waits: Reason = Reason("")
 
 
 class RecipeEntry(NamedTuple):
-    """A recipe that may be run by its name, NAME@VERSION."""
+    """A recipe that can be run by its name, NAME@VERSION."""
 
     id: str
     summary: str = ""
     package: str = ""
-    """Which brings it; empty for the library and for recipes of the workspace."""
+    """Python package of the recipe. Empty for recipes of the library and the workspace."""
     file: str = ""
-    """Of a recipe of the workspace its file."""
+    """File of a workspace recipe."""
     used: str | None = None
-    """When a run of it, or a sweep, was stored last, RFC 3339; of the latest 500 runs."""
+    """Time of the last run or sweep in RFC 3339, among the latest 500 runs."""
 
 
 class GpuMemory(NamedTuple):
-    """What a step that trains takes of each GPU, as estimated, and what such a GPU has for it, in bytes."""
+    """Estimated memory use of a training step per GPU, and usable memory of the GPU, in bytes."""
 
     bytes: int | None = None
-    """None where it is not known: `words` say why."""
+    """None if unknown. `words` gives the reason."""
     usable: int | None = None
     gpu: str = ""
     fits: str | None = None
@@ -306,7 +321,10 @@ class GpuMemory(NamedTuple):
 
 
 class ExpectedStep(NamedTuple):
-    """What would become of a step: run, maybe, restore, fresh or skip; `seconds` and `usd` at most, None where that is not known."""
+    """Forecast of a step: run, maybe, restore, fresh or skip.
+
+    `seconds` and `usd` are upper estimates. None means unknown.
+    """
 
     id: str
     answer: str = ""
@@ -319,12 +337,12 @@ class ExpectedStep(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """The machine that a driver would rent for a step: the cheapest that does, as offered now."""
+    """The machine that a driver would rent for a step: currently the cheapest matching offer."""
 
     step: str
     driver: str = ""
     offer: str | None = None
-    """None where nothing is offered: `failed` says why."""
+    """None if no offer matches. `failed` gives the reason."""
     gpu: str | None = None
     gpus: int | None = None
     region: str | None = None
@@ -336,21 +354,27 @@ class Machine(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """What a run would do, take and cost.  `seconds`, `usd` and `usd_of_machines` are None where they are not known of each part."""
+    """Steps, duration and cost of a run.
+
+    `seconds`, `usd` and `usd_of_machines` are None unless known for every part.
+    """
 
     recipe: str
     instances: int = 1
-    """Of a sweep the combinations."""
+    """Number of combinations of a sweep."""
     command: str | None = None
-    """What does the same in a terminal; None where no command line says it."""
+    """The equivalent shell command, or None if no command line can express the request."""
     driver: str = "local"
     machines: Sequence[Machine] = ()
     goes_to: Sequence[str] = ()
-    """Drivers to whose machines data and secrets of the run may go; with `any` all among which it chooses."""
+    """Drivers whose machines may receive data and secrets of the run.
+
+    With `any`, all candidates.
+    """
     usd_of_machines: float | None = None
     inputs: Mapping[str, object] = {}
     steps: Sequence[ExpectedStep] = ()
     seconds: float | None = None
     usd: float | None = None
     bytes: int = 0
-    """The size of what would be restored."""
+    """Total size in bytes of the outputs to restore."""

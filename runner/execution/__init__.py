@@ -1,1 +1,4 @@
-"""What happens: a run is asked for, submitted, claimed and worked on until its end; `steps` has the loop."""
+"""Execute runs: submit a request, claim its run, work on it and store its end.
+
+`steps` contains the event loop.
+"""

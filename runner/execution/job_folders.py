@@ -1,4 +1,4 @@
-"""The folders in which a training platform looks for a job's checkpoints and logs, `CHECKPOINTS_DIR` and `LOGS_DIR`: links to where they are kept."""
+"""Links from a training platform's CHECKPOINTS_DIR and LOGS_DIR to the files of a run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from pathlib import Path
 from ..storage.workspace import Workspace
 
 
-def show(
+def link_folders(
     ws: Workspace, run: str, step: str, states: Mapping[str, Path], say: Callable[[str], None]
 ) -> None:
-    """Link the states of a step as CHECKPOINTS_DIR/JOB/STEP/STATE, and what attempts that are over printed as LOGS_DIR/JOB.
+    """Link a step's states below CHECKPOINTS_DIR and the run's kept logs below LOGS_DIR.
 
-    Nothing for a run that is no job.  A folder that cannot be written is said, and holds up no run.
+    The links are CHECKPOINTS_DIR/JOB/STEP/STATE and LOGS_DIR/JOB. Does nothing if the run belongs
+    to no job. Passes a message to `say` if a link cannot be created; the run continues.
     """
     folders = {name: ws.environ.get(name, "") for name in ("CHECKPOINTS_DIR", "LOGS_DIR")}
     if not any(folders.values()):
@@ -41,7 +42,7 @@ def _below(ws: Workspace, folder: str) -> Path:
 
 
 def _link(link: Path, target: Path) -> None:
-    """Raises OSError, also where there is something else."""
+    """Create a symlink, or replace an old one.  Raises OSError, also if another file has its name."""
     if link.is_symlink():
         if os.readlink(link) == str(target):
             return

@@ -1,4 +1,7 @@
-"""A worker's word that it is there: a thread keeps its row true, since a run may take hours and the wait for one, too."""
+"""A worker's entry in the list of workers, kept up to date by a thread.
+
+The thread is needed because a run, or the wait for the next run, may take hours.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ from ..storage.records.store import Store
 from ..storage.records.workers import BEAT, WorkerRow
 
 END_WITHIN: Final = 2.0
-"""Seconds for which the end of a worker waits until its row is deleted."""
+"""Longest wait for the deletion of the row, in seconds."""
 
 
 class Presence:
-    """Notes at once, and every `BEAT` seconds, that this process takes runs.  `end` deletes that."""
+    """Thread that writes the worker's row now and every `BEAT` seconds."""
 
     def __init__(self, root: Path, home: Path, environ: Mapping[str, str], row: WorkerRow) -> None:
         self._root, self._home = root, home
@@ -30,25 +33,31 @@ class Presence:
         self._thread.start()
 
     def end(self) -> None:
+        """Stop the thread and delete the worker's row."""
         self._over.set()
         self._thread.join(END_WITHIN)
 
     def _work(self) -> None:
         while True:
-            # It only says that a worker is there: what is wrong with the store, the worker itself meets.
-            with suppress(RecipeError, OSError), self._opened() as store:
+            # The worker itself reports a broken store.
+            with suppress(RecipeError, OSError), self._open_store() as store:
                 store.runs.workers.hear(self._row)
             if self._over.wait(BEAT):
                 break
-        with suppress(RecipeError, OSError), self._opened() as store:
+        with suppress(RecipeError, OSError), self._open_store() as store:
             store.runs.workers.forget(self._row.process)
 
-    def _opened(self) -> Store:
+    def _open_store(self) -> Store:
         return Store.open(self._home, shared=self._shared, workspace=str(self._root))
 
 
-def begin(root: Path, home: Path, environ: Mapping[str, str], name: str, offer: Offer) -> Presence:
-    """Have it known that this process takes the runs of an offer, under the name that its claims have."""
+def register(
+    root: Path, home: Path, environ: Mapping[str, str], name: str, offer: Offer
+) -> Presence:
+    """Register this process as a worker for the runs that match `offer`.
+
+    `name` is the worker's name in its claims.
+    """
     row = WorkerRow(
         this_process(),
         name,

@@ -1,4 +1,4 @@
-"""What `recipe submit` stores and `recipe worker` takes: a run of a request, carried out by whichever worker of the workspace claims it first."""
+"""The queue worker: claim submitted runs one after another and execute them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ..errors import CannotRun, Infrastructure, NotFound, RecipeError, StoreBusy
+from ..errors import CannotRun, Infrastructure, NotFound, RecipeError, StoreBusy, StoreUnavailable
+from ..failures import of_step
 from ..hosts.link import client
 from ..reports import sealing
 from ..storage.content.files import Content
@@ -26,23 +27,23 @@ from ..survey import run_graph
 from ..survey.skipped_steps import skipped_steps, with_skipped
 from . import presence, uploading
 from .refusals import check, preflight
-from .reporting import LAST_WORDS, begin, no_points
-from .results import deliver, sizes, tell_warnings
-from .resume import Claimed, as_it_stood, poisoned
-from .session import look
+from .reporting import LAST_WORDS, reserve_points, start_delivery
+from .results import count_steps, deliver, show_warnings
+from .resume import Claimed, fail_if_poisoned, find_failed_step, recover
+from .session import preview
 from .steps.control import Handover
 from .terms import (
     Listener,
     Overview,
     Since,
     Summary,
+    apply_stack,
     choice_of_run,
-    placed,
     request_of_run,
     settings_of_run,
 )
 from .unattended import end_claimed
-from .worker import Assignment, failed_with, work
+from .worker import Assignment, failed_state, work
 
 if TYPE_CHECKING:
     from ..reports.delivery import Delivery
@@ -50,17 +51,26 @@ if TYPE_CHECKING:
     from .presence import Presence
 
 LOOK: Final = 1.0
-"""Seconds between two looks whether something was stored."""
+"""Interval between checks for changes in the store, in seconds."""
 SAFETY: Final = 4.0
-"""Seconds after which a worker looks for runs though nothing was stored: one is due by now, or its worker died."""
+"""Seconds without a change in the store after which a worker tries to claim a run.
+
+A run may have become due, or its worker may have died.
+"""
 
 
 COLLECT: Final = 1.0
-"""Seconds between two collections of garbage, at least: runs leave circles, which Python by itself looks for ever more seldom."""
+"""Least interval between garbage collections, in seconds.
+
+Runs leave reference cycles, which Python collects less and less often by itself.
+"""
 
 
-def _unsealed(ws: Workspace, row: RunRow) -> None:
-    """Have the workspace know what opens the addresses of a run, and what the run may read.  Raises CannotRun."""
+def _unseal_addresses(ws: Workspace, row: RunRow) -> None:
+    """Decrypt the run's signed addresses and set its read permissions in the workspace.
+
+    Raises CannotRun.
+    """
     opens, reach = row.data.get("opens"), row.data.get("reach")
     sealed = opens if isinstance(opens, dict) else {}
     ws.addresses = {
@@ -81,9 +91,12 @@ def serve(
     once: bool,
     store: str | None = None,
 ) -> None:
-    """Carry out runs of the workspace at `root` until the process is asked to end; `once`: until no run is due.  `environ` has their secrets.
+    """Execute runs of the workspace at `root` until the process is asked to stop.
 
-    `store`: runs of all workspaces that use this shared store, by its name in the settings; empty for the default one.  Raises NotFound without one.
+    With `once`, return when no run is due. `environ` contains the secrets of the runs. With
+    `store`, the name of a shared store in the settings, also take runs of other workspaces that
+    use this store; an empty name means the default store. Raises NotFound if the shared store is
+    missing.
     """
     who = f"{socket.gethostname()} process {os.getpid()}"
     delivery: Delivery | None = None
@@ -99,16 +112,16 @@ def serve(
                 while not handover.asked and there():
                     ws = opened.within(
                         opened.root
-                    )  # one for each run: what it learned of files is that run's
+                    )  # a new one for each run, with its own file cache
                     if store is not None:
-                        offer = offer._replace(store=_shared(ws, store).remote.url)
-                    delivery = delivery or begin(ws)
-                    present = present or presence.begin(ws.root, ws.home, environ, who, offer)
-                    row = _next(ws, who, offer, handover, there, once=once)
+                        offer = offer._replace(store=_connect_store(ws, store).remote.url)
+                    delivery = delivery or start_delivery(ws)
+                    present = present or presence.register(ws.root, ws.home, environ, who, offer)
+                    row = _claim_next(ws, who, offer, handover, there, once=once)
                     if row is not None:
-                        delivery = delivery or begin(ws, row.data)
-                        if not _carry_out(ws, row, listener(), handover, who):
-                            break  # closing lets go of the run, for the next worker
+                        delivery = delivery or start_delivery(ws, row.data)
+                        if not _execute_claimed(ws, row, listener(), handover, who):
+                            break  # closing releases the run for the next worker
                     elif once:
                         return
                     if time.monotonic() - collected > COLLECT:
@@ -121,7 +134,7 @@ def serve(
             delivery.end(LAST_WORDS)
 
 
-def _next(
+def _claim_next(
     ws: Workspace,
     who: str,
     offer: Offer,
@@ -130,7 +143,10 @@ def _next(
     *,
     once: bool,
 ) -> RunRow | None:
-    """The next run, claimed: waits for one, but not `once`.  None also when somebody deleted the store."""
+    """Claim the next run and return its row, waiting for one unless `once`.
+
+    None if the worker is asked to stop, or if the store was deleted.
+    """
     while not handover.asked and there():
         seen = ws.store.runs.news()
         claimed = ws.store.runs.claim_next(who, offer)
@@ -144,18 +160,21 @@ def _next(
     return None
 
 
-def _carry_out(
+def _execute_claimed(
     ws: Workspace, row: RunRow, listener: Listener, handover: Handover, who: str
 ) -> bool:
-    """Work on a claimed run.  What is wrong with the run ends it; an error of ours leaves it to the next worker, as a death would: False."""
+    """Execute a claimed run; False if the next worker has to continue it.
+
+    An error of the run ends it. An internal error leaves the run open, as a crash does.
+    """
     fence = row.fence
     try:
-        _unsealed(ws, row)
-        ws = _unpacked(ws, row)
+        _unseal_addresses(ws, row)
+        ws = _open_workspace(ws, row)
         ws.hooked[row.id] = "webhooks" in row.data
-        while not _worked(ws, row, fence, listener, handover):
+        while not _execute(ws, row, fence, listener, handover):
             claimed = ws.store.runs.claim(row.id, who)
-            if claimed is None:  # it was cancelled meanwhile, or another works on it
+            if claimed is None:  # it was cancelled, or another worker has claimed it
                 return True
             fence, row = claimed, ws.store.runs.get(row.id)
         return True
@@ -163,7 +182,7 @@ def _carry_out(
         listener.say(
             f"lost run {row.id} to another worker: this worker did not respond for too long"
         )
-    except StoreBusy as error:
+    except StoreUnavailable as error:
         listener.say(f"run {row.id} is back in the queue: {error}")
         with suppress(RecipeError):
             ws.store.runs.release(row.id, fence)
@@ -173,7 +192,7 @@ def _carry_out(
             *([f"  fix: {error.fix}"] if error.fix else []),
         ]:
             listener.say(line)
-        _ended(ws, ws.store.runs.get(row.id), fence, failed_with(error))
+        _store_end(ws, ws.store.runs.get(row.id), fence, failed_state(error))
     except Exception:
         print(f"recipe: an internal error ended the work on run {row.id}", file=sys.stderr)
         traceback.print_exc()
@@ -181,19 +200,21 @@ def _carry_out(
     return False
 
 
-def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover: Handover) -> bool:
-    """False: the run paused and is to be resumed at once."""
+def _execute(
+    ws: Workspace, row: RunRow, fence: int, listener: Listener, handover: Handover
+) -> bool:
+    """Execute a run until it ends or pauses; False if it paused and must resume now."""
     if row.request in ("cancel", "pause"):
         end_claimed(
             ws, row.id, fence, "CANCELLED" if row.request == "cancel" else "PAUSED", listener.say
         )
         return True
-    if poisoned(ws, row, fence) or no_points(ws, row.id, fence):
+    if fail_if_poisoned(ws, row, fence) or reserve_points(ws, row.id, fence):
         return True
     request, choice, settings = (
         request_of_run(row),
         choice_of_run(row),
-        placed(ws, settings_of_run(row)),
+        apply_stack(ws, settings_of_run(row)),
     )
     if request is None:
         raise Infrastructure(
@@ -210,21 +231,26 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
     else:
         ws.share(settings.store or None)
         request = bundles.fetch_packed_inputs(ws, request)
-    found = look(ws, request, choice)
+    found = preview(ws, request, choice)
     if not found.todo and (row.fence == 1 or not ws.store.runs.steps(row.id)):
-        total, fresh = sizes(found)
+        total, fresh = count_steps(found)
         run_graph.store_graph(ws, row.id, found)
         listener.begin(
             Overview(row.id, row.recipe, total, fresh, (), {}, settings.jobs, str(ws.root))
         )
-        tell_warnings(ws, found, listener)
+        show_warnings(ws, found, listener)
         deliver(ws, row.id, fence, found.plan, found.made)
         if settings.upload:
             uploading.upload(
-                ws, found.plan, found.made, settings.upload, listener, uploading.maker(ws, found)
+                ws,
+                found.plan,
+                found.made,
+                settings.upload,
+                listener,
+                uploading.find_maker(ws, found),
             )
-        _ended(ws, row, fence, RunState("COMPLETED"))
-        wanted = found.wanted(found.plan)
+        _store_end(ws, row, fence, RunState("COMPLETED"))
+        wanted = found.select_wanted(found.plan)
         counts = with_skipped({"FRESH": fresh}, found.plan, wanted)
         skipped = skipped_steps(found.plan, (), wanted)
         listener.end(Summary("COMPLETED", counts, since.seconds, run=row.id, skipped=skipped))
@@ -234,9 +260,12 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
     check(ws, found, settings, listener)
     if settings.upload:
         uploading.check(ws, found.plan, settings.upload)
-    stood = as_it_stood(ws, found, row, fence) if row.fence > 1 else Claimed(row.id, fence)
+    stood = recover(ws, found, row, fence) if row.fence > 1 else Claimed(row.id, fence)
     if stood is None:
-        words = f"cannot resume run {row.id}: a step failed, or its recipe has changed"
+        if (failed := find_failed_step(ws, found, row.id)) is not None:
+            _store_end(ws, row, fence, RunState("FAILED", failed.detail, of_step(failed.reason)))
+            return True
+        words = f"cannot resume run {row.id}: its recipe has changed"
         raise Infrastructure(words, fix=f"run it again with `recipe retry {row.id}`")
     return (
         work(Assignment(ws, local, found, stood, settings, listener, since, handover=handover))
@@ -244,8 +273,8 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
     )
 
 
-def _shared(ws: Workspace, name: str) -> RemoteCache:
-    """The shared store that a worker of many workspaces uses.  Raises NotFound."""
+def _connect_store(ws: Workspace, name: str) -> RemoteCache:
+    """Connect the shared store of a worker for several workspaces.  Raises CannotRun, NotFound."""
     if not ws.store.runs.shared:
         raise CannotRun(
             "a worker for other workspaces requires a shared run database",
@@ -260,14 +289,18 @@ def _shared(ws: Workspace, name: str) -> RemoteCache:
     return found
 
 
-def _unpacked(ws: Workspace, row: RunRow) -> Workspace:
-    """Where a run is carried out: its own workspace, or the folder of its bundle, with the memory of the worker's."""
+def _open_workspace(ws: Workspace, row: RunRow) -> Workspace:
+    """Return the workspace in which a run executes.
+
+    This is the worker's workspace, or the unpacked directory of the run's bundle with the worker's
+    cache.
+    """
     if not row.bundle:
         return ws
     from ..survey import bundles
 
     cache = ws.remote_cache
-    assert cache is not None  # the offer named its store
+    assert cache is not None  # the worker's offer includes the store
     data = ws.store.runs.exchange.bundle(row.bundle)
     if data is None:
         content = Content(f"f:{row.bundle}")
@@ -283,7 +316,7 @@ def _unpacked(ws: Workspace, row: RunRow) -> Workspace:
     return inside
 
 
-def _ended(ws: Workspace, row: RunRow, fence: int, end: RunState) -> None:
-    """Store the end of a run that is still open."""
+def _store_end(ws: Workspace, row: RunRow, fence: int, end: RunState) -> None:
+    """Store the end of a run if this worker still has its claim."""
     if row.fence == fence and row.claim:
         settle(ws.store.runs, row.id, fence, end.state, end.reason, failure=end.failure)

@@ -1,4 +1,4 @@
-"""What cannot work is refused before anything starts, every reason at once: by the plan, by the rules, by the room that there is."""
+"""Checks before a run starts; each reports all problems that it finds together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import CannotRun, Invalid, NoHost, Problem, did_you_mean
 from ..paths import shipped
 from ..planning.judge import RESTORE
 from ..planning.step import TEMPORARY, ResourceSpec, StepSpec
-from ..secrets import tokenlike
+from ..secrets import is_tokenlike
 from ..storage.workspace import Workspace
 from ..survey.empty_globs import empty_globs
 from ..survey.env_files import EnvFiles
@@ -27,11 +27,14 @@ if TYPE_CHECKING:
     from ..storage.records.index import Trace
 
 SPARE: Final = 600.0
-"""Seconds for which hosts are needed beside the steps: to begin, to save, to bring home."""
+"""Seconds for which hosts are needed apart from the steps: for setup and downloads."""
 
 
 def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
-    """Refuse what cannot work here, before anything starts: every reason at once."""
+    """Refuse a run whose steps cannot work here, listing all problems.
+
+    Raises Invalid, CannotRun.
+    """
     from ..survey.templates import refuse_unrenderable
 
     refuse_unrenderable(ws, found)
@@ -41,11 +44,11 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
     for n in found.todo:
         if found.verdicts[n].answer == RESTORE or specs[n].select is not None:
             continue
-        from ..advice.facts.missing_inputs import missing
+        from ..advice.facts.missing_inputs import find_missing
         from ..planning.secret_values import faults
 
         spec, id = specs[n], found.plan.nodes[n].id
-        gone += [f"{id} requires {path}, which {why}" for path, why in missing(ws, found, n)]
+        gone += [f"{id} requires {path}, which {why}" for path, why in find_missing(ws, found, n)]
         if isinstance(spec.nodes, str):
             wrong.append(
                 f"the node count of {id}, `{spec.nodes}`, is not known before the run: use only inputs and the matrix in `nodes`"
@@ -57,16 +60,19 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
             for tool in found.plan.nodes[n].tools
             if found.facts.tools.get(tool) is None
         ]
-        wrong += _kept_apart(found, n)
+        wrong += _report_unreachable_inputs(found, n)
         unset += faults(id, spec, ws.environ)
         unread += env_files.faults(spec.env_files)
-    gone += _gone_ahead(ws, found)
+    gone += _report_missing_ahead(ws, found)
     gone += [
         f"{each.step} requires {each.pattern}, which {each.refused}"
         for each in empty_globs(ws, found)
         if each.refused
     ]
-    if problems := [*_too_many(ws, found), *_headless(ws, found, settings)]:
+    if problems := [
+        *_report_too_many_nodes(ws, found),
+        *_report_unusable_head(ws, found, settings),
+    ]:
         raise Invalid(problems)
     clashes = [] if settings.overwrite else found.conflicts
     if clashes:
@@ -103,7 +109,7 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
 
 
 def _refuse_unsandboxed(ws: Workspace, found: Survey, settings: Settings) -> None:
-    """Refuse steps whose sandbox cannot be had."""
+    """Refuse steps whose sandbox cannot be created.  Raises CannotRun."""
     specs, flags, here = found.plan.specs(), ws.config.flags, list[str]()
     for n in found.todo:
         spec, id = specs[n], found.plan.nodes[n].id
@@ -122,23 +128,23 @@ def _refuse_unsandboxed(ws: Workspace, found: Survey, settings: Settings) -> Non
             )
 
 
-def _gone_ahead(ws: Workspace, found: Survey) -> list[str]:
-    """What steps that wait for an expansion need, and is not there."""
+def _report_missing_ahead(ws: Workspace, found: Survey) -> list[str]:
+    """List the missing inputs of steps that wait for an expansion."""
     if not found.plan.ahead:
         return []
-    from ..advice.facts.missing_inputs import missing_ahead
+    from ..advice.facts.missing_inputs import find_missing_ahead
 
     asked = {later.id for later in found.later}
     return [
         f"{ahead.step} requires {path}, which {why}"
         for ahead in found.plan.ahead
         if ahead.step in asked
-        for path, why in missing_ahead(ws, found, ahead)
+        for path, why in find_missing_ahead(ws, found, ahead)
     ]
 
 
 def check(ws: Workspace, found: Survey, settings: Settings, listener: Listener) -> None:
-    """Ask the preflight rules: say what is a warning, refuse what is an error.  Raises Invalid."""
+    """Run the preflight rules: report warnings and refuse errors.  Raises Invalid."""
     if settings.driver != "local":
         tools = dict.fromkeys(t for n in found.todo for t in found.plan.nodes[n].tools)
         if tools:
@@ -146,7 +152,7 @@ def check(ws: Workspace, found: Survey, settings: Settings, listener: Listener) 
             listener.say(
                 f"warning: the cache key uses {names} from this machine, not from the hosts"
             )
-    if not (numbers := concerned(found)):
+    if not (numbers := nodes_to_check(found)):
         return
     from ..advice import findings, preflight
 
@@ -160,8 +166,12 @@ def check(ws: Workspace, found: Survey, settings: Settings, listener: Listener) 
             listener.say(f"warning: {finding.rule.id}: {finding.message}")
 
 
-def concerned(found: Survey) -> list[int]:
-    """The nodes that may run, of a recipe that may train or merge, or has preflight rules beside it; else none.  Costs next to nothing."""
+def nodes_to_check(found: Survey) -> list[int]:
+    """Return the nodes that the preflight rules have to check.
+
+    These are all nodes to run, if the recipe may train or merge a model or has its own rules;
+    otherwise none. This is a cheap test.
+    """
     if not found.todo:
         return []
 
@@ -183,8 +193,8 @@ def _may_train(spec: StepSpec) -> bool:
     )
 
 
-def sent(found: Survey, host_pool: HostPool) -> dict[int, StepSpec]:
-    """What runs elsewhere than on this machine, by node."""
+def find_remote_steps(found: Survey, host_pool: HostPool) -> dict[int, StepSpec]:
+    """Return the steps that run on another machine, by node."""
     from ..planning.plan import LOCAL
 
     nodes, specs = found.plan.nodes, found.plan.specs()
@@ -194,16 +204,21 @@ def sent(found: Survey, host_pool: HostPool) -> dict[int, StepSpec]:
     return {n: spec for n, spec in there.items() if not host_pool.stays(spec)}
 
 
-def needed(found: Survey, host_pool: HostPool) -> dict[Need, list[int]]:
-    """What has to be rented, and for which nodes."""
+def find_rental_needs(found: Survey, host_pool: HostPool) -> dict[Need, list[int]]:
+    """Return the machines that have to be rented, each with its nodes."""
     by_need: dict[Need, list[int]] = {}
-    for n, spec in sent(found, host_pool).items():
+    for n, spec in find_remote_steps(found, host_pool).items():
         by_need.setdefault(host_pool.need(spec), []).append(n)
     return by_need
 
 
-def takes(ws: Workspace, found: Survey, by_need: Mapping[Need, Sequence[int]]) -> dict[Need, Takes]:
-    """What the steps of each need take together, by estimates and earlier runs: all is unknown where that of one step is."""
+def estimate_takes(
+    ws: Workspace, found: Survey, by_need: Mapping[Need, Sequence[int]]
+) -> dict[Need, Takes]:
+    """Return the expected time and result size of the steps of each need.
+
+    A total is None if the value of one step is unknown.
+    """
     if not by_need:
         return {}
     from ..advice import estimates
@@ -211,7 +226,7 @@ def takes(ws: Workspace, found: Survey, by_need: Mapping[Need, Sequence[int]]) -
 
     nodes, specs = found.plan.nodes, found.plan.specs()
     ids = [nodes[n].id for steps in by_need.values() for n in steps]
-    estimated = estimates.of_plan(ws, found.plan, found.todo)
+    estimated = estimates.estimate_plan(ws, found.plan, found.todo)
     earlier, made = (
         ws.store.index.expected_seconds(found.plan.recipe, ids),
         ws.store.index.last(found.plan.recipe, ids),
@@ -222,7 +237,7 @@ def takes(ws: Workspace, found: Survey, by_need: Mapping[Need, Sequence[int]]) -
         for n in steps:
             between = estimated[n].seconds if n in estimated else None
             seconds.append(between[1] if between is not None else earlier.get(nodes[n].id))
-            sizes.append(_comes_home(ws, found, n, made.get(nodes[n].id), seconds[-1]))
+            sizes.append(_estimate_download(ws, found, n, made.get(nodes[n].id), seconds[-1]))
         hours, home = _sum(seconds), _sum(sizes)
         every = max(
             (state.every for n in steps for state in specs[n].state if state.every is not None),
@@ -240,24 +255,27 @@ def takes(ws: Workspace, found: Survey, by_need: Mapping[Need, Sequence[int]]) -
 def _hours_on(
     ws: Workspace, found: Survey, earlier: Mapping[int, float | None], trains: Collection[int]
 ) -> HoursOn:
-    """How long steps take together on a kind of GPU: those that train as estimated for it, the others as long as `earlier`, in seconds."""
+    """Return a function that gives the hours of the steps on one kind of GPU.
+
+    Steps in `trains` count as estimated for the GPU, other steps as `earlier`, in seconds.
+    """
     from ..advice import estimates
     from ..hosts.renting.totals import Hours
 
     @cache
     def on(gpu: str, memory: int | None) -> Hours | None:
-        kind = estimates.figures().sold(gpu, memory)
+        kind = estimates.load_hardware().find_offered(gpu, memory)
         seconds, bases, guessed = 0.0, list[str](), False
         for n, measured in earlier.items():
             there = (
-                estimates.of_step(ws, found.plan, n, gpu=kind)
+                estimates.estimate_step(ws, found.plan, n, gpu=kind)
                 if kind is not None and n in trains
                 else None
             )
             if there is not None and there.seconds is not None:
                 seconds += there.seconds[1]
                 bases.append(there.basis)
-                guessed = guessed or there.guessed
+                guessed = guessed or there.is_guess
             elif measured is not None:
                 seconds += measured
                 bases.append("as long as it took earlier")
@@ -268,12 +286,13 @@ def _hours_on(
     return on
 
 
-def _comes_home(
+def _estimate_download(
     ws: Workspace, found: Survey, n: int, made: Trace | None, seconds: float | None
 ) -> float | None:
-    """Bytes of what a step gave when it was made last, but for what stays where it was made; None where not all of it is here.
+    """Return the bytes that a step sends to this machine, as in its last result.
 
-    With what came in checkpoints then, as many of them as come in so many seconds.
+    None if not all outputs are stored here. `temporary` outputs do not count. Checkpoint bytes are
+    scaled to a step of `seconds`.
     """
     staying = {name for name, _, flags in found.plan.nodes[n].outputs if flags & TEMPORARY}
     contents = (
@@ -289,25 +308,34 @@ def _comes_home(
 
 
 def _sum(amounts: Sequence[float | None]) -> float | None:
+    """Return the sum, or None if an amount is unknown."""
     known = [each for each in amounts if each is not None]
     return sum(known) if len(known) == len(amounts) else None
 
 
-def sends(specs: Sequence[StepSpec], environ: Mapping[str, str]) -> dict[str, list[str]]:
-    """The secrets that steps take along to where they run, by step: the variables' names."""
+def find_sent_secrets(
+    specs: Sequence[StepSpec], environ: Mapping[str, str]
+) -> dict[str, list[str]]:
+    """Return the names of the secret variables that each step sends to its host."""
     named = {
         spec.step: [secret.variable for secret in spec.secrets if environ.get(secret.source)]
         for spec in specs
     }
     passed = {
-        spec.step: [name for name in spec.pass_env if tokenlike(name, environ.get(name, ""))]
+        spec.step: [name for name in spec.pass_env if is_tokenlike(name, environ.get(name, ""))]
         for spec in specs
     }
     return {step: found for step in named if (found := sorted({*named[step], *passed[step]}))}
 
 
-def signed_there(ws: Workspace, found: Survey, nodes: Sequence[int], driver: str) -> set[str]:
-    """Addresses in buckets of whose objects machines of a driver may be given signed addresses, so that they have them past this machine."""
+def find_signed_addresses(
+    ws: Workspace, found: Survey, nodes: Sequence[int], driver: str
+) -> set[str]:
+    """Return the bucket addresses for which hosts may get signed URLs.
+
+    With a signed URL, a host reads the bucket itself instead of through this machine. Empty if a
+    driver's `secrets` is "deny".
+    """
     from ..hosts.renting.several import driver_names
 
     if any(
@@ -325,15 +353,15 @@ def signed_there(ws: Workspace, found: Survey, nodes: Sequence[int], driver: str
     }
 
 
-def secrets_stay(ws: Workspace, found: Survey, host_pool: HostPool) -> None:
-    """Refuse to send secrets where the driver's setting `secrets` is "deny".  Raises Invalid."""
+def refuse_denied_secrets(ws: Workspace, found: Survey, host_pool: HostPool) -> None:
+    """Refuse steps that send secrets if the driver's `secrets` is "deny".  Raises Invalid."""
     from ..hosts.renting.several import driver_names
 
     for name in driver_names(ws.config, host_pool.name):
-        _secrets_stay(ws, found, host_pool, name)
+        _refuse_denied_secrets(ws, found, host_pool, name)
 
 
-def _secrets_stay(ws: Workspace, found: Survey, host_pool: HostPool, name: str) -> None:
+def _refuse_denied_secrets(ws: Workspace, found: Survey, host_pool: HostPool, name: str) -> None:
     wanted = ws.config.driver(name).get("secrets", "send")
     if wanted not in ("send", "deny"):
         raise Invalid(
@@ -345,7 +373,9 @@ def _secrets_stay(ws: Workspace, found: Survey, host_pool: HostPool, name: str) 
                 )
             ]
         )
-    if wanted == "deny" and (taken := sends([*sent(found, host_pool).values()], ws.environ)):
+    if wanted == "deny" and (
+        taken := find_sent_secrets([*find_remote_steps(found, host_pool).values()], ws.environ)
+    ):
         words = "; ".join(
             f"{step} would send {', '.join(names)} there" for step, names in taken.items()
         )
@@ -355,10 +385,11 @@ def _secrets_stay(ws: Workspace, found: Survey, host_pool: HostPool, name: str) 
         )
 
 
-def demand(found: Survey, stays: Callable[[StepSpec], bool], jobs: int) -> Wish:
-    """What this run asks of each node of one lease: what its largest step needs, and what the steps of one matrix use beside each other.
+def compose_wish(found: Survey, stays: Callable[[StepSpec], bool], jobs: int) -> Wish:
+    """Return the request for each node of a lease: the largest step's need and a matrix total.
 
-    `stays`: which steps run on this machine.  Where a step does not say how much it takes, it may take all.
+    `stays` selects steps that run on this machine. An amount is None, which means all, if a step
+    does not declare it.
     """
     from drivers.base import Need, Resources, Wish
 
@@ -371,7 +402,7 @@ def demand(found: Survey, stays: Callable[[StepSpec], bool], jobs: int) -> Wish:
         spec, node = found.plan.specs()[n], found.plan.nodes[n]
         if not node.flags & LOCAL and not stays(spec):
             matrices.setdefault(bare(node.id), []).append(spec.resources)
-            unknown = unknown or spec.select is not None  # how many there will be
+            unknown = unknown or spec.select is not None  # the number of instances is unknown
 
     def most(amounts: Sequence[float | None]) -> float:
         return max((amount or 0.0 for amount in amounts), default=0.0)
@@ -401,15 +432,15 @@ def demand(found: Survey, stays: Callable[[StepSpec], bool], jobs: int) -> Wish:
     )
     return Wish(
         need,
-        hours=_hours(found),
+        hours=_hours_needed(found),
         together=Resources(
             cpus, None if memory is None else int(memory), None if gpus is None else int(gpus)
         ),
     )
 
 
-def _hours(found: Survey) -> float | None:
-    """For how many hours hosts are needed at most, by the limits of the run and of its steps; None where they have none."""
+def _hours_needed(found: Survey) -> float | None:
+    """Return the longest time in hours for which hosts are needed, or None without limits."""
     specs = [found.plan.specs()[n] for n in found.todo]
     timeouts = [
         spec.options.timeout
@@ -425,11 +456,14 @@ def _hours(found: Survey) -> float | None:
     )
 
 
-def at_once(found: Survey, host_pool: HostPool) -> int:
-    """How many steps run at once by default: as many as there are processors here, or places elsewhere."""
+def default_jobs(found: Survey, host_pool: HostPool) -> int:
+    """Return the default number of parallel steps.
+
+    It is the number of processors here, or the number of slots on the hosts.
+    """
     processors = host_pool.here.capacity.processors
-    if host_pool.priced:  # how many a machine takes is seen when it is up
-        return processors + len(sent(found, host_pool))
+    if host_pool.priced:  # the slots of a rented machine are not known yet
+        return processors + len(find_remote_steps(found, host_pool))
     return (
         sum(place.capacity.slots or 1 for place in host_pool.places)
         if host_pool.away
@@ -437,14 +471,17 @@ def at_once(found: Survey, host_pool: HostPool) -> int:
     )
 
 
-def fits(
+def refuse_too_large(
     ws: Workspace,
     found: Survey,
     host_pool: HostPool,
     settings: Settings,
     offered: Collection[Need] = (),
 ) -> None:
-    """Refuse steps that no place has room for, before anything starts: every one at once.  Raises CannotRun, Invalid."""
+    """Refuse steps that are too large for every host, listing all of them.
+
+    `offered` are the needs for which machines are on offer. Raises CannotRun, Invalid, NoHost.
+    """
     from ..language.units import about
     from ..planning.plan import LOCAL
 
@@ -457,7 +494,7 @@ def fits(
         near = bool(node.flags & LOCAL) or host_pool.stays(specs[n])
         count = specs[n].node_count
         if count > 1:
-            wrong += _few(node.id, specs[n], host_pool)
+            wrong += _report_too_few_hosts(node.id, specs[n], host_pool)
         if host_pool.priced and not near:
             if host_pool.need(specs[n]) not in offered:
                 asked_for = ", ".join(f"{name} {value}" for name, value in wants.as_key.items())
@@ -468,7 +505,7 @@ def fits(
             continue
         places = [host_pool.here] if near else host_pool.places
         if count > 1:
-            uneven += _uneven(node.id, specs[n], host_pool)
+            uneven += _report_uneven_hosts(node.id, specs[n], host_pool)
         for name, unit in (("gpus", "GPU(s)"), ("cpus", "processors"), ("memory", "")):
             asked = wants.room.get(name)
             if not asked:
@@ -493,7 +530,7 @@ def fits(
             host_pool.where.get("gpu") or str(ws.config.driver(host_pool.name).get("gpu", ""))
         ]
         fix = next(
-            (fix for word in words if word and (fix := _meant(word))),
+            (fix for word in words if word and (fix := _suggest_gpu(word))),
             "relax the filters (`--where`, or the driver's settings)",
         )
         raise NoHost(
@@ -507,12 +544,14 @@ def fits(
         raise Invalid(uneven)
 
 
-def _meant(word: str) -> str:
-    """The GPU that may be meant by a word that is part of no known name; empty where it is."""
-    from ..advice.estimates import figures
+def _suggest_gpu(word: str) -> str:
+    """Suggest a known GPU name for a misspelled one; empty if the word is a known name."""
+    from ..advice.estimates import load_hardware
 
     known = list(
-        dict.fromkeys(name for gpu in figures().gpus for name in (gpu.name, gpu.asked, *gpu.names))
+        dict.fromkeys(
+            name for gpu in load_hardware().gpus for name in (gpu.name, gpu.asked, *gpu.names)
+        )
     )
     plain = word.lower().replace("_", " ")
     if any(plain in name.lower() for name in known):
@@ -520,8 +559,8 @@ def _meant(word: str) -> str:
     return did_you_mean(plain, [name.lower() for name in known])
 
 
-def _kept_apart(found: Survey, n: int) -> list[str]:
-    """What a step on several nodes takes that stays on one host."""
+def _report_unreachable_inputs(found: Survey, n: int) -> list[str]:
+    """List `temporary` inputs of a step on several nodes, which only one host has."""
     if found.plan.specs()[n].node_count == 1:
         return []
     from ..planning.step import TEMPORARY
@@ -538,8 +577,8 @@ def _kept_apart(found: Survey, n: int) -> list[str]:
     return wrong
 
 
-def _too_many(ws: Workspace, found: Survey) -> list[Problem]:
-    """Steps with more nodes than the settings allow, on any driver."""
+def _report_too_many_nodes(ws: Workspace, found: Survey) -> list[Problem]:
+    """Report steps with more nodes than `[limits] max_nodes`."""
     most = ws.config.limits.get("max_nodes")
     if most is None:
         return []
@@ -554,8 +593,8 @@ def _too_many(ws: Workspace, found: Survey) -> list[Problem]:
     ]
 
 
-def _headless(ws: Workspace, found: Survey, settings: Settings) -> list[Problem]:
-    """Why the head of a stack is of no use to a plan."""
+def _report_unusable_head(ws: Workspace, found: Survey, settings: Settings) -> list[Problem]:
+    """Report a stack with a head node that this plan cannot use."""
     if not settings.stack or ws.config.stack(settings.stack).head is None:
         return []
     specs, whose = found.plan.specs(), f"the stack {settings.stack} has a head"
@@ -587,8 +626,8 @@ def _headless(ws: Workspace, found: Survey, settings: Settings) -> list[Problem]
     )
 
 
-def _few(id: str, spec: StepSpec, host_pool: HostPool) -> list[str]:
-    """Words for a step that has more nodes than there are hosts."""
+def _report_too_few_hosts(id: str, spec: StepSpec, host_pool: HostPool) -> list[str]:
+    """Report a step with more nodes than there are hosts."""
     from ..hosts.renting.needs import why_alone
 
     workers, headed = host_pool.head.workers(spec), host_pool.head.leads(spec)
@@ -621,8 +660,11 @@ def _few(id: str, spec: StepSpec, host_pool: HostPool) -> list[str]:
     return []
 
 
-def _uneven(id: str, spec: StepSpec, host_pool: HostPool) -> list[Problem]:
-    """Words for hosts that would not be given the same work: a launcher starts as many processes on each node."""
+def _report_uneven_hosts(id: str, spec: StepSpec, host_pool: HostPool) -> list[Problem]:
+    """Report hosts with different numbers of GPUs for one step.
+
+    A launcher starts the same number of processes on each node.
+    """
     if spec.resources.gpus is not None:
         return []
     gpus = {place.name: int(place.capacity.has("gpus")) for place in host_pool.places}

@@ -1,4 +1,4 @@
-"""Deliver the outbox beside the work of a worker; nothing where there are no receivers."""
+"""Delivery of webhooks and logs while a worker executes runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from .telemetry import Telemetry
 
 LAST_WORDS: Final = 3.0
-"""Seconds that a process waits at its end for what is due; the rest waits for another."""
+"""Longest wait for deliveries at the end of a process, in seconds.
+
+Another process delivers the rest.
+"""
 
 _log = Log(REMOTE)
 NO_RUN: Final[Mapping[str, object]] = {}
@@ -29,9 +32,10 @@ NO_RUN: Final[Mapping[str, object]] = {}
 def log_remote(
     ws: Workspace, run: str, provider: str, instance: str, state: str, step: str = ""
 ) -> None:
-    """An event in the log for a run away from this machine, a step or a machine of it, that is in another state.
+    """Log a state change of a remote run, step or machine.
 
-    `instance`: what the provider calls the machine; without one those that the run has rented.
+    `instance` is the provider's ID of the machine; if empty, the IDs of the run's rented machines
+    are logged.
     """
     if not _log.wanted:
         return
@@ -44,7 +48,10 @@ def log_remote(
 
 
 def _instances(ws: Workspace, run: str) -> str:
-    """The machines that a run has had, as their provider calls them: those that it has now, if it has any."""
+    """Return the provider IDs of a run's machines, joined by commas.
+
+    If the run has no machine now, return the IDs of its earlier machines.
+    """
     from ..storage.records.ledger import Ledger, of_user
 
     with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
@@ -53,8 +60,11 @@ def _instances(ws: Workspace, run: str) -> str:
     return ",".join(dict.fromkeys(str(row.lease["id"]) for row in there or rows))
 
 
-def begin(ws: Workspace, data: Mapping[str, object] = NO_RUN) -> Delivery | None:
-    """Deliver reports from now on.  None: the settings, the environment and the `data` of a run name no receiver."""
+def start_delivery(ws: Workspace, data: Mapping[str, object] = NO_RUN) -> Delivery | None:
+    """Start the delivery thread, or return None if no receiver is configured.
+
+    Receivers come from the settings, the environment and the run's `data`.
+    """
     if ws.letters is None and "webhooks" not in data:
         return None
     from ..reports.delivery import Delivery
@@ -64,10 +74,11 @@ def begin(ws: Workspace, data: Mapping[str, object] = NO_RUN) -> Delivery | None
     return delivery
 
 
-def no_points(ws: Workspace, run: str, fence: int = 0) -> str:
-    """Ask the program of `[hooks] spend`, if there is one, for what a run may cost.  Where it gives nothing, the run is FAILED; the answer says why.
+def reserve_points(ws: Workspace, run: str, fence: int = 0) -> str:
+    """Ask the `[hooks] spend` program to pay for a run; return its refusal, or "".
 
-    With a `fence` the run is ours; without one a worker may have it already, and then ends it.
+    A refused run becomes FAILED. `fence` is this worker's claim; without one, the run is claimed
+    first, and if another worker has it, that worker ends it.
     """
     if not ws.spend:
         return ""
@@ -87,8 +98,8 @@ def no_points(ws: Workspace, run: str, fence: int = 0) -> str:
     return words
 
 
-def refused(run: str, words: str) -> Invalid:
-    """The message of a run that got no points."""
+def points_refused(run: str, words: str) -> Invalid:
+    """Return the error for a run that the spend hook refused."""
     return Invalid(
         [
             Problem(
@@ -103,7 +114,7 @@ def refused(run: str, words: str) -> Invalid:
 def telemetry(
     ws: Workspace, run: str, found: Survey, say: Callable[[str], None]
 ) -> Telemetry | None:
-    """Sends the metrics and logs of a run to the platform, and notes how far it is for its alerts; None where no platform is set."""
+    """Return the sender of a run's metrics and logs, or None without a platform."""
     letters = ws.letters
     if letters is None or not (letters.metrics_url or letters.backend or letters.alerts_url):
         return None
@@ -113,9 +124,9 @@ def telemetry(
 
 
 @contextmanager
-def delivering(ws: Workspace) -> Iterator[None]:
-    """Deliver reports meanwhile, and a moment longer."""
-    delivery = begin(ws)
+def deliveries(ws: Workspace) -> Iterator[None]:
+    """Deliver webhooks during the block, and up to `LAST_WORDS` seconds after it."""
+    delivery = start_delivery(ws)
     try:
         yield
     finally:

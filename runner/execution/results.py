@@ -1,4 +1,4 @@
-"""What a run leaves for people: where its results lie, how many steps were fresh, what they should know of a shared store."""
+"""Results of a run: their paths, their counts and their delivery to other machines."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from ..survey.survey import Survey, out_dir
 from .terms import Listener
 
 
-def sizes(found: Survey) -> tuple[int, int]:
-    """How many steps are asked for, and how many of them are fresh."""
+def count_steps(found: Survey) -> tuple[int, int]:
+    """Return the number of requested steps and the number of fresh ones."""
     answers = [verdict.answer for verdict in found.verdicts]
     return len(answers) - answers.count(SKIPPED), answers.count(FRESH)
 
 
-def tell(ws: Workspace, listener: Listener) -> None:
-    """What a person should know of the store that is shared."""
+def show_notices(ws: Workspace, listener: Listener) -> None:
+    """Show the notices of the shared store."""
     for notice in ws.remote_cache.pop_notices() if ws.remote_cache is not None else ():
         listener.say(notice)
 
 
-def tell_warnings(ws: Workspace, found: Survey, listener: Listener) -> None:
-    """Say again what steps that are fresh had to say when they were made."""
+def show_warnings(ws: Workspace, found: Survey, listener: Listener) -> None:
+    """Show the stored warnings of fresh steps again."""
     for line in warnings_of(ws, found, FRESH):
         listener.say(line)
 
 
 def warnings_of(ws: Workspace, found: Survey, *answers: str) -> list[str]:
-    """What steps with one of these verdicts had to say to people when their result was made, a line each."""
+    """Return the stored warnings of steps with one of these verdicts, one line each."""
     if not (known := ws.store.index.warnings(found.plan.recipe)):
         return []
     return [
@@ -49,8 +49,8 @@ def warnings_of(ws: Workspace, found: Survey, *answers: str) -> list[str]:
     ]
 
 
-def results(ws: Workspace, found: Survey) -> list[tuple[str, str]]:
-    """The outputs that the recipe declares, and where they lie; a recipe that declares none has its steps' files where they say."""
+def list_results(ws: Workspace, found: Survey) -> list[tuple[str, str]]:
+    """Return the name and path of each declared and published output."""
     base = out_dir(ws, found.plan, found.library, found.request)
     shown = []
     for n, output, path, name in found.plan.publish:
@@ -61,7 +61,10 @@ def results(ws: Workspace, found: Survey) -> list[tuple[str, str]]:
 
 
 def deliver(ws: Workspace, run: str, fence: int, plan: Plan, made: Mapping[int, Made]) -> None:
-    """Put the results of a run for another machine into the shared store, and note them with the run.  Raises Infrastructure, Stale."""
+    """Upload the results of a run for another machine and list them in its row.
+
+    Raises Infrastructure, Stale.
+    """
     if not ws.delivers or ws.remote_cache is None:
         return
     from ..storage.remote import states as remote_states
@@ -79,16 +82,19 @@ def deliver(ws: Workspace, run: str, fence: int, plan: Plan, made: Mapping[int, 
                 remote, [run, output, path], {content: str(ws.objects.path(content))}
             )
         elif not ws.remote_cache.holds(content):
-            continue  # temporary: it stayed on its host
+            continue  # a `temporary` output stays on its host
         size = ws.objects.size(content) if here else ws.remote_cache.size_of([content])
         outputs.append(Output(name or path, path, content, size, remote.address(content)))
-    ws.store.runs.exchange.made(run, fence, outputs)
+    ws.store.runs.exchange.store_outputs(run, fence, outputs)
 
 
 def collect(ws: Workspace, row: RunRow, out: Path, *, overwrite: bool) -> list[Path]:
-    """Bring the results of a run below `out`, and answer where each is.  Nothing that we did not put there is replaced, unless to `overwrite`.
+    """Download the results of a run below `out` and return their paths.
 
-    Raises CannotRun, Infrastructure where the store does not give them.
+    Without `overwrite`, files from elsewhere are not replaced.
+
+    Raises CannotRun if such a file exists, Corrupt if an output path leaves `out`, and
+    Infrastructure if the download fails.
     """
     cache = ws.remote_cache
     assert cache is not None
@@ -99,7 +105,7 @@ def collect(ws: Workspace, row: RunRow, out: Path, *, overwrite: bool) -> list[P
                 f"run {row.id} has an output path outside its directory: {each.path}",
                 fix="check who can write to the run database",
             )
-    ours = ws.published()
+    ours = ws.published_contents()
     head = f"{ws.root}/"
     places = {each: str(target).removeprefix(head) for each, target in targets.items()}
     if not overwrite:
@@ -130,7 +136,7 @@ def collect(ws: Workspace, row: RunRow, out: Path, *, overwrite: bool) -> list[P
 
 
 def point_latest(ws: Workspace, found: Survey) -> None:
-    """Link `latest` to the folder of this run's results, if it published any."""
+    """Link `latest` to the directory of this run's results, if it published any."""
     base = out_dir(ws, found.plan, found.library, found.request)
     if found.request.out is None and base.is_dir():
         link = base.parent / "latest"

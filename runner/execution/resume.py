@@ -1,4 +1,4 @@
-"""Which run a request goes on with: the last one of the same request, if its worker died; else a new one."""
+"""Choice of the run that continues a request: an interrupted one, or a new one."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Final
 from ..digest import of_value
 from ..errors import Busy
 from ..failures import RunFailure
+from ..planning.plan import ALLOW_FAILURE
 from ..planning.schedule import FINAL, Spent, State, budget_used
-from ..storage.records.runs import RunRow, RunState, settle
+from ..storage.records.runs import AttemptRow, RunRow, RunState, StepRow, settle
 from ..storage.workspace import Workspace
 from ..survey.facts import collect_facts
 from ..survey.plan_cache import compile_request
 from ..survey.survey import Survey
 
 LOOKED_AT = 10
-"""Runs of a recipe among which those with dead workers are looked for, from the last."""
+"""Number of a recipe's latest runs that are checked for dead workers."""
 _GOES_ON = frozenset(
     {State.WAITING, State.READY, State.QUEUED, State.RUNNING, State.DONE, State.FRESH}
 )
@@ -26,7 +27,7 @@ _GOES_ON = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A run that is ours to work.  If another worker had it, also how its steps stood when that one died."""
+    """A run that this process has claimed, with the step states that an earlier worker left."""
 
     id: str
     fence: int
@@ -34,16 +35,19 @@ class Claimed:
     resumed: bool = False
     states: Mapping[str, State] = field(
         default_factory=dict
-    )  # of the steps that are not over, or have to be made again
+    )  # of unfinished steps, and of steps to run again
     spent: Mapping[str, Spent] = field(default_factory=dict)
-    tries: Mapping[str, int] = field(default_factory=dict)  # how often each step was begun
-    made: frozenset[str] = frozenset()  # keys that it has made
+    tries: Mapping[str, int] = field(default_factory=dict)  # attempts of each step
+    made: frozenset[str] = frozenset()  # keys with results of this run
 
 
 def request_digest(ws: Workspace, found: Survey, how: Mapping[str, object]) -> str:
-    """What a request asks for and of what: two with one digest would make the same, in the same places, in the same way."""
+    """Return the fingerprint of a request and its input contents.
+
+    Requests with equal digests create the same results at the same paths in the same way.
+    """
     plan, facts = found.plan, found.facts
-    if found.globs:  # the plan as it was before its first step ran
+    if found.globs:  # use the plan without its expansions
         plan = compile_request(ws, found.source, found.request, {})
         facts = collect_facts(ws, plan, found.request)
     content = [
@@ -54,15 +58,16 @@ def request_digest(ws: Workspace, found: Survey, how: Mapping[str, object]) -> s
 
 
 POISON: Final = 3
-"""So many recoveries in which no step moved end a run: it kills its workers."""
+"""Recoveries without progress after which a run fails, because it kills its workers."""
 
 
 def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Claimed | None:
-    """Claim the last run with this digest that is paused or whose worker is dead, or the run `wanted`.  None: there is none.
+    """Claim the last interrupted run with this digest, or the run `wanted`; None if there is none.
 
-    Other runs of the recipe file with dead workers are over; those of another file with the same name are left to their own.
+    Fails other runs of this recipe file whose workers died. Leaves runs of other files with the
+    same recipe name alone.
 
-    Raises Busy where `wanted` cannot go on.
+    Raises Busy if `wanted` cannot resume.
     """
     taken: Claimed | None = None
     for row in ws.store.runs.latest(recipe=found.plan.recipe, last=LOOKED_AT):
@@ -71,7 +76,7 @@ def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Cl
         asked = row.id == wanted or (
             not wanted and row.data.get("digest") == digest and row.request != "cancel"
         )
-        if row.due is not None and not asked:  # a worker takes it
+        if row.due is not None and not asked:  # it is queued for a worker
             continue
         if (
             not row.fence
@@ -82,9 +87,9 @@ def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Cl
         fence = ws.store.runs.claim(row.id, f"process {os.getpid()}")
         if fence is None:
             continue
-        if poisoned(ws, ws.store.runs.get(row.id), fence):
+        if fail_if_poisoned(ws, ws.store.runs.get(row.id), fence):
             continue
-        if taken is None and asked and (taken := as_it_stood(ws, found, row, fence)) is not None:
+        if taken is None and asked and (taken := recover(ws, found, row, fence)) is not None:
             continue
         words = "its worker is gone"
         settle(ws.store.runs, row.id, fence, "FAILED", words, failure=RunFailure.WORKER_GONE)
@@ -97,7 +102,7 @@ def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Cl
 
 
 def close_finished(ws: Workspace, found: Survey, left: Sequence[RunRow]) -> None:
-    """Of runs that no worker has, those of this recipe file and plan that had ended all their steps well are over: nothing is left to do."""
+    """Complete interrupted runs of this recipe file and plan that have no step left."""
     for row in left:
         if (
             row.data.get("source") != str(found.source)
@@ -114,8 +119,11 @@ def close_finished(ws: Workspace, found: Survey, left: Sequence[RunRow]) -> None
             settle(ws.store.runs, row.id, fence, "COMPLETED", "resumed")
 
 
-def poisoned(ws: Workspace, row: RunRow, fence: int) -> bool:
-    """End a claimed run as FAILED whose workers died again and again before any step moved.  `row` is as it was claimed."""
+def fail_if_poisoned(ws: Workspace, row: RunRow, fence: int) -> bool:
+    """Fail a run whose workers died repeatedly before any step moved; False if it may continue.
+
+    `row` is the run's row after the claim.
+    """
     if row.request == "cancel" or row.recoveries <= POISON:
         return False
     words = f"{row.recoveries} workers died before any step finished"
@@ -123,35 +131,78 @@ def poisoned(ws: Workspace, row: RunRow, fence: int) -> bool:
     return True
 
 
-def as_it_stood(ws: Workspace, found: Survey, row: RunRow, fence: int) -> Claimed | None:
-    """The run whose worker died; None when it cannot go on: something in it has failed, or its plan has steps that are no more."""
+def find_failed_step(ws: Workspace, found: Survey, run: str) -> StepRow | None:
+    """Return the step whose failure ended the run before its worker was gone, if one did."""
+    failed = [step for step in ws.store.runs.steps(run).values() if step.state == State.FAILED]
+    return next((step for step in failed if not _may_fail(found, step.step)), None)
+
+
+def _may_fail(found: Survey, step: str) -> bool:
+    """Return True if the run continues after a failure of the step."""
+    n = found.plan.index.get(step)
+    return n is not None and bool(found.plan.nodes[n].flags & ALLOW_FAILURE)
+
+
+def recover(ws: Workspace, found: Survey, row: RunRow, fence: int) -> Claimed | None:
+    """Return the state of a run whose worker died, or None if it cannot resume.
+
+    A run cannot resume after a failed step, or if its plan lacks open steps.
+    """
     stored = {id: State(step.state) for id, step in ws.store.runs.steps(row.id).items()}
     todo = {found.plan.nodes[n].id for n in found.todo}
     open = {id for id, state in stored.items() if state not in FINAL}
-    if any(state in (State.FAILED, State.BLOCKED, State.CANCELLED) for state in stored.values()):
-        return None
-    if (
-        not open <= found.plan.index.keys()
-        or not {stored.get(id, State.WAITING) for id in todo} <= _GOES_ON
-    ):
+    if not _can_resume(found, stored, todo, open):
         return None
     attempts = ws.store.runs.attempts(row.id)
-    failed: dict[str, list[str]] = {}
-    tries = {id: 1 for id, state in stored.items() if state is State.RUNNING}
-    for attempt in attempts:
-        tries[attempt.step] = max(
-            tries.get(attempt.step, 0), attempt.n + (stored.get(attempt.step) is State.RUNNING)
-        )
-        if attempt.outcome == "failed" and not attempt.exit.get("saved"):
-            failed.setdefault(attempt.step, []).append(attempt.reason)
-    states = {id: stored.get(id, State.WAITING) for id in todo | open}
     made = frozenset(
         attempt.key for attempt in attempts if attempt.outcome == "done" and attempt.key
     )
-    budgets = {id: budget_used(reasons) for id, reasons in failed.items()}
-    if row.request:  # a pause that its worker never read, or that is over now; what was asked since is there to be read
-        state = "QUEUED" if row.state == "PAUSED" else row.state
-        ws.store.runs.group(
-            row.id, fence, run_state=RunState(state, row.reason), answers=row.request
-        )
-    return Claimed(row.id, fence, row.state, True, states, budgets, tries, made)
+    _answer_old_request(ws, row, fence)
+    return Claimed(
+        row.id,
+        fence,
+        row.state,
+        True,
+        {id: stored.get(id, State.WAITING) for id in todo | open},
+        _budgets_used(attempts),
+        _count_tries(stored, attempts),
+        made,
+    )
+
+
+def _can_resume(found: Survey, stored: Mapping[str, State], todo: set[str], open: set[str]) -> bool:
+    may_fail = {
+        id for id, state in stored.items() if state is State.FAILED and _may_fail(found, id)
+    }
+    ended = {state for id, state in stored.items() if id not in may_fail}
+    if not ended.isdisjoint((State.FAILED, State.BLOCKED, State.CANCELLED)):
+        return False
+    if not open <= found.plan.index.keys():
+        return False
+    return {stored.get(id, State.WAITING) for id in todo - may_fail} <= _GOES_ON
+
+
+def _count_tries(stored: Mapping[str, State], attempts: Sequence[AttemptRow]) -> dict[str, int]:
+    """Count the attempts of each step, with one for each RUNNING step, which has no row yet."""
+    tries = {id: 1 for id, state in stored.items() if state is State.RUNNING}
+    for attempt in attempts:
+        is_running = stored.get(attempt.step) is State.RUNNING
+        tries[attempt.step] = max(tries.get(attempt.step, 0), attempt.n + is_running)
+    return tries
+
+
+def _budgets_used(attempts: Sequence[AttemptRow]) -> dict[str, Spent]:
+    """Return the retries that each step has used up; attempts with a new checkpoint are free."""
+    failed: dict[str, list[str]] = {}
+    for attempt in attempts:
+        if attempt.outcome == "failed" and not attempt.exit.get("saved"):
+            failed.setdefault(attempt.step, []).append(attempt.reason)
+    return {id: budget_used(reasons) for id, reasons in failed.items()}
+
+
+def _answer_old_request(ws: Workspace, row: RunRow, fence: int) -> None:
+    """Clear a pause that its worker never read or that is over; a newer request stays."""
+    if not row.request:
+        return
+    state = "QUEUED" if row.state == "PAUSED" else row.state
+    ws.store.runs.group(row.id, fence, run_state=RunState(state, row.reason), answers=row.request)

@@ -1,4 +1,7 @@
-"""One path from a request to its end: survey, refuse what cannot work, submit, work, report.  `plan` is its first half."""
+"""The path of `recipe run`: survey, check, submit, work, report.
+
+`recipe plan` stops after the survey.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ from ..survey.request import Request
 from ..survey.skipped_steps import skipped_steps, with_skipped
 from ..survey.survey import Survey, survey
 from .refusals import check, preflight
-from .reporting import delivering, no_points, refused
-from .results import results, sizes, tell, tell_warnings
+from .reporting import deliveries, points_refused, reserve_points
+from .results import count_steps, list_results, show_notices, show_warnings
 from .terms import (
     EVERYTHING,
     Choice,
@@ -31,12 +34,12 @@ from .terms import (
     Settings,
     Since,
     Summary,
-    asked,
-    limits_of,
-    lower,
+    apply_stack,
+    limits_data,
+    lower_limits,
     new_id,
-    noted,
-    placed,
+    options_data,
+    request_data,
 )
 
 if TYPE_CHECKING:
@@ -47,11 +50,14 @@ if TYPE_CHECKING:
 
 _log = Log("session")
 LAST: Final = 10
-"""Runs without an end that are looked at, when there is nothing to do."""
+"""Number of open runs to check if no step has to run."""
 
 
-def look(ws: Workspace, request: Request, choice: Choice = EVERYTHING) -> Survey:
-    """What running `request` would do: the most that it will do, with reasons.  Raises Invalid, NotFound."""
+def preview(ws: Workspace, request: Request, choice: Choice = EVERYTHING) -> Survey:
+    """Return the plan of a request with a verdict and its reasons for each step.
+
+    Raises Invalid, NotFound, CannotRun.
+    """
     found = survey(
         ws,
         request,
@@ -70,7 +76,7 @@ def look(ws: Workspace, request: Request, choice: Choice = EVERYTHING) -> Survey
         )
     found.begin, found.only, found.until = choice.begin or "", choice.only or "", choice.until or ""
     if choice.only or choice.until:
-        _restrict(found)
+        _skip_unchosen(found)
     if choice.leave:
         from ..planning.schedule import EARLY
 
@@ -78,7 +84,7 @@ def look(ws: Workspace, request: Request, choice: Choice = EVERYTHING) -> Survey
             set().union(*(found.plan.nodes_named(id) for id in choice.leave))
         ):
             found.verdicts[n] = Verdict(SKIPPED, found.verdicts[n].key, (EARLY,), None)
-    demand(ws, found)
+    require_outputs(ws, found)
     if ws.remote_cache is not None:
         from ..survey import remote_results
 
@@ -86,10 +92,11 @@ def look(ws: Workspace, request: Request, choice: Choice = EVERYTHING) -> Survey
     return found
 
 
-def demand(ws: Workspace, found: Survey) -> None:
-    """A fresh step whose bytes are gone, and which a step that may run needs, runs too; from the last step to the first.
+def require_outputs(ws: Workspace, found: Survey) -> None:
+    """Change verdicts so that missing outputs of fresh steps are restored or created again.
 
-    One whose bytes a shared store has is restored from there.
+    Only outputs that a running step needs count. Steps are checked from last to first. Outputs in
+    the shared store are restored.
     """
     nodes = found.plan.nodes
     taken = [
@@ -118,7 +125,7 @@ def demand(ws: Workspace, found: Survey) -> None:
                 or ws.objects.intact(Content(content))
             ):
                 continue
-            if _rescue(ws, found, producer, content):
+            if _restore_published(ws, found, producer, content):
                 continue
             if content in ws.stored:
                 if verdict.answer == FRESH:
@@ -143,13 +150,14 @@ def run(
     listener: Listener,
     resumed: str = "",
 ) -> Summary:
-    """Run what is not fresh.  Raises before anything starts when the request cannot work; a step that fails is in the summary.
+    """Run the steps that are not fresh and return a summary, also of failed steps.
 
-    `resumed`: the run that goes on with it, paused or without a worker; by default one of the same request, else a new one.
+    `resumed` is the run to continue. By default, an interrupted run of the same request continues,
+    or a new run starts. Raises an error before the first step starts if the request cannot work.
     """
     since = Since(time.monotonic(), ws.store.database.version())
-    settings = placed(ws, settings)
-    found = look(ws, request, choice)
+    settings = apply_stack(ws, settings)
+    found = preview(ws, request, choice)
     _log.info(
         "survey of %d steps took %.3f s, %d to run",
         len(found.verdicts),
@@ -158,16 +166,18 @@ def run(
     )
     if not found.todo:
         return _nothing_to_do(ws, found, settings, listener, since)
-    from .signals import preparing  # and asyncio: not for a run of nothing
+    from .signals import (
+        raise_on_signals,  # imports asyncio, which a run without steps does not need
+    )
 
-    with preparing(listener.say), _ahead(ws, found, settings) as ahead:
+    with raise_on_signals(listener.say), _connect_ahead(ws, found, settings) as ahead:
         preflight(ws, found, settings)
         check(ws, found, settings, listener)
         if settings.upload:
             from . import uploading
 
             uploading.check(ws, found.plan, settings.upload)
-        summary, again = _worked(ws, found, choice, settings, listener, since, resumed, ahead)
+        summary, again = _work(ws, found, choice, settings, listener, since, resumed, ahead)
     return (
         summary
         if summary is not None
@@ -175,15 +185,15 @@ def run(
     )
 
 
-def _ahead(
+def _connect_ahead(
     ws: Workspace, found: Survey, settings: Settings
 ) -> AbstractContextManager[Ahead | None]:
-    """The driver, which connects while the rest is being prepared.  Raises CannotRun, Invalid."""
+    """Start to connect the driver during the checks.  Raises CannotRun, Invalid."""
     if settings.driver == "local":
         return nullcontext()
     from ..hosts.renting.several import alternatives
 
-    if alternatives(ws.config, settings.driver):  # nothing is connected before an order
+    if alternatives(ws.config, settings.driver):  # the driver is chosen when a machine is ordered
         return nullcontext()
     from ..hosts.ahead import connect_ahead
     from ..hosts.interpreters import CURRENT
@@ -196,12 +206,13 @@ def _ahead(
 def _nothing_to_do(
     ws: Workspace, found: Survey, settings: Settings, listener: Listener, since: Since
 ) -> Summary:
-    total, fresh = sizes(found)
+    """Report a request with no step to run, and complete what earlier runs left open."""
+    total, fresh = count_steps(found)
     listener.begin(
         Overview("", found.plan.recipe, total, fresh, (), {}, settings.jobs, str(ws.root))
     )
-    tell(ws, listener)
-    tell_warnings(ws, found, listener)
+    show_notices(ws, listener)
+    show_warnings(ws, found, listener)
     if settings.driver != "local":
         from ..hosts.renting import reaper
 
@@ -211,18 +222,18 @@ def _nothing_to_do(
         from . import uploading
 
         uploading.upload(
-            ws, found.plan, found.made, settings.upload, listener, uploading.maker(ws, found)
+            ws, found.plan, found.made, settings.upload, listener, uploading.find_maker(ws, found)
         )
     if left := ws.store.runs.page(Wanted(("ACTIVE",), found.plan.recipe), LAST):
         from . import resume
 
         resume.close_finished(ws, found, left)
-    wanted = found.wanted(found.plan)
+    wanted = found.select_wanted(found.plan)
     summary = Summary(
         "COMPLETED",
         with_skipped({"FRESH": fresh}, found.plan, wanted),
         since.seconds,
-        results=results(ws, found),
+        results=list_results(ws, found),
         warnings=empty_warnings(ws, found),
         skipped=skipped_steps(found.plan, (), wanted),
     )
@@ -230,7 +241,7 @@ def _nothing_to_do(
     return summary
 
 
-def _worked(
+def _work(
     ws: Workspace,
     found: Survey,
     choice: Choice,
@@ -240,12 +251,10 @@ def _worked(
     resumed: str,
     ahead: Ahead | None,
 ) -> tuple[Summary | None, str]:
-    """Go on with a run, or submit one, and work on it in this process; also which run it was."""
+    """Resume or submit a run and work on it; return its summary and its ID."""
     from ..hosts.link import client
 
-    local = client.connect_own(
-        ws.home
-    )  # what it takes to begin an agent passes while the rest is being prepared
+    local = client.connect_own(ws.home)  # the agent starts during the preparation
 
     from . import resume
     from .worker import Assignment, work
@@ -266,18 +275,18 @@ def _worked(
     claimed = taken or resume.Claimed(new_id(), 0)
     if taken is None and settings.driver != "local":
         ws.store.runs.prepare(claimed.id)
-    if taken is not None and (words := no_points(ws, taken.id, taken.fence)):
-        raise refused(taken.id, words)
+    if taken is not None and (words := reserve_points(ws, taken.id, taken.fence)):
+        raise points_refused(taken.id, words)
 
     def submit() -> int:
         nonlocal claimed
-        claimed = _submitted(ws, found, claimed.id, digest, choice, settings)
-        if words := no_points(ws, claimed.id, claimed.fence):
-            raise refused(claimed.id, words)
+        claimed = _submit(ws, found, claimed.id, digest, choice, settings)
+        if words := reserve_points(ws, claimed.id, claimed.fence):
+            raise points_refused(claimed.id, words)
         return claimed.fence
 
     try:
-        with delivering(ws):
+        with deliveries(ws):
             ours = Assignment(
                 ws,
                 local,
@@ -296,23 +305,25 @@ def _worked(
         raise
 
 
-def _submitted(
+def _submit(
     ws: Workspace, found: Survey, id: str, digest: str, choice: Choice, settings: Settings
 ) -> Claimed:
-    """A new run, stored and claimed."""
+    """Store and claim a new run."""
     from ..storage.crash import crashpoint
     from ..storage.records.runs import RunRow
     from .resume import Claimed
 
-    total, fresh = sizes(found)
+    total, fresh = count_steps(found)
     data = {
         "source": str(found.source),
-        "asked": asked(found.request),
+        "asked": request_data(found.request),
         "digest": digest,
         "total": total,
         "fresh": fresh,
     }
-    data |= noted(choice, settings) | limits_of(lower(found.plan.settings.limits, settings.limits))
+    data |= options_data(choice, settings) | limits_data(
+        lower_limits(found.plan.settings.limits, settings.limits)
+    )
     row = RunRow(
         id,
         found.plan.recipe,
@@ -327,8 +338,8 @@ def _submitted(
     return Claimed(id, fence)
 
 
-def _rescue(ws: Workspace, found: Survey, producer: int, content: str) -> bool:
-    """A published copy that still holds the bytes goes back into the store."""
+def _restore_published(ws: Workspace, found: Survey, producer: int, content: str) -> bool:
+    """Copy a published file back into the store if it still has the content; False if none has."""
     from ..storage.content.files import Content
 
     for output, path in found.targets.get(producer, ()):
@@ -344,35 +355,46 @@ def _rescue(ws: Workspace, found: Survey, producer: int, content: str) -> bool:
 
 
 def check_ids(plan: Plan, choice: Choice, read: Callable[[str], str] = str) -> None:
-    """Every step that was asked for is there: what `read` takes of its id.  Raises NotFound."""
+    """Check that the chosen steps exist, with `read` applied to each ID.
+
+    Raises NotFound, or CannotRun for an instance that is not known yet.
+    """
     known = {node.id for node in plan.nodes} | plan.waiting.keys()
     every = {name for id in known for name in names(id) | inner_names(id)}
-    for id in [*choice.again, *(id for id in (choice.only, choice.until, choice.begin) if id)]:
-        if read(id) not in every:
-            if bare(id) in plan.waiting:
-                words = f"the step {id} is not known yet: its instances depend on the outputs of another step"
-                raise CannotRun(words, fix=f"name all instances with {bare(id)}")
-            steps = sorted(map(bare, known))
-            inside = [step.partition("/")[2] for step in steps]
-            hint = did_you_mean(id, {*steps, *inside, *known} - {""})
-            raise NotFound(
-                f'{plan.recipe} has no step "{id}"',
-                fix=hint or f"its steps: {', '.join(list(dict.fromkeys(steps))[:10])}",
-            )
+    single = (choice.only, choice.until, choice.begin)
+    for id in [*choice.again, *filter(None, single)]:
+        if read(id) in every:
+            continue
+        if bare(id) in plan.waiting:
+            words = f"the step {id} is not known yet: its instances depend on the outputs of another step"
+            raise CannotRun(words, fix=f"name all instances with {bare(id)}")
+        raise _unknown_step(plan, id, known)
 
 
-def _restrict(found: Survey) -> None:
-    """Leave alone what was not asked for."""
-    plan, only, wanted = found.plan, found.only, found.wanted(found.plan)
-    needs = {need for n in wanted for need in plan.needs(n)} | (
-        plan.closure_of(only)[0] if only and plan.closure_of(only)[1] else set()
-    )
+def _unknown_step(plan: Plan, id: str, known: set[str]) -> NotFound:
+    steps = sorted(map(bare, known))
+    inside = [step.partition("/")[2] for step in steps]
+    hint = did_you_mean(id, {*steps, *inside, *known} - {""})
+    fix = hint or f"its steps: {', '.join(list(dict.fromkeys(steps))[:10])}"
+    return NotFound(f'{plan.recipe} has no step "{id}"', fix=fix)
+
+
+def _skip_unchosen(found: Survey) -> None:
+    """Skip the steps that the caller did not choose.  Raises CannotRun if a needed step is stale."""
+    plan, only, wanted = found.plan, found.only, found.select_wanted(found.plan)
+    needs = {need for n in wanted for need in plan.needs(n)}
+    if only:
+        before, waits = plan.closure_of(only)
+        if waits:
+            needs |= before
     for n, verdict in enumerate(found.verdicts):
-        if only and n not in wanted and n in needs and verdict.answer in (RUN, MAYBE):
+        if n in wanted:
+            continue
+        if only and n in needs and verdict.answer in (RUN, MAYBE):
             raise CannotRun(
                 f"{plan.nodes[n].id}, a dependency of {only}, is out of date",
                 fix=f"run that step first, or use `--until {only}`",
             )
-        if n not in wanted and verdict.answer in (RUN, MAYBE, RESTORE):
+        if verdict.answer in (RUN, MAYBE, RESTORE):
             found.verdicts[n] = Verdict(SKIPPED, None, ("not asked for",), None)
             found.aside.add(plan.nodes[n].id)

@@ -1,4 +1,4 @@
-"""What happens when the user presses Ctrl-C or this process is asked to end: the loop is called, or what goes before it is left."""
+"""Signal handlers for Ctrl-C and SIGTERM, before and during a run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from typing import Final, TypeVar
 
 T = TypeVar("T")
 IMPORTS: Final = 0.01
-"""Seconds between two looks whether an import is over, or an event loop made."""
+"""Interval between checks for the end of an import, in seconds."""
 
 
 @contextlib.contextmanager
-def signals(interrupt: Callable[[], None], terminate: Callable[[], None]) -> Iterator[None]:
-    """Have SIGINT call `interrupt` and SIGTERM `terminate`, where signals are ours."""
+def handle_signals(interrupt: Callable[[], None], terminate: Callable[[], None]) -> Iterator[None]:
+    """Call `interrupt` on SIGINT and `terminate` on SIGTERM during the block.
+
+    Outside the main thread, signals stay with the caller.
+    """
     loop = asyncio.get_running_loop()
     try:
         loop.add_signal_handler(signal.SIGINT, interrupt)
@@ -36,26 +39,27 @@ def signals(interrupt: Callable[[], None], terminate: Callable[[], None]) -> Ite
 
 
 @contextlib.contextmanager
-def preparing(say: Callable[[str], None]) -> Iterator[None]:
-    """Until a loop is called by them, have SIGINT and SIGTERM raise KeyboardInterrupt, and say so.
+def raise_on_signals(say: Callable[[str], None]) -> Iterator[None]:
+    """Raise KeyboardInterrupt on SIGINT or SIGTERM during the block, with a message to `say`.
 
-    One that comes during an import waits for its end: Python would keep its import lock, and what connects in another thread wait for that for ever.
-    So does one that comes while an event loop is being made: half a loop has a traceback for its user when it is deleted.
+    A signal during an import waits until the import ends: Python would not release the import
+    lock, and a connecting thread would wait for it forever. A signal during the creation of an
+    event loop also waits, because deleting a half-made loop prints a traceback.
     """
     here, around = (
         threading.get_ident(),
-        _unbroken(sys._getframe()),
-    )  # a program may call this while it is imported itself
+        _count_uninterruptible(sys._getframe()),
+    )  # the caller may be in an import itself
 
     def again(number: int) -> None:
         time.sleep(IMPORTS)
         signal.pthread_kill(here, number)
 
     def end(number: int, frame: FrameType | None) -> None:
-        if _unbroken(frame) > around:
+        if _count_uninterruptible(frame) > around:
             _thread.start_new_thread(
                 again, (number,)
-            )  # without the locks of `threading`, which this thread may hold
+            )  # `threading` has locks that this thread may hold
             return
         say("interrupted before any step started")
         raise KeyboardInterrupt
@@ -77,8 +81,11 @@ def preparing(say: Callable[[str], None]) -> Iterator[None]:
             signal.signal(each, handler)
 
 
-def _unbroken(frame: FrameType | None) -> int:
-    """How many frames there are from this one outwards that no interrupt may leave: of imports, and of event loops that are being made."""
+def _count_uninterruptible(frame: FrameType | None) -> int:
+    """Count the frames on the stack that must not be interrupted.
+
+    These are imports and the creation of event loops.
+    """
     count = 0
     while frame is not None:
         module = frame.f_globals.get("__name__")
@@ -89,15 +96,18 @@ def _unbroken(frame: FrameType | None) -> int:
     return count
 
 
-def apart(call: Callable[[], T], interrupted: Callable[[], object]) -> T:
-    """Call it, in another thread where this one has an event loop, as in a notebook: Ctrl-C calls `interrupted` then, and is raised at the end."""
+def call_beside_loop(call: Callable[[], T], interrupted: Callable[[], object]) -> T:
+    """Call a function, in another thread if this thread runs an event loop, as in a notebook.
+
+    There, Ctrl-C calls `interrupted`, waits for the function and raises KeyboardInterrupt.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return call()
     answers: list[T] = []
     errors: list[BaseException] = []
-    over = threading.Event()  # an interrupted `join` takes the thread for ended
+    over = threading.Event()  # an interrupted `join` marks the thread as ended
 
     def work() -> None:
         try:

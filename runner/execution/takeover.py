@@ -1,7 +1,8 @@
-"""What a worker of another machine left of a run on hosts that this one reaches, too: leases and attempts, as the events of the run tell them.
+"""Leases and attempts that a worker on another machine left, read from the events of the run.
 
-An attempt is known at its host by its name.  Here it gets what it would have if this machine had begun it: a folder, a note of its host, and the
-id of its state.  What it was given is as its key says, and was put there by the worker before us.
+A host knows an attempt by its name. This machine creates an attempt directory, a note of the host
+and the ID of the state, as if it had started the attempt. The earlier worker staged the inputs
+that the key names.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from ..storage.workspace import Workspace
 
 
 class Left(NamedTuple):
-    """An attempt that may go on: the host that it was begun on, and the generation of its state, if it keeps one."""
+    """A running attempt of an earlier worker: its host, and its state's generation if it has one."""
 
     place: str
     generation: str
 
 
-def leases(ws: Workspace, run: str) -> list[LeaseRow]:
-    """The leases of a run that were not given back, to be looked for with the driver."""
+def read_leases(ws: Workspace, run: str) -> list[LeaseRow]:
+    """Return the leases of a run that were not released, to be found by the driver."""
     found: dict[str, LeaseRow] = {}
     for event in ws.store.runs.events(run):
         if event.subject != "lease":
@@ -52,8 +53,8 @@ def leases(ws: Workspace, run: str) -> list[LeaseRow]:
     return list(found.values())
 
 
-def attempts(ws: Workspace, run: str) -> Mapping[str, Left]:
-    """The attempts of a run that another machine began, and whose end is not stored, by their names; each has its folder here from now on."""
+def adopt_attempts(ws: Workspace, run: str) -> Mapping[str, Left]:
+    """Return the open attempts of another machine by name, and create their directories here."""
     open: dict[str, tuple[str, Left]] = {}
     for event in ws.store.runs.events(run):
         log, place = event.data.get("log"), event.data.get("site")

@@ -1,4 +1,4 @@
-"""What the scheduler is given of each step of a plan."""
+"""Input of the scheduler: a task for each step of a plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from ..survey.survey import Survey
 def tasks_of(
     plan: Plan, ids: Collection[str], todo: set[str], expected: Mapping[str, float]
 ) -> list[Task]:
-    """A task for each of `ids`, in the order of the plan, with what it needs of `todo`; the longest way to the end goes first."""
+    """Return the tasks of `ids` in plan order, with their dependencies among `todo`.
+
+    Steps on the longest path to the end get the highest priority.
+    """
     specs = plan.specs()
     tasks = []
     for n, node in enumerate(plan.nodes):
@@ -24,7 +27,7 @@ def tasks_of(
         chosen = {plan.nodes[u].id for u in node.choices}
         many = {
             need for need in needs if need in chosen or "[" in need.removeprefix(node.prefix)
-        }  # one of those that it chooses among, an instance of a matrix, or inside one
+        }  # choices of a `select`, and matrix instances or steps inside one
         asked = spec.resources.room | {
             name: float(amount) for name, amount in spec.resources.pools.items()
         }
@@ -63,11 +66,11 @@ def tasks_of(
 
 
 MANY: Final = 200
-"""Contents of which a host is asked ahead, at most."""
+"""Most contents that a host is asked about in advance."""
 
 
-def given(found: Survey) -> list[str]:
-    """Contents of the caller's that steps which may run are given."""
+def find_given_contents(found: Survey) -> list[str]:
+    """Return the contents of the caller's files that the steps to run receive, at most `MANY`."""
     facts, nodes = found.facts, [found.plan.nodes[n] for n in found.todo]
     contents = [
         facts.files.get(path)
@@ -85,7 +88,7 @@ def given(found: Survey) -> list[str]:
 
 
 def pattern_of(found: Survey, id: str) -> str | None:
-    """By which pattern the metrics of a step are read from its log; None where they are not."""
+    """Return the pattern that reads a step's metrics from its log; None if it has no pattern."""
     n = found.plan.index.get(id)
     metrics = found.plan.specs()[n].metrics if n is not None else None
     return metrics.pattern if metrics is not None else None

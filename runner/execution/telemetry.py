@@ -1,4 +1,4 @@
-"""What the training platform hears of a run while it works: metric points and lines of logs, in batches, masked."""
+"""Metric points and log lines for the training platform, sent in batches during a run, masked."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from ..survey.trainings import reporting_steps, training_length
 from .tasks import pattern_of
 
 EVERY: Final = 5.0
-"""Seconds between two batches."""
+"""Interval between batches, in seconds."""
 BATCH: Final = 500
-"""Points, or lines, of one message at most."""
+"""Most points or lines in one message."""
 LONGEST: Final = 4000
-"""Characters of a line at most."""
+"""Longest line, in characters."""
 _OF_GPU: Final = {
     "gpu_utilization_percent": "gpu_utilization_percent",
     "gpu_memory_used_gb": "gpu_memory_allocated_gb",
 }
-"""What the agent of a host measures, and the field of a metric point that has it where the trainer does not say."""
+"""Host measurements and their metric fields, for trainers that do not report them."""
 
 
 class Telemetry:
-    """Of one run.  Make one with `reporting.telemetry`."""
+    """Sender of the metrics and logs of one run.  Create it with `reporting.telemetry`."""
 
     def __init__(
         self, ws: Workspace, letters: Letters, run: str, found: Survey, say: Callable[[str], None]
@@ -46,43 +46,43 @@ class Telemetry:
             say,
         )
         self._row = ws.store.runs.get(run)
-        self._rest: dict[tuple[str, str], bytes] = {}  # what came of a line that has not ended
+        self._rest: dict[tuple[str, str], bytes] = {}  # incomplete last lines
         self._points: list[dict[str, object]] = []
         self._lines: list[dict[str, object]] = []
         self._sent, self._due = 0, 0.0
-        self._training = ""  # its step
+        self._training = ""  # the training step's ID
         self._others: set[str] = set()  # other steps that train
-        self._due_here: set[str] = set()  # steps that this run carries out
-        self._gpu: dict[str, dict[str, object]] = {}  # by attempt, what its host measured last
-        self._highest = -1.0  # the greatest step of the training that was sent
+        self._due_here: set[str] = set()  # steps that this run executes
+        self._gpu: dict[str, dict[str, object]] = {}  # latest host measurements by attempt
+        self._highest = -1.0  # the highest training step sent
         self._said: set[str] = set()
         self._readers: dict[str, Callable[[bytes], Mapping[str, object]] | None] = {}
         job = self._row.data.get("job")
         every = job.get("every") if isinstance(job, dict) else None
-        self._every = every if isinstance(every, int) else 1  # of so many steps one is sent
-        self._held: dict[str, object] | None = None  # the last step, if it was not
-        self._numbers = NO_NUMBERS  # of the training, as it was told last
+        self._every = every if isinstance(every, int) else 1  # send every n-th step
+        self._held: dict[str, object] | None = None  # the latest step, if not sent
+        self._numbers = NO_NUMBERS  # the latest progress of the training
         self._memory = ws.home / "runs" / run / "reported.json"
-        self._recall()
+        self._load_progress()
 
     def feed(self, rows: Sequence[Chunk]) -> None:
-        """What attempts wrote since the last call, in order."""
+        """Read new output of attempts, in order, and send a batch if one is due."""
         for row in rows:
             whole, newline, rest = (
                 self._rest.pop((row.attempt, row.stream), b"") + row.data
             ).rpartition(b"\n")
             self._rest[row.attempt, row.stream] = rest[-LONGEST:] if row.stream == "log" else rest
             for line in whole.split(b"\n") if newline else ():
-                self._take(row.attempt, row.stream, line)
+                self._process(row.attempt, row.stream, line)
         if time.monotonic() >= self._due or len(self._points) + len(self._lines) >= BATCH:
             self.flush()
 
-    def over(self, attempt: str) -> None:
-        """An attempt has ended, perhaps within a line."""
+    def finish(self, attempt: str) -> None:
+        """Send the rest of a finished attempt, including an incomplete last line."""
         for name, stream in list(self._rest):
-            of_it = name == attempt or name.startswith(f"{attempt}.")  # a process of several
+            of_it = name == attempt or name.startswith(f"{attempt}.")  # or one of its processes
             if of_it and (rest := self._rest.pop((name, stream))):
-                self._take(name, stream, rest)
+                self._process(name, stream, rest)
         self._gpu.pop(attempt, None)
         if self._held is not None and self._step_of(attempt) == self._training:
             self._points.append(self._held)
@@ -90,7 +90,7 @@ class Telemetry:
         self.flush()
 
     def flush(self) -> None:
-        """Put what there is into the outbox."""
+        """Put the waiting points and lines into the outbox."""
         self._due = time.monotonic() + EVERY
         while self._points or self._lines:
             points, self._points = self._points[:BATCH], self._points[BATCH:]
@@ -106,23 +106,23 @@ class Telemetry:
                     "the platform does not accept the metrics: dropping every second waiting metric; the newest are kept"
                 )
             if points:
-                self._remember()
+                self._save_progress()
 
-    def _take(self, attempt: str, stream: str, line: bytes) -> None:
-        """One whole line of a stream of an attempt."""
+    def _process(self, attempt: str, stream: str, line: bytes) -> None:
+        """Process one complete line of an attempt's stream."""
         if not line:
             if stream == "log":
-                self._line(attempt, line)
+                self._add_line(attempt, line)
         elif stream == "metrics":
-            self._point(self._step_of(attempt), attempt, line)
+            self._add_point(self._step_of(attempt), attempt, line)
         elif stream == "log":
-            self._line(attempt, line)
-            self._read(attempt, line)
+            self._add_line(attempt, line)
+            self._read_metrics(attempt, line)
         else:
-            self._measured(attempt, line)
+            self._note_gpu(attempt, line)
 
-    def _read(self, attempt: str, line: bytes) -> None:
-        """The numbers in a line of a log, of a step that says by which pattern they are read."""
+    def _read_metrics(self, attempt: str, line: bytes) -> None:
+        """Read metrics from a log line, if the step has a metrics pattern."""
         step = self._step_of(attempt)
         if step not in self._readers:
             pattern = pattern_of(self._found, step)
@@ -131,29 +131,29 @@ class Telemetry:
             return
         try:
             told = read(line)
-        except TimeoutError:  # the step's end says it
+        except TimeoutError:  # reported at the end of the step
             self._readers[step] = None
             return
         if "step" in told:
-            self._point(step, attempt, json.dumps(told).encode())
+            self._add_point(step, attempt, json.dumps(told).encode())
         elif told:
             self._say_once(
                 f"the platform gets no metrics of {step}: add a group `step` to its `metrics` pattern"
             )
 
     def _step_of(self, attempt: str) -> str:
-        """The step of an attempt, or of one of its processes: `train.1`, `train.1.3`."""
+        """Return the step of an attempt or of its process, such as `train.1` or `train.1.3`."""
         step = attempt.rpartition(".")[0].replace("%2F", "/")
         return step if step in self._found.plan.index else step.rpartition(".")[0] or step
 
-    def _measured(self, attempt: str, line: bytes) -> None:
+    def _note_gpu(self, attempt: str, line: bytes) -> None:
         sample = parse(line)
         self._gpu[attempt] = {
             field: sample[name] for name, field in _OF_GPU.items() if name in sample
         }
 
-    def _point(self, step: str, attempt: str, line: bytes) -> None:
-        told = _object(line)
+    def _add_point(self, step: str, attempt: str, line: bytes) -> None:
+        told = _parse_object(line)
         point = point_of(told, time.time()) if told is not None else None
         if told is None or point is None:
             return
@@ -166,7 +166,7 @@ class Telemetry:
             )
             return
         elif self._training in self._due_here or self._numbers.training:
-            # A look at what was trained, or is going to be: it has counted no steps of the training.
+            # An evaluation before or after the training counts no training steps.
             point["step"] = self._numbers.step or 0
         at = _number(point["step"])
         if at < self._highest or (at == self._highest and step == self._training):
@@ -182,7 +182,7 @@ class Telemetry:
         self._points.append(point)
 
     def _advance(self, told: Mapping[str, object], point: Mapping[str, object]) -> None:
-        """Note how far the training is."""
+        """Record the progress of the training."""
         step, loss = _number(point["step"]), point.get("train_loss")
         total = told.get("max_steps", told.get("total_steps"))
         if not is_number(total):
@@ -195,7 +195,7 @@ class Telemetry:
         )
 
     def _training_step(self) -> str:
-        """The step that trains; empty where none reports, as far as the plan is known by now."""
+        """Return the ID of the training step, or "" if no known step reports metrics."""
         if not self._training:
             steps = reporting_steps(self._ws, self._found)
             self._training = training_of(steps)
@@ -209,8 +209,11 @@ class Telemetry:
             self._due_here = {self._found.plan.nodes[n].id for n in self._found.todo}
         return self._training
 
-    def _recall(self) -> None:
-        """Begin where an earlier worker of the run, on this machine, left off, or with the numbers of a training that is not carried out again."""
+    def _load_progress(self) -> None:
+        """Load the progress that an earlier worker on this machine sent.
+
+        If the training is not executed again, load its stored metrics instead.
+        """
         training = self._training_step()
         if training and training not in self._due_here:
             key = self._found.verdicts[self._found.plan.index[training]].key
@@ -224,12 +227,12 @@ class Telemetry:
             self._highest = float(found["highest"])
             self._numbers = Numbers(**found["numbers"])
 
-    def _remember(self) -> None:
+    def _save_progress(self) -> None:
         found = {"highest": self._highest, "numbers": self._numbers._asdict()}
-        with contextlib.suppress(RecipeError):  # a full disk: then points may be sent twice
+        with contextlib.suppress(RecipeError):  # on a full disk, points may be sent twice
             self._ws.write(self._memory, json.dumps(found).encode())
 
-    def _line(self, attempt: str, line: bytes) -> None:
+    def _add_line(self, attempt: str, line: bytes) -> None:
         text = line.decode("utf-8", "replace").rpartition("\r")[2][:LONGEST]
         self._lines.append(
             {
@@ -245,8 +248,8 @@ class Telemetry:
             self._say(text)
 
 
-def _object(line: bytes) -> dict[str, object] | None:
-    """A JSON object that a step reported; None for anything else."""
+def _parse_object(line: bytes) -> dict[str, object] | None:
+    """Parse a JSON object; None for anything else."""
     try:
         told = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""How a run is asked for, and what a caller learns of it: values that the command line, Python and the store share."""
+"""The options of a run and its summary, as the command line, Python and the store share them."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which steps, of all that the plan has."""
+    """The steps of a plan that the caller chose."""
 
     only: str | None = None
     until: str | None = None
-    begin: str | None = None  # --from: this step and everything after it, whatever is remembered
+    begin: str | None = None  # --from: this step and all downstream steps, also if cached
     again: tuple[str, ...] = ()  # -R
     all: bool = False  # -B
-    leave: tuple[str, ...] = ()  # these steps and what needs them, though they are not fresh
+    leave: tuple[str, ...] = ()  # skip these steps and their downstream steps
 
 
 EVERYTHING: Final = Choice()
 
 
 class Label(NamedTuple):
-    """What the caller calls a run, for `runs` and `results`."""
+    """The caller's name, tags and note for a run, shown by `runs` and `results`."""
 
     name: str = ""
     tags: tuple[str, ...] = ()
@@ -49,36 +49,36 @@ NO_LABEL: Final = Label()
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to run, as opposed to what."""
+    """How to execute a run: its hosts, limits and options."""
 
-    driver: str = "local"  # where hosts come from
-    hosts: tuple[str, ...] = ()  # for the driver, instead of those in the settings
-    jobs: int = 0  # 0: one per processor here, or as many as the hosts have places
+    driver: str = "local"  # the source of hosts
+    hosts: tuple[str, ...] = ()  # replace the driver's configured hosts
+    jobs: int = 0  # 0: the number of processors, or of the hosts' slots
     keep_going: bool = False
     overwrite: bool = False
     link: bool = False
     pools: Mapping[str, float] = field(default_factory=dict)
-    allow: tuple[str, ...] = ()  # preflight rules that are not asked; `all`: none is
-    everything_there: bool = False  # on rented machines also steps that ask for no GPU
+    allow: tuple[str, ...] = ()  # preflight rules to ignore; `all` ignores every rule
+    everything_there: bool = False  # run CPU-only steps on rented machines, too
     label: Label = NO_LABEL
-    store: str = ""  # the shared store that was named; empty: that of recipe.toml
+    store: str = ""  # shared store; empty: the default in recipe.toml
     where: Mapping[str, str] = field(
         default_factory=dict
-    )  # filters of what is rented, beside those of the driver's settings
-    python: str = ""  # for steps that have no lock: a path, a virtual environment, a name on PATH; else see hosts/interpreters.py
-    upload: str = ""  # an address, s3:// gs:// hf://, that the results are uploaded to
+    )  # rental filters, added to the driver's settings
+    python: str = ""  # for steps without a lock: a path, a virtual environment or a name on PATH; default in hosts/interpreters.py
+    upload: str = ""  # upload address for the results: s3://, gs:// or hf://
     stop_early: tuple[str, bool] | None = (
-        None  # a metric, and whether less is better: instances of a step that fall behind in it are stopped
+        None  # metric for early stopping, and whether less is better
     )
     limits: Mapping[str, float] = field(
         default_factory=dict
-    )  # `time` in seconds and `cost` in USD, where the recipe allows more
-    stack: str = ""  # of the settings: it names the driver, and more
-    keep_alive: bool = False  # leave the kept machine of the stack running after the run
+    )  # `time` in seconds and `cost` in USD; lower limits in the recipe win
+    stack: str = ""  # a configured stack, with its driver
+    keep_alive: bool = False  # leave the stack's persistent machine running
 
 
 class Overview(NamedTuple):
-    """What is about to happen."""
+    """The run that is about to start, for listeners."""
 
     run: str
     recipe: str
@@ -89,21 +89,22 @@ class Overview(NamedTuple):
     jobs: int
     workspace: str
     masker: Masker = Masker()
-    """Takes the run's secrets out of what a step prints."""
+    """Masks the run's secrets in a step's output."""
     command: Callable[[str], str] = lambda id: ""
-    """A step's command as it would be typed, by the step's id."""
+    """A step's command line, by step ID."""
     steps: Callable[[str], float | None] = lambda id: None
-    """How many steps a training takes, by the step's id; None where its inputs do not say."""
+    """Number of training steps, by step ID; None if the inputs do not determine it."""
     pattern: Callable[[str], str | None] = lambda id: None
-    """By which pattern a step's metrics are read from its log, by the step's id; None where they are not."""
+    """The pattern that reads metrics from a step's log, by step ID; None without a pattern."""
     trains: str = ""
-    """The step that trains, without its instances; empty where none does."""
+    """The training step without its matrix values; empty if there is none."""
 
 
 class Summary(NamedTuple):
-    """What happened.  `results` are (name, path) of what was published.
+    """The end of a run.  `results` are (name, path) of the published outputs.
 
-    `interrupted`: it was asked to end, by Ctrl-C or another; it may be COMPLETED all the same, where that came too late to leave anything out.
+    `interrupted`: a signal or a request asked the run to stop. The state is still COMPLETED if no
+    step was left out.
     """
 
     state: str
@@ -116,11 +117,15 @@ class Summary(NamedTuple):
     left_running: Sequence[str] = ()
     warnings: Sequence[str] = ()
     skipped: Sequence[str] = ()
-    """A line for each step that was skipped: its name, and why."""
+    """One line for each skipped step: its name and the reason."""
 
 
 class Listener(Protocol):
-    """Hears a run from beginning to end.  `tick` comes about ten times a second while the run waits; `page` draws the run for a browser."""
+    """Receiver of a run's events and messages.
+
+    `tick` is called about ten times a second while the run waits; `page` returns the run's HTML
+    page.
+    """
 
     def begin(self, overview: Overview) -> None: ...
     def events(self, batch: Sequence[Event]) -> None: ...
@@ -131,18 +136,21 @@ class Listener(Protocol):
 
 
 class Since(NamedTuple):
-    """When a request came."""
+    """Arrival time of a request, and the store's version at that time."""
 
-    at: float  # by a clock that is never set
-    version: int  # of the store
+    at: float  # monotonic clock
+    version: int  # version of the store
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.at
 
 
-def asked(request: Request) -> dict[str, object]:
-    """A request as it is stored with its run: what `why` and `status` ask about when nothing else is named."""
+def request_data(request: Request) -> dict[str, object]:
+    """Return a request in the form that is stored with its run.
+
+    `why` and `status` use the stored request if the caller names no recipe.
+    """
     inputs = json.loads(json.dumps(dict(request.inputs), default=str))
     out = str(request.out) if request.out is not None else None
     return {
@@ -156,8 +164,8 @@ def asked(request: Request) -> dict[str, object]:
     }
 
 
-def noted(choice: Choice, settings: Settings) -> dict[str, object]:
-    """How a run is asked for, as it is stored with it."""
+def options_data(choice: Choice, settings: Settings) -> dict[str, object]:
+    """Return the choice, settings and label of a run in the form that is stored with it."""
     how: dict[str, object] = {
         "choice": asdict(choice),
         "settings": {name: value for name, value in asdict(settings).items() if name != "label"},
@@ -165,8 +173,8 @@ def noted(choice: Choice, settings: Settings) -> dict[str, object]:
     return how | {name: value for name, value in settings.label._asdict().items() if value}
 
 
-def limits_of(limits: LimitSpec) -> dict[str, object]:
-    """The limits of a run, as they are stored with it: seconds and US dollars."""
+def limits_data(limits: LimitSpec) -> dict[str, object]:
+    """Return the limits of a run as they are stored with it, in seconds and US dollars."""
     known = {
         name: value
         for name, value in (("time", limits.time), ("cost", limits.cost))
@@ -176,7 +184,7 @@ def limits_of(limits: LimitSpec) -> dict[str, object]:
 
 
 def request_of_run(row: RunRow) -> Request | None:
-    """What a run was asked for; None for one that did not note it."""
+    """Return the request of a run, or None if none is stored."""
     from ..survey.request import Request
 
     asked = row.data.get("asked")
@@ -195,12 +203,12 @@ def request_of_run(row: RunRow) -> Request | None:
 
 
 def choice_of_run(row: RunRow) -> Choice:
-    """Which steps a run was asked for."""
+    """Return the step choice of a run."""
     return Choice(**_values(row, "choice"))
 
 
-def lower(own: LimitSpec, asked: Mapping[str, float]) -> LimitSpec:
-    """Of the limits of a recipe and those of a request, the lower of each."""
+def lower_limits(own: LimitSpec, asked: Mapping[str, float]) -> LimitSpec:
+    """Return the lower value of each limit, from the recipe and from the request."""
 
     def of(name: str, most: float | None) -> float | None:
         return min((each for each in (most, asked.get(name)) if each is not None), default=None)
@@ -208,8 +216,11 @@ def lower(own: LimitSpec, asked: Mapping[str, float]) -> LimitSpec:
     return own._replace(time=of("time", own.time), cost=of("cost", own.cost))
 
 
-def placed(ws: Workspace, settings: Settings) -> Settings:
-    """These settings with what their stack says; the workspace has its driver's settings from then on.  Raises NotFound, Invalid."""
+def apply_stack(ws: Workspace, settings: Settings) -> Settings:
+    """Return the settings with the driver and the limits of their stack.
+
+    The workspace uses the stack's driver settings from now on. Raises NotFound, Invalid.
+    """
     stack = ws.on(settings.stack) if settings.stack else None
     if settings.keep_alive and (stack is None or not stack.keep):
         fix = 'pass `--stack NAME` of a stack with `keep = "stopped"`, or remove `--keep-alive`'
@@ -228,7 +239,7 @@ def placed(ws: Workspace, settings: Settings) -> Settings:
 
 
 def limits_asked(ws: Workspace, settings: Settings) -> Mapping[str, float]:
-    """The limits of a request, with those of its stack.  Raises NotFound."""
+    """Return the limits of a request and of its stack.  Raises NotFound."""
     if not settings.stack:
         return settings.limits
     from ..language.units import duration, money
@@ -241,12 +252,12 @@ def limits_asked(ws: Workspace, settings: Settings) -> Mapping[str, float]:
 
 
 def settings_of_run(row: RunRow) -> Settings:
-    """How a run was asked to be carried out."""
+    """Return the settings of a run."""
     return Settings(**_values(row, "settings"))
 
 
 def _values(row: RunRow, what: str) -> dict[str, Any]:
-    """What a run noted, as the values that it had; empty where it was an earlier version's."""
+    """Return stored fields with lists as tuples; empty if an earlier version stored none."""
     found = row.data.get(what)
     return (
         {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
@@ -255,11 +266,11 @@ def _values(row: RunRow, what: str) -> dict[str, Any]:
     )
 
 
-def login(environ: Mapping[str, str]) -> str:
-    """Who works here."""
+def login_name(environ: Mapping[str, str]) -> str:
+    """Return the user's login name, or "user UID"."""
     return environ.get("USER") or environ.get("LOGNAME") or f"user {os.getuid()}"
 
 
 def new_id() -> str:
-    """A run's name: the time it began, to read and to sort by, and enough chance to be the only one."""
+    """Return a new run ID: the UTC time, which sorts, and random digits."""
     return time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + os.urandom(3).hex()

@@ -1,4 +1,4 @@
-"""Cancel or pause a run that no worker has: end its jobs, and store where it stands."""
+"""Cancel or pause a run without a worker: stop its jobs and store its state."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from ..planning.schedule import FINAL, Move, State
 from ..storage.records.runs import LET_GO, Beside, StepRow, settle
 from ..storage.workspace import Workspace
 from .steps.attempt import SAVING
-from .steps.orphans import left_by
+from .steps.orphans import find_left_attempts
 
 END = Literal["CANCELLED", "PAUSED"]
 LATE = timedelta(seconds=10)
-"""After the kill: until a job that does not end is given up."""
+"""Longest wait for a job's end after its kill."""
 
 
 def end_unattended(ws: Workspace, run: str, state: END, say: Callable[[str], None]) -> bool:
-    """Cancel or pause a run that no worker has.  False: a worker has it after all, or it is over.
+    """Cancel or pause a run without a worker; False if a worker has it, or if it has ended.
 
-    What it left running on this machine is stopped.  What it left on others is named: a run with the same driver takes it up, or ends it.
+    Stops the run's jobs on this machine. Names its jobs on other hosts, which a run with the same
+    driver can resume or stop.
     """
     fence = ws.store.runs.claim(run, f"process {os.getpid()}")
     if fence is None:
@@ -41,16 +42,18 @@ def end_unattended(ws: Workspace, run: str, state: END, say: Callable[[str], Non
 def end_claimed(
     ws: Workspace, run: str, fence: int, state: END, say: Callable[[str], None]
 ) -> None:
-    """The same for a run that is ours already, and that nothing of this process works on."""
+    """Cancel or pause a run that this process has claimed, and on which no loop works."""
     try:
-        here, elsewhere = left_by(ws.home, run)
+        here, elsewhere = find_left_attempts(ws.home, run)
         for name, place in elsewhere.items():
             say(
                 f"{place} may still run {name}, a job of {run}: to take over or stop the job, use `recipe run` with the same driver"
             )
         for root, names in here.items():
-            asyncio.run(_end(root, names))
-        settled = settle(ws.store.runs, run, fence, state, state.lower(), partial(_open, ws, run))
+            asyncio.run(_stop_jobs(root, names))
+        settled = settle(
+            ws.store.runs, run, fence, state, state.lower(), partial(_close_steps, ws, run)
+        )
     except BaseException:
         ws.store.runs.release(run, fence)
         raise
@@ -58,8 +61,11 @@ def end_claimed(
         ws.store.runs.release(run, fence)
 
 
-async def _end(root: Path, names: Sequence[str]) -> None:
-    """Stop these jobs of one agent of this machine: they may save where they are.  Raises Infrastructure where one does not end."""
+async def _stop_jobs(root: Path, names: Sequence[str]) -> None:
+    """Stop the jobs of an agent on this machine, with time to save a checkpoint.
+
+    Raises Infrastructure if a job does not exit.
+    """
     if not is_reachable(root):
         raise Infrastructure(
             f"cannot reach the agent that runs {', '.join(names)}: it is in another container or on another machine",
@@ -78,8 +84,11 @@ async def _end(root: Path, names: Sequence[str]) -> None:
     await local.aclose()
 
 
-def _open(ws: Workspace, run: str, state: str) -> Beside:
-    """What goes with the state of a run without jobs: what it had open is CANCELLED, or what was RUNNING is QUEUED again."""
+def _close_steps(ws: Workspace, run: str, state: str) -> Beside:
+    """Return the events and rows of the open steps of a run without jobs.
+
+    For CANCELLED, all open steps are CANCELLED; for PAUSED, RUNNING steps are QUEUED again.
+    """
     after = State.CANCELLED if state == "CANCELLED" else State.QUEUED
     open = [step for step in ws.store.runs.steps(run).values() if State(step.state) not in FINAL]
     moved = [step for step in open if after is State.CANCELLED or step.state == State.RUNNING]

@@ -1,6 +1,6 @@
-"""Put the results of a run where `--out s3://…` says, before the run counts as completed.
+"""Upload the results of a run to its `--out` address, before the run is COMPLETED.
 
-A run that changes nothing asks with one request whether they are there.
+A run that changes nothing needs one request, which checks the earlier upload.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 
 HUB: Final = "hf://"
 TRIES: Final = 3
-"""Times that an upload is begun; each goes on with what is missing."""
+"""Attempts of an upload; each one continues with the missing files."""
 PAUSE: Final = 5.0
-"""Seconds before the next."""
+"""Pause before the next attempt, in seconds."""
 SPOKEN: Final = 10.0
-"""Seconds between two words about a long upload."""
+"""Interval between progress messages of a long upload, in seconds."""
 LATEST: Final = "latest.json"
-"""Beside the folders of a recipe: which of them was uploaded last."""
+"""File beside a recipe's result folders with the name of the latest one."""
 
 
 def check(ws: Workspace, plan: Plan, address: str) -> None:
-    """Refuse a place that cannot be used, before anything runs.  Raises Invalid, Infrastructure."""
+    """Check that the upload address can be used.  Raises Invalid, Infrastructure."""
     if address.startswith(HUB):
         from ..storage.buckets import hub
 
@@ -64,9 +64,9 @@ def upload(
     listener: Listener,
     run: str = "",
 ) -> None:
-    """Upload the results of a plan, and the logs and the report of `run`, if one made them.
+    """Upload the results of a plan, with the logs and the report of `run` if it is given.
 
-    Raises Infrastructure where they cannot be had or are not taken.
+    Raises Infrastructure if a result is missing or the upload fails.
     """
     kept = {
         (n, output.name)
@@ -86,9 +86,9 @@ def upload(
         f"{address}/{plan.recipe}/{plan.digest[:12]}" if not address.startswith(HUB) else address
     )
     shown = f"{place} at {endpoint}" if endpoint else place
-    sent_before, _, size = _read(note).partition(" ")
+    sent_before, _, size = _read_note(note).partition(" ")
     if sent_before == identity:
-        if _there(ws, place, shown, int(size)):
+        if _is_uploaded(ws, place, shown, int(size)):
             listener.say(f"results are at {shown}, as uploaded before")
             return
         listener.say(f"the results are no longer at {shown}; uploading them again")
@@ -104,17 +104,19 @@ def upload(
         files = [
             file
             for _, path, content in found
-            for file in results_folder.files_at(path, *_lying(ws, path, Content(content)))
+            for file in results_folder.files_at(path, *_find_stored(ws, path, Content(content)))
         ]
         if run:
-            files += _story(ws, run, beside, listener)
+            files += _collect_run_files(ws, run, beside, listener)
         total = sum(file.size for file in files)
         listener.say(
             f"uploading results to {shown}: {len(files)} file{'' if len(files) == 1 else 's'}, {about(total)}"
         )
         began = time.monotonic()
-        sent = _tried(
-            lambda: _put(ws, plan, address, files, facts, beside, _teller(total, listener)),
+        sent = _retry(
+            lambda: _upload_files(
+                ws, plan, address, files, facts, beside, _progress_reporter(total, listener)
+            ),
             listener,
         )
         listener.say(
@@ -126,8 +128,8 @@ def upload(
     ws.write(note, f"{identity} {listing}".encode())
 
 
-def maker(ws: Workspace, found: Survey) -> str:
-    """The last run here that made something of what is fresh; empty where none did."""
+def find_maker(ws: Workspace, found: Survey) -> str:
+    """Return the last run that created one of the fresh results; empty if there is none."""
     traces = ws.store.index.traces(
         [verdict.key for verdict in found.verdicts if verdict.key is not None]
     )
@@ -135,7 +137,7 @@ def maker(ws: Workspace, found: Survey) -> str:
     return max((trace.run for trace in traces.values() if trace.run in runs), default="")
 
 
-def _put(
+def _upload_files(
     ws: Workspace,
     plan: Plan,
     address: str,
@@ -156,8 +158,11 @@ def _put(
     return sent
 
 
-def _there(ws: Workspace, place: str, shown: str, size: int) -> bool:
-    """Whether the list of an earlier upload is at a place, of so many bytes.  Raises Infrastructure where that cannot be asked."""
+def _is_uploaded(ws: Workspace, place: str, shown: str, size: int) -> bool:
+    """Check that the manifest of an earlier upload exists with `size` bytes.
+
+    Raises Infrastructure if the store does not answer.
+    """
     try:
         if place.startswith(HUB):
             from ..storage.buckets import hub
@@ -172,7 +177,7 @@ def _there(ws: Workspace, place: str, shown: str, size: int) -> bool:
 
 
 def _endpoint(ws: Workspace, address: str) -> str:
-    """The server that is asked for an address; empty for its provider's own."""
+    """Return the custom endpoint of an address; empty for the provider's own endpoint."""
     scheme = address.partition("://")[0]
     names = {
         "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
@@ -185,15 +190,18 @@ def _endpoint(ws: Workspace, address: str) -> str:
 
 
 def _bucket(ws: Workspace, address: str) -> Bucket:
-    """The folder of an address, asked as the settings say of a store in its bucket."""
+    """Open the folder at an address with the settings of the store in its bucket."""
     store = ws.config.store_of(address) or StoreSettings("", address)
     return buckets.open(replace(store, url=address), ws.root)
 
 
-def _lying(
+def _find_stored(
     ws: Workspace, path: str, content: Content
 ) -> tuple[Path, Content, Callable[[], list[Entry]]]:
-    """Where an output is here; one that only a shared store has is fetched.  Raises Infrastructure."""
+    """Return the path, content and entries of a stored output, downloaded if necessary.
+
+    Raises Infrastructure if the output is not stored anywhere.
+    """
     cache = ws.remote_cache
     if not ws.objects.intact(content) and (cache is None or cache.bring([content])):
         raise Infrastructure(
@@ -203,8 +211,8 @@ def _lying(
     return ws.objects.path(content), content, lambda: ws.objects.manifests.entries(content)
 
 
-def _story(ws: Workspace, run: str, beside: Path, listener: Listener) -> list[File]:
-    """The logs of a run, and its report as a page."""
+def _collect_run_files(ws: Workspace, run: str, beside: Path, listener: Listener) -> list[File]:
+    """Return the logs of a run and its HTML report as files to upload."""
     beside.mkdir(parents=True, exist_ok=True)
     page = beside / "report.html"
     page.write_text(listener.page(ws, run), "utf-8")
@@ -215,7 +223,9 @@ def _story(ws: Workspace, run: str, beside: Path, listener: Listener) -> list[Fi
     ]
 
 
-def _tried(do: Callable[[], int], listener: Listener) -> int:
+def _retry(do: Callable[[], int], listener: Listener) -> int:
+    """Call `do`, and repeat it after a lost connection.  Raises Infrastructure."""
+
     def say(error: Exception) -> None:
         listener.say(f"lost the connection during the upload; resuming in {PAUSE:g} s: {error}")
 
@@ -228,8 +238,8 @@ def _tried(do: Callable[[], int], listener: Listener) -> int:
         ) from error
 
 
-def _teller(size: int, listener: Listener) -> Callable[[int], None]:
-    """Says now and then how far an upload of `size` bytes is."""
+def _progress_reporter(size: int, listener: Listener) -> Callable[[int], None]:
+    """Return a progress callback that shows a message every `SPOKEN` seconds."""
     began = spoken = time.monotonic()
     done = 0
 
@@ -247,7 +257,7 @@ def _teller(size: int, listener: Listener) -> Callable[[int], None]:
     return progress
 
 
-def _read(note: Path) -> str:
+def _read_note(note: Path) -> str:
     try:
         return note.read_text()
     except FileNotFoundError:

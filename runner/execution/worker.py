@@ -1,4 +1,7 @@
-"""Work on one claimed run: open the hosts, carry it out, store its end.  `recipe run` and `recipe worker` both come here."""
+"""Execute one claimed run: open its hosts, run its loop and store its end.
+
+Both `recipe run` and `recipe worker` use it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,15 @@ from typing import Final
 
 from drivers.base import DriverError, NoCapacity
 
-from ..errors import CannotRun, Infrastructure, Invalid, NoHost, NotFound, RecipeError, StoreBusy
+from ..errors import (
+    CannotRun,
+    Infrastructure,
+    Invalid,
+    NoHost,
+    NotFound,
+    RecipeError,
+    StoreUnavailable,
+)
 from ..failures import RunFailure, of_step
 from ..hosts import interpreters, stacks
 from ..hosts.ahead import Ahead
@@ -41,17 +52,24 @@ from ..survey.skipped_steps import skipped_steps, with_skipped
 from ..survey.survey import Survey
 from ..survey.trainings import training_length
 from . import takeover, uploading
-from .refusals import at_once, demand, fits, needed, secrets_stay, takes
+from .refusals import (
+    compose_wish,
+    default_jobs,
+    estimate_takes,
+    find_rental_needs,
+    refuse_denied_secrets,
+    refuse_too_large,
+)
 from .reporting import log_remote
-from .results import deliver, point_latest, results, sizes, tell, tell_warnings
+from .results import count_steps, deliver, list_results, point_latest, show_notices, show_warnings
 from .resume import Claimed
-from .signals import signals
+from .signals import handle_signals
 from .steps.assembly import Options, assemble
 from .steps.commit import GroupCommit
 from .steps.control import Handover
 from .steps.loop import Loop, Report
-from .tasks import given, pattern_of
-from .terms import Listener, Overview, Settings, Since, Summary, lower
+from .tasks import find_given_contents, pattern_of
+from .terms import Listener, Overview, Settings, Since, Summary, lower_limits
 
 _log = Log("worker")
 LOCAL: Final = "local"
@@ -59,25 +77,25 @@ LOCAL: Final = "local"
 
 @dataclass(slots=True)
 class Assignment:
-    """A claimed run, and what this process has to carry it out."""
+    """A claimed run, with the objects that this process needs to execute it."""
 
     ws: Workspace
     local: Client
-    """Of this machine."""
+    """Client of this machine's agent."""
     found: Survey
     claimed: Claimed
     settings: Settings
     listener: Listener
     since: Since
     submit: Callable[[], int] | None = None
-    """Stores a run that is not stored yet, once no host refuses it, and answers its fence."""
+    """Stores a new run after the hosts have accepted it, and returns its fence."""
     handover: Handover | None = None
-    """Of a process that works on one run after another: how it is asked to end."""
+    """Stop requests to the process of a queue worker."""
     ahead: Ahead | None = None
-    """The driver of the run, which connects already."""
+    """The run's driver, which is already connecting."""
     masker: Masker = field(init=False)
     commits: GroupCommit | None = None
-    """What writes of the run, from the moment that it has begun."""
+    """Writer of the run once it has started."""
 
     def __post_init__(self) -> None:
         self.masker = Masker(
@@ -88,16 +106,21 @@ class Assignment:
         )
 
     def called_away(self) -> bool:
-        """Whether a run that waits is asked to end, or its process is."""
+        """Return True if the waiting run or its process was asked to stop."""
         return self.handover is not None and bool(
             self.handover.asked or self.ws.store.runs.get(self.claimed.id).request
         )
 
 
 def work(ours: Assignment) -> Summary | None:
-    """Carry a run out and say how it ended; None when it paused and has to be resumed at once.  The caller lets go of the claim after an error."""
+    """Execute a run and return its summary; None if it paused and must resume now.
+
+    After an error, the caller releases the claim.
+    """
     ws, plan, settings, claimed = ours.ws, ours.found.plan, ours.settings, ours.claimed
-    plan.settings = plan.settings._replace(limits=lower(plan.settings.limits, settings.limits))
+    plan.settings = plan.settings._replace(
+        limits=lower_limits(plan.settings.limits, settings.limits)
+    )
     mask(ours.masker)
     if not settings.stack:
         return _work(ours)
@@ -118,6 +141,7 @@ def work(ours: Assignment) -> Summary | None:
 
 
 def _work(ours: Assignment) -> Summary | None:
+    """Execute a run, store its end and report it.  The stack of the run is held."""
     ws, found, settings, listener, run = (
         ours.ws,
         ours.found,
@@ -130,13 +154,13 @@ def _work(ours: Assignment) -> Summary | None:
         for node, verdict in zip(found.plan.nodes, found.verdicts, strict=True)
         if verdict.answer == FRESH
     }
-    # The plan stays whole until the run ends: the collector need not walk it with every few steps.
+    # The plan lives until the run ends, so the garbage collector can skip it.
     gc.freeze()
     try:
         with asyncio.Runner(
             loop_factory=ours.ahead.loop if ours.ahead is not None else None
         ) as runner:
-            working, report = runner.run(_carried_out(ours))
+            working, report = runner.run(_execute(ours))
         if settings.upload and report.state == "COMPLETED":
             uploading.upload(
                 ws,
@@ -146,11 +170,11 @@ def _work(ours: Assignment) -> Summary | None:
                 listener,
                 run,
             )
-    except asyncio.CancelledError:  # no step had begun
+    except asyncio.CancelledError:  # no step has started
         raise KeyboardInterrupt from None
     except BaseException as error:
-        _failed(ours.commits, error)
-        if words := _in_our_words(error, ws, settings):
+        _store_error(ours.commits, error)
+        if words := _explain(error, ws, settings):
             raise words from error
         raise
     finally:
@@ -159,23 +183,21 @@ def _work(ours: Assignment) -> Summary | None:
             ours.commits.keys.close()
     commits = working.commits
     interrupted = working.owners.stopper.is_interrupted or report.left
-    state = _over(
+    state = _store_end(
         ws, commits, report, "interrupted" if interrupted and report.state != "COMPLETED" else ""
     )
     if settings.driver != LOCAL:
         log_remote(ws, run, settings.driver, "", state)
-    if (
-        state == "PAUSED" and commits.answers == "resume"
-    ):  # asked for when everything had stopped already
+    if state == "PAUSED" and commits.answers == "resume":  # requested after all steps had stopped
         return None
     interrupted = interrupted or (bool(commits.answers) and state in ("CANCELLED", "PAUSED"))
-    made = results(ws, found) if report.state == "COMPLETED" else ()
+    made = list_results(ws, found) if report.state == "COMPLETED" else ()
     counts = {
         **report.counts,
         "FRESH": report.counts.get("FRESH", 0) + len(fresh - working.owners.steps.todo),
     }
-    wanted = found.wanted(working.owners.steps.plan)
-    skipped = working.owners.schedule.skipped()
+    wanted = found.select_wanted(working.owners.steps.plan)
+    skipped = working.owners.schedule.skipped_steps()
     summary = Summary(
         state,
         with_skipped(counts, working.owners.steps.plan, wanted),
@@ -190,34 +212,40 @@ def _work(ours: Assignment) -> Summary | None:
     )
     if ws.remote_cache is not None and not report.left:
         ws.remote_cache.finish(listener.say)
-    tell(ws, listener)
+    show_notices(ws, listener)
     listener.end(summary)
     return summary
 
 
-async def _carried_out(ours: Assignment) -> tuple[Loop, Report]:
-    """Open the places, begin the run, and work until nothing is left to do."""
+async def _execute(ours: Assignment) -> tuple[Loop, Report]:
+    """Open the hosts, start the run and run the loop to its end."""
     ws, found, settings = ours.ws, ours.found, ours.settings
-    host_pool = _places(ours)
+    host_pool = _compose_pool(ours)
     try:
         counts = [found.plan.specs()[n].node_count for n in found.todo]
-        with _interruptible(host_pool) if ours.handover is None else contextlib.nullcontext():
+        with _cancel_on_signals(host_pool) if ours.handover is None else contextlib.nullcontext():
             await host_pool.open(
                 want=settings.jobs or sum(counts),
-                wish=lambda: demand(found, host_pool.stays, settings.jobs),
+                wish=lambda: compose_wish(found, host_pool.stays, settings.jobs),
             )
         if host_pool.priced:
-            secrets_stay(ws, found, host_pool)
-        needs = needed(found, host_pool) if host_pool.priced else {}
-        fits(ws, found, host_pool, settings, await host_pool.offered(takes(ws, found, needs)))
+            refuse_denied_secrets(ws, found, host_pool)
+        needs = find_rental_needs(found, host_pool) if host_pool.priced else {}
+        refuse_too_large(
+            ws,
+            found,
+            host_pool,
+            settings,
+            await host_pool.offered(estimate_takes(ws, found, needs)),
+        )
         if found.request.current_python:
             await check_same_packages([*host_pool.head.places, *host_pool.places])
-        jobs = settings.jobs or at_once(found, host_pool)
+        jobs = settings.jobs or default_jobs(found, host_pool)
         begins = (
             replace(ours.claimed, fence=ours.submit()) if ours.submit is not None else ours.claimed
         )
         note_claim(Path(ws.home), begins.id, begins.fence, ours.local.root)
-        ours.commits = _begun(ours, begins, jobs)
+        ours.commits = _start(ours, begins, jobs)
         noting = _note_environment(ours, begins) if found.todo and not begins.resumed else None
         contended = ws.store.database.version() != ours.since.version
         goal = Goal(*settings.stop_early) if settings.stop_early else None
@@ -249,7 +277,7 @@ async def _carried_out(ours: Assignment) -> tuple[Loop, Report]:
 
 
 def _note_environment(ours: Assignment, begins: Claimed) -> threading.Thread:
-    """Begin to note the code and the packages that are here now."""
+    """Start a thread that records the code version and the installed packages."""
     ws, settings = ours.ws, ours.settings
     asked = CURRENT if ours.found.request.current_python else settings.python
     named = asked if settings.driver == LOCAL or asked == CURRENT else ""
@@ -257,8 +285,8 @@ def _note_environment(ours: Assignment, begins: Claimed) -> threading.Thread:
     return run_environment.begin(ws, begins.id, python, ours.masker.text)
 
 
-def _places(ours: Assignment) -> HostPool:
-    """Where the steps of a run may run; nothing is open yet."""
+def _compose_pool(ours: Assignment) -> HostPool:
+    """Return the hosts on which the run may execute, not opened yet."""
     ws, found, settings, claimed = ours.ws, ours.found, ours.settings, ours.claimed
     python = CURRENT if found.request.current_python else settings.python
     pool = HostPool(
@@ -274,17 +302,20 @@ def _places(ours: Assignment) -> HostPool:
     if settings.driver != LOCAL:
         pool.driver, pool.given = (
             ours.ahead.driver if ours.ahead is not None else None,
-            given(found),
+            find_given_contents(found),
         )
     pool.where, pool.stack, pool.keep_alive = settings.where, settings.stack, settings.keep_alive
-    pool.earlier = takeover.leases(ws, claimed.id) if claimed.resumed and ws.delivers else ()
+    pool.earlier = takeover.read_leases(ws, claimed.id) if claimed.resumed and ws.delivers else ()
     pool.limit = found.plan.settings.limits.cost
     return pool
 
 
 @contextlib.contextmanager
-def _interruptible(host_pool: HostPool) -> Iterator[None]:
-    """Until hosts are up, Ctrl-C and SIGTERM end the wait; then what was asked for is given back.  A second one does not wait for that."""
+def _cancel_on_signals(host_pool: HostPool) -> Iterator[None]:
+    """Cancel the wait for hosts on Ctrl-C or SIGTERM.
+
+    The requested hosts are then released; a second signal does not wait for the release.
+    """
     waiting = asyncio.current_task()
     assert waiting is not None
 
@@ -295,14 +326,15 @@ def _interruptible(host_pool: HostPool) -> Iterator[None]:
             )
         waiting.cancel()
 
-    with signals(end, end):
+    with handle_signals(end, end):
         yield
 
 
-def _over(ws: Workspace, commits: GroupCommit, report: Report, why: str) -> str:
-    """Store the end of a run, and answer its state; one that was left is there for the next worker, a paused one for who resumes it.
+def _store_end(ws: Workspace, commits: GroupCommit, report: Report, why: str) -> str:
+    """Store the end of a run and return its state.
 
-    Raises Stale when it was left because another worker has it.
+    A run that was left is released for the next worker and stays ACTIVE. Raises Stale if another
+    worker has claimed it.
     """
     if report.left:
         commits.flush()
@@ -311,14 +343,16 @@ def _over(ws: Workspace, commits: GroupCommit, report: Report, why: str) -> str:
         return "ACTIVE"
     failed = [each for each in report.failures if not each.allowed] or report.failures
     if report.state == "FAILED" and failed:
-        # The run fails with the first step that did.
+        # The first failed step is the reason of the run's failure.
         first = failed[0]
-        return _closed(commits, RunState("FAILED", first.error, of_step(first.kind)), first.id)
-    return _closed(commits, RunState(report.state, why))
+        return _store_final_state(
+            commits, RunState("FAILED", first.error, of_step(first.kind)), first.id
+        )
+    return _store_final_state(commits, RunState(report.state, why))
 
 
-def _closed(commits: GroupCommit, end: RunState, step: str = "") -> str:
-    """Store the state in which a run ends, and answer it: a cancel of the last moment wins over any other."""
+def _store_final_state(commits: GroupCommit, end: RunState, step: str = "") -> str:
+    """Store the final state of a run and return it.  A last cancel request wins."""
     while True:
         if end.state in ("CANCELLED", "PAUSED"):
             words = {"cancel": "cancelled", "pause": "paused"}.get(commits.answers, end.reason)
@@ -335,8 +369,8 @@ def _closed(commits: GroupCommit, end: RunState, step: str = "") -> str:
                 end = RunState("CANCELLED", "cancelled")
 
 
-def failed_with(error: RecipeError | DriverError) -> RunState:
-    """Return the end of a run that an error ended before, or beside, its steps."""
+def failed_state(error: RecipeError | DriverError) -> RunState:
+    """Return the FAILED state for an error outside the steps of a run."""
     kind = RunFailure.INFRASTRUCTURE
     if isinstance(error, NoCapacity | NoHost):
         kind = RunFailure.PROVISIONING
@@ -345,19 +379,22 @@ def failed_with(error: RecipeError | DriverError) -> RunState:
     return RunState("FAILED", str(error), kind)
 
 
-def _failed(commits: GroupCommit | None, error: BaseException) -> None:
-    """Store that an error ended a run that had begun; not one that says nothing about the run."""
+def _store_error(commits: GroupCommit | None, error: BaseException) -> None:
+    """Store an error as the end of a started run.
+
+    Ignores errors that do not concern the run.
+    """
     if (
         commits is not None
         and isinstance(error, (RecipeError, DriverError))
-        and not isinstance(error, StoreBusy)
+        and not isinstance(error, StoreUnavailable)
     ):
         with contextlib.suppress(Infrastructure):  # the store itself may be what failed
-            _closed(commits, failed_with(error))
+            _store_final_state(commits, failed_state(error))
 
 
-def _in_our_words(error: BaseException, ws: Workspace, settings: Settings) -> RecipeError | None:
-    """What the person at the keyboard can act on, for an error from below; None for any other."""
+def _explain(error: BaseException, ws: Workspace, settings: Settings) -> RecipeError | None:
+    """Return an error with a fix for the user, or None for an unknown error."""
     if isinstance(error, DriverError):
         return Infrastructure(
             str(error),
@@ -368,11 +405,11 @@ def _in_our_words(error: BaseException, ws: Workspace, settings: Settings) -> Re
     return None
 
 
-def _begun(ours: Assignment, begins: Claimed, jobs: int) -> GroupCommit:
-    """The pen of a claimed run; what it begins with is noted and shown."""
+def _start(ours: Assignment, begins: Claimed, jobs: int) -> GroupCommit:
+    """Start a claimed run: store its graph, show its overview and record its first event."""
     ws, found, settings, listener = ours.ws, ours.found, ours.settings, ours.listener
     recipe, ids = found.plan.recipe, [found.plan.nodes[n].id for n in found.todo]
-    total, fresh = sizes(found)
+    total, fresh = count_steps(found)
     store_manifests(ws, found)
     if begins.resumed:
         graph = recall(ws.home, begins.id)
@@ -403,14 +440,14 @@ def _begun(ours: Assignment, begins: Claimed, jobs: int) -> GroupCommit:
     )
     listener.begin(
         named._replace(
-            command=partial(_typed, found),
+            command=partial(_command_of, found),
             steps=partial(training_length, found),
             pattern=partial(pattern_of, found),
             trains=bare(graph.trains) if graph is not None else "",
         )
     )
-    tell(ws, listener)
-    tell_warnings(ws, found, listener)
+    show_notices(ws, listener)
+    show_warnings(ws, found, listener)
     if settings.driver != LOCAL:
         log_remote(ws, begins.id, settings.driver, "", "ACTIVE")
     if begins.resumed:
@@ -431,7 +468,7 @@ def _begun(ours: Assignment, begins: Claimed, jobs: int) -> GroupCommit:
     return commits
 
 
-def _typed(found: Survey, id: str) -> str:
+def _command_of(found: Survey, id: str) -> str:
     from ..survey.explain import shown_command
 
     return shown_command(found, found.plan.index[id])[0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from ..secrets import tokenlike
+from ..secrets import is_tokenlike
 
 NAMES: Final = frozenset(
     {
@@ -40,7 +40,7 @@ def inherit_variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if _is_listed(name) and not tokenlike(name, value)
+        if _is_listed(name) and not is_tokenlike(name, value)
     }
 
 

@@ -1,4 +1,4 @@
-"""A recipe as a datasheet: what you get, from what, on what machine, how long it took, as text, Markdown or JSON.  Prints nothing; asks no store."""
+"""Describe a recipe as a datasheet, as text or JSON, from its outputs and inputs to its hardware and run times.  Does no I/O."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNKNOWN: Final = "unknown until a first complete run"
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """What whole runs took in which every step ran: seconds of each, oldest first, and the most memory of one process in bytes."""
+    """Durations of complete uncached runs in seconds, oldest first, and the peak memory of one process in bytes."""
 
     seconds: tuple[float, ...]
     memory: int = 0
@@ -28,7 +28,7 @@ class Took:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """A data set that ships with the program: its folder below the fixtures, and the licence it is under."""
+    """A bundled dataset, with its folder below the fixtures and its licence."""
 
     folder: str
     licence: str
@@ -36,22 +36,25 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """All of it.  `took` is by preset, None for runs without one."""
+    """The facts of a datasheet.  Keys of `took` are preset names, None for runs without a preset."""
 
     recipe: Recipe
     took: Mapping[str | None, Took]
     data: Sequence[Data] = ()
     locks: Mapping[str, str] = field(default_factory=dict)
-    """What each lock that the recipe names holds, in a few words."""
+    """A short description of each lock that the recipe names."""
     estimated: Mapping[str | None, Sequence[str]] = field(default_factory=dict)
-    """By preset, what its training is estimated to take on the kinds of GPU that it means, a line each."""
+    """Lines with the estimated training time per GPU model, by preset."""
 
 
 # -- the facts --------------------------------------------------------------------------------------------------------------------------------------
 
 
 def results(recipe: Recipe) -> list[tuple[str, str, Output | None]]:
-    """What a caller gets: its name, the step that makes it, and what is declared about it where that step is the recipe's own."""
+    """Return the name, the step and the declaration of each recipe output.
+
+    The declaration is None if the step does not declare the output itself.
+    """
     if recipe.outputs is None:
         return [
             (f"{step.id}.{output.name}", step.id, output)
@@ -84,12 +87,12 @@ def results(recipe: Recipe) -> list[tuple[str, str, Output | None]]:
 
 
 def choices(recipe: Recipe) -> list[tuple[str | None, Preset | None]]:
-    """The recipe without a preset, and each with one."""
+    """Return the names and presets to describe, first (None, None) for no preset."""
     return [(None, None), *recipe.presets.items()]
 
 
 def machine(recipe: Recipe, preset: Preset | None) -> Resources:
-    """What the most demanding of the steps wants of its machine."""
+    """Return the highest resource requests of all steps."""
     most = (
         recipe.resources
         if preset is None or preset.resources is None
@@ -106,7 +109,7 @@ def machine(recipe: Recipe, preset: Preset | None) -> Resources:
 
 
 def fixtures(recipe: Recipe) -> list[str]:
-    """Paths below the fixtures that presets and defaults name."""
+    """Return the paths below the fixtures in presets and input defaults."""
     written: list[Tree] = [
         value for preset in recipe.presets.values() for value in preset.inputs.values()
     ]
@@ -121,7 +124,7 @@ def fixtures(recipe: Recipe) -> list[str]:
 
 
 def needs(recipe: Recipe, step: Step) -> list[str]:
-    """Ids of the steps that this one names, and of the makers of files that it lists."""
+    """Return the ids of the steps that a step names, and of the steps whose outputs it reads."""
     written: Any = recipe.document.value
     for part in step.origin:
         written = written[part]
@@ -130,11 +133,10 @@ def needs(recipe: Recipe, step: Step) -> list[str]:
         for other in recipe.steps.values()
         for output in other.outputs
     }
-    found = [
-        *step.needs,
-        *([step.select.source] if step.select else []),
-        *(makers[dep] for dep in step.reads if dep in makers),
-    ]
+    found = list(step.needs)
+    if step.select:
+        found.append(step.select.source)
+    found += [makers[path] for path in step.reads if path in makers]
     for leaf, _ in leaves(written):
         found += [path[1] for path in _mentions(leaf) if path[0] == "steps" and len(path) > 1]
     return [id for id in dict.fromkeys(found) if id in recipe.steps]
@@ -148,7 +150,7 @@ def _mentions(leaf: object) -> list[tuple[str, ...]]:
             else []
         )
     except TemplateError:
-        return []  # `recipe validate` tells what is wrong with it
+        return []  # `recipe validate` reports the error
 
 
 def _greater(a: Resources, b: Resources) -> Resources:
@@ -166,7 +168,7 @@ def _greater(a: Resources, b: Resources) -> Resources:
 
 
 def describe_sheet(sheet: Sheet) -> Mapping[str, object]:
-    """All of it for programs."""
+    """Return the datasheet as a JSON object."""
     recipe = sheet.recipe
     return {
         "recipe": recipe.id,
@@ -240,7 +242,7 @@ def _input_facts(spec: Input) -> Mapping[str, object]:
 
 
 def text(sheet: Sheet, width: int) -> list[str]:
-    """Lines of at most `width` columns, but for words that are longer."""
+    """Return the datasheet as lines of at most `width` columns.  Longer words are not split."""
     recipe = sheet.recipe
     lines = _wrap(f"{recipe.id}: {recipe.summary}" if recipe.summary else recipe.id, width, "", "")
     if recipe.doc:
@@ -261,7 +263,7 @@ def text(sheet: Sheet, width: int) -> list[str]:
 
 
 def _row(name: str, head: str, more: Sequence[str], name_width: int, width: int) -> list[str]:
-    """A name, what it is, and more about it below, each wrapped beside the name."""
+    """Return the lines of a row, with the wrapped description and the further texts beside the name."""
     indent = " " * (name_width + 4)
     lines = _wrap(head, width, indent, indent) or [""]
     if len(name) > name_width:
@@ -281,7 +283,7 @@ def _wrap(words: str, width: int, first: str, others: str) -> list[str]:
     )
 
 
-# -- sections: a title, and rows of a name, what it is, and more about it ----------------------------------------------------------------------------
+# -- sections: a title and rows of a name, a description and further texts ---------------------------------------------------------------------------
 
 _LONG: Final = "time and cost"
 BARE: Final = "no preset"
@@ -320,45 +322,51 @@ def _sections(sheet: Sheet) -> Iterator[tuple[str, Sequence[tuple[str, ...]]]]:
 
 
 def _result(recipe: Recipe, name: str, step: str, output: Output | None) -> tuple[str, ...]:
+    """Return a row of the outputs section: the name, the path and origin, and the doc text."""
+    notes = []
+    if step:
+        notes.append(f"from step {step}")
     when = recipe.steps[step].when if step in recipe.steps else None
-    only = f"when {' '.join(str(when).strip('{} ').split())}" if when is not None else ""
-    notes = [
-        f"from step {step}" if step else "",
-        only,
-        "optional" if output is not None and output.optional else "",
-    ]
-    made = ", ".join(note for note in notes if note)
+    if when is not None:
+        notes.append(f"when {' '.join(str(when).strip('{} ').split())}")
     if output is None:
-        return (name, made)
-    return (
-        name,
-        f"{output_path(output)} ({'a folder, ' if output.directory else ''}{made})",
-        output.doc,
-    )
+        return (name, ", ".join(notes))
+    if output.directory:
+        notes.insert(0, "a folder")
+    if output.optional:
+        notes.append("optional")
+    return (name, f"{output_path(output)} ({', '.join(notes)})", output.doc)
 
 
 def machine_text(recipe: Recipe, preset: Preset | None) -> str:
-    """What the most demanding of the steps wants of its machine, in words."""
+    """Describe the resources of the recipe's most demanding step."""
     wants = machine(recipe, preset)
-    if wants.gpus == 0:
-        card = "no GPU"
-    elif wants.gpus or wants.gpu or wants.gpu_memory:
-        card = f"{wants.gpus or 1} {wants.gpu or ('GPUs' if (wants.gpus or 1) > 1 else 'GPU')}"
-        card += f" of {size_text(wants.gpu_memory)}" if wants.gpu_memory else ""
-    else:
-        card = ""
+    parts = [_gpu_text(wants)]
+    if wants.cpus:
+        parts.append(f"{wants.cpus:g} CPU{'s' if wants.cpus != 1 else ''}")
+    if wants.memory:
+        parts.append(f"{size_text(wants.memory)} memory")
+    if wants.disk:
+        parts.append(f"{size_text(wants.disk)} disk")
+    parts += [f"{count:g} of the pool {name}" for name, count in wants.pools.items()]
     nodes = {str(step.nodes) for step in recipe.steps.values() if step.nodes not in (None, 1)}
-    parts = [
-        card,
-        f"{wants.cpus:g} CPU{'s' if wants.cpus != 1 else ''}" if wants.cpus else "",
-        f"{size_text(wants.memory)} memory" if wants.memory else "",
-        f"{size_text(wants.disk)} disk" if wants.disk else "",
-        *(f"{count:g} of the pool {name}" for name, count in wants.pools.items()),
-        f"on {' or '.join(sorted(nodes))} nodes" if nodes else "",
-    ]
-    inner = [step.uses.recipe for step in recipe.steps.values() if step.uses]
-    parts.append(f"plus the resources of {', '.join(dict.fromkeys(inner))}" if inner else "")
+    if nodes:
+        parts.append(f"on {' or '.join(sorted(nodes))} nodes")
+    inner = dict.fromkeys(step.uses.recipe for step in recipe.steps.values() if step.uses)
+    if inner:
+        parts.append(f"plus the resources of {', '.join(inner)}")
     return ", ".join(part for part in parts if part) or "any"
+
+
+def _gpu_text(wants: Resources) -> str:
+    """Describe the GPUs, "no GPU" for 0, or return an empty text without any GPU setting."""
+    if wants.gpus == 0:
+        return "no GPU"
+    if not (wants.gpus or wants.gpu or wants.gpu_memory):
+        return ""
+    count = wants.gpus or 1
+    text = f"{count} {wants.gpu or ('GPUs' if count > 1 else 'GPU')}"
+    return f"{text} of {size_text(wants.gpu_memory)}" if wants.gpu_memory else text
 
 
 def _took(took: Took | None) -> str:
@@ -373,7 +381,7 @@ def _took(took: Took | None) -> str:
 
 
 def _list_limits(recipe: Recipe) -> Iterator[tuple[str, ...]]:
-    """What a run may take, and where a preset says otherwise."""
+    """Yield rows for the limits of a run, and for presets with other limits."""
     bare = _limits(recipe, None)
     if bare.time is not None:
         yield "at most", f"{duration_text(bare.time)}; then the run stops and can be resumed"
@@ -388,29 +396,30 @@ def _list_limits(recipe: Recipe) -> Iterator[tuple[str, ...]]:
 
 
 def input_text(spec: Input) -> str:
-    """Its type, its default, what bounds it, and what it means to change it."""
-    head = f"list of {spec.items}" if spec.type == "list" and spec.items else spec.type
+    """Describe an input's type, default and bounds, and the effect of a change on the cache."""
     if spec.type == "secret":
         return f"secret, from ${spec.env}" + ("" if spec.required else ", optional")
-    if spec.has_default:
-        shown = (
-            spec.default
-            if isinstance(spec.default, str) and spec.default
-            else json.dumps(spec.default, ensure_ascii=False)
-        )
-        head += f" = {shown}"
-    else:
-        head += ", required" if spec.required else ", optional"
-    notes = [
-        *_bounds(spec.limits),
-        "raising it continues training" if spec.continues else "",
-        "" if spec.key else "not part of the cache key",
-    ]
-    notes += [
-        "each FILE.py:NAME" if spec.member and spec.items else "FILE.py:NAME" if spec.member else ""
-    ]
-    notes += ["streamed" if spec.stream else "", f"only {' '.join(spec.only)}" if spec.only else ""]
-    return "; ".join([head, *(note for note in notes if note)])
+    notes = list(_bounds(spec.limits))
+    if spec.continues:
+        notes.append("raising it continues training")
+    if not spec.key:
+        notes.append("not part of the cache key")
+    if spec.member:
+        notes.append("each FILE.py:NAME" if spec.items else "FILE.py:NAME")
+    if spec.stream:
+        notes.append("streamed")
+    if spec.only:
+        notes.append(f"only {' '.join(spec.only)}")
+    return "; ".join([_type_and_default(spec), *(note for note in notes if note)])
+
+
+def _type_and_default(spec: Input) -> str:
+    kind = f"list of {spec.items}" if spec.type == "list" and spec.items else spec.type
+    if not spec.has_default:
+        return f"{kind}, required" if spec.required else f"{kind}, optional"
+    if isinstance(spec.default, str) and spec.default:
+        return f"{kind} = {spec.default}"
+    return f"{kind} = {json.dumps(spec.default, ensure_ascii=False)}"
 
 
 def _bounds(limits: Mapping[str, Tree]) -> Iterator[str]:
@@ -441,7 +450,7 @@ def _bounds(limits: Mapping[str, Tree]) -> Iterator[str]:
 
 
 def preset_text(preset: Preset) -> str:
-    """What a preset sets."""
+    """Return the input values of a preset in one line."""
     words = [
         f"{name}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
         for name, value in preset.inputs.items()
@@ -450,7 +459,7 @@ def preset_text(preset: Preset) -> str:
 
 
 def _step(recipe: Recipe, step: Step) -> tuple[str, ...]:
-    """One step: what it is, what it needs, what it makes."""
+    """Return a row of the steps section: the id, then the kind, dependencies and outputs."""
     what = (
         f"uses {step.uses.recipe}"
         if step.uses
@@ -475,7 +484,7 @@ def _step(recipe: Recipe, step: Step) -> tuple[str, ...]:
 
 
 def locks(recipe: Recipe) -> list[str]:
-    """The locks that the recipe, its steps and its presets name."""
+    """Return the locks named by the recipe, its steps and its presets."""
     parts: list[Recipe | Step | Preset] = [recipe, *recipe.steps.values(), *recipe.presets.values()]
     return list(
         dict.fromkeys(part.python.lock for part in parts if part.python and part.python.lock)
@@ -483,40 +492,41 @@ def locks(recipe: Recipe) -> list[str]:
 
 
 def _environment(sheet: Sheet) -> Iterator[tuple[str, str]]:
+    """Yield a name and a description for each part of the environment that the recipe sets."""
     recipe = sheet.recipe
-    parts: list[Recipe | Step | Preset] = [recipe, *recipe.steps.values(), *recipe.presets.values()]
-    images = dict.fromkeys(part.image for part in parts if part.image)
-    code = [*recipe.code, *(each for step in recipe.steps.values() for each in step.code or ())]
-    if names := locks(recipe):
-        yield (
-            "python",
-            "; ".join(
-                f"{name}: {sheet.locks[name]}" if name in sheet.locks else name for name in names
-            ),
-        )
-    if versions := dict.fromkeys(
+    own: list[Recipe | Step] = [recipe, *recipe.steps.values()]
+    parts: list[Recipe | Step | Preset] = [*own, *recipe.presets.values()]
+    lock_texts = [
+        f"{name}: {sheet.locks[name]}" if name in sheet.locks else name for name in locks(recipe)
+    ]
+    if lock_texts:
+        yield "python", "; ".join(lock_texts)
+    versions = dict.fromkeys(
         part.python.version for part in parts if part.python and part.python.version
-    ):
+    )
+    if versions:
         yield "python version", ", ".join(versions)
+    images = dict.fromkeys(part.image for part in parts if part.image)
     if images:
         yield "image", ", ".join(images)
-    own: list[Recipe | Step] = [recipe, *recipe.steps.values()]
-    passed = dict.fromkeys(name for part in own for name in part.pass_env)
+    variables = dict.fromkeys(name for part in own for name in part.pass_env)
+    if variables:
+        yield "passed on", f"{', '.join(variables)}: from your environment"
     files = dict.fromkeys(path for part in own for path in part.env_files)
-    if passed:
-        yield "passed on", f"{', '.join(passed)}: from your environment"
     if files:
         yield "env_file", ", ".join(files)
     if recipe.setup:
         yield "setup", f"{len(recipe.setup)} commands on each host"
-    if checkouts := dict.fromkeys(
+    code = [*recipe.code, *(each for step in recipe.steps.values() for each in step.code or ())]
+    checkouts = dict.fromkeys(
         f"{each.url} at {each.commit[:12]}" for each in code if isinstance(each, GitCode)
-    ):
+    )
+    if checkouts:
         yield "code", ", ".join(checkouts)
 
 
 def output_path(output: Output) -> str:
-    """The path that is declared; of a folder with a slash at its end."""
+    """Return the declared path, with a final slash for a directory."""
     return output.path + ("/" if output.directory else "")
 
 

@@ -6,7 +6,7 @@ import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..api.differences import Difference, is_tree, plain, values
+from ..api.differences import Difference, diff_mappings, is_tree, without_files
 from .tail import safe_ids, safe_line, span
 
 _LISTED = 10  # files of a tree, lines of a script
@@ -84,7 +84,9 @@ def _inside(before: object, after: object) -> list[str]:
     ):
         return _unified_diff([_word(item) for item in before], [_word(item) for item in after])
     if isinstance(before, dict) and isinstance(after, dict):
-        return [line for change in values(before, after) for line in lines(plain(change))]
+        return [
+            line for change in diff_mappings(before, after) for line in lines(without_files(change))
+        ]
     return []
 
 

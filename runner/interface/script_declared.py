@@ -1,6 +1,6 @@
-"""Options that a training script declares as fields, decorators or parameters, from syntax alone.
+"""Find a training script's command-line options in its syntax tree, without running the script.
 
-Those of HfArgumentParser, tyro, click, typer, fire and LightningCLI.
+Reads options of HfArgumentParser, tyro, click, typer, fire and LightningCLI.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _SCALARS: Final = frozenset({"int", "float", "bool", "str", "Path"})
 _TRAINING_ARGUMENTS: Final = frozenset(
     {"TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig", "DPOConfig", "RewardConfig"}
 )
-"""Of transformers and trl: all have an `output_dir`."""
+"""Argument classes of transformers and trl, all with an `output_dir`."""
 _CLICK_TYPES: Final = {
     "INT": "int",
     "FLOAT": "float",
@@ -25,71 +25,82 @@ _CLICK_TYPES: Final = {
 
 
 class Declared(NamedTuple):
-    """One option: its name in the script, its flag (empty: positional), and what is written of it."""
+    """A declared option. `flag` is empty for a positional argument."""
 
     name: str
     flag: str
     type: str  # int, float, bool, str or Path
-    default: ast.expr | None  # None where there is none
+    default: ast.expr | None  # None: no default
     help: str
     required: bool
     choices: tuple[str, ...] = ()
     many: bool = False
-    negative: str = ""  # of a flag that stands alone: the one that says no
-    alone: bool = False
+    negative: str = ""  # the flag that turns a boolean off, such as --no-shuffle
+    alone: bool = False  # the flag takes no value
 
 
 def find_declared(tree: ast.Module, notes: list[str]) -> list[Declared]:
-    """All that a script declares so, in its order.  What is declared elsewhere is said in `notes`."""
+    """Return the options that a script declares.
+
+    Append to `notes` the options that the script's syntax does not show.
+    """
     classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     found: list[Declared] = []
-    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
-        word = _word(call.func)
-        if word == "HfArgumentParser" and call.args:
-            first = call.args[0]
-            for each in first.elts if isinstance(first, (ast.Tuple, ast.List)) else [first]:
-                found += fields(_word(each), classes, notes, dashes=False)
-        elif word == "cli" and _owner(call.func) == "tyro" and call.args:
-            name = _word(call.args[0])
-            found += (
-                _parameters(functions[name], "tyro", notes)
-                if name in functions
-                else fields(name, classes, notes, dashes=True)
-            )
-        elif (
-            word == "run"
-            and _owner(call.func) == "typer"
-            and call.args
-            and (name := _word(call.args[0])) in functions
-        ):
-            found += _parameters(functions[name], "typer", notes)
-        elif word == "Fire" and _owner(call.func) in ("fire", ""):
-            name = _word(call.args[0]) if call.args else ""
-            if name in functions:
-                found += _parameters(functions[name], "fire", notes)
-            else:
-                notes.append(
-                    "fire makes commands of what the script has: put one behind the script in `run`, and its options as --NAME=VALUE"
-                )
-        elif word == "LightningCLI":
-            found += _options_of_lightning(call, classes, notes)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            found += _options_of_call(node, classes, functions, notes)
     for function in functions.values():
-        calls = [each for each in function.decorator_list if isinstance(each, ast.Call)]
-        if (
-            any(_word(each.func) == "command" for each in calls)
-            and any(_owner(each.func) != "click" for each in calls)
-            and not _of_click(calls)
-        ):
-            found += _parameters(function, "typer", notes)
-        for each in calls:
-            if _word(each.func) in ("option", "argument") and _owner(each.func) in ("click", ""):
-                found += _options_of_click(each, notes)
+        found += _options_of_decorators(function, notes)
     return found
 
 
-def _of_click(calls: Sequence[ast.Call]) -> bool:
-    return any(_word(each.func) in ("option", "argument") for each in calls)
+def _options_of_call(
+    call: ast.Call,
+    classes: Mapping[str, ast.ClassDef],
+    functions: Mapping[str, ast.FunctionDef],
+    notes: list[str],
+) -> Iterator[Declared]:
+    """Yield the options declared by a call of HfArgumentParser, tyro, typer, fire or LightningCLI."""
+    word, owner = _word(call.func), _owner(call.func)
+    first = call.args[0] if call.args else None
+    name = _word(first)
+    if word == "HfArgumentParser" and first is not None:
+        for each in first.elts if isinstance(first, (ast.Tuple, ast.List)) else [first]:
+            yield from fields(_word(each), classes, notes, dashes=False)
+    elif word == "cli" and owner == "tyro" and first is not None:
+        if name in functions:
+            yield from _parameters(functions[name], "tyro", notes)
+        else:
+            yield from fields(name, classes, notes, dashes=True)
+    elif word == "run" and owner == "typer" and name in functions:
+        yield from _parameters(functions[name], "typer", notes)
+    elif word == "Fire" and owner in ("fire", ""):
+        if name in functions:
+            yield from _parameters(functions[name], "fire", notes)
+        else:
+            notes.append(
+                "fire makes commands of what the script has: put one behind the script in `run`, and its options as --NAME=VALUE"
+            )
+    elif word == "LightningCLI":
+        yield from _options_of_lightning(call, classes, notes)
+
+
+def _options_of_decorators(function: ast.FunctionDef, notes: list[str]) -> Iterator[Declared]:
+    """Yield the options declared by the typer or click decorators of a function."""
+    calls = [each for each in function.decorator_list if isinstance(each, ast.Call)]
+    if _is_typer_command(calls):
+        yield from _parameters(function, "typer", notes)
+    for call in calls:
+        if _word(call.func) in ("option", "argument") and _owner(call.func) in ("click", ""):
+            yield from _options_of_click(call, notes)
+
+
+def _is_typer_command(decorators: Sequence[ast.Call]) -> bool:
+    names = {_word(each.func) for each in decorators}
+    if "command" not in names or names & {"option", "argument"}:
+        return False
+    return any(_owner(each.func) != "click" for each in decorators)
 
 
 # -- dataclasses ------------------------------------------------------------------------------------------------------------------------------------
@@ -98,7 +109,7 @@ def _of_click(calls: Sequence[ast.Call]) -> bool:
 def fields(
     name: str, classes: Mapping[str, ast.ClassDef], notes: list[str], *, dashes: bool
 ) -> Iterator[Declared]:
-    """The fields of a dataclass and of those that it is made from."""
+    """Yield the options of a dataclass, those of its base classes first."""
     found = classes.get(name)
     if found is None and name in _TRAINING_ARGUMENTS:
         yield Declared("output_dir", "--output_dir", "str", None, "", required=True)
@@ -147,7 +158,7 @@ def fields(
 
 
 def _field(value: ast.expr | None) -> tuple[ast.expr | None, str]:
-    """The default of a field, and its help."""
+    """Return the default and the help text of a dataclass field."""
     if not isinstance(value, ast.Call) or _word(value.func) not in ("field", "arg", "HfArg"):
         return value, ""
     metadata = _argument(value, "metadata")
@@ -165,7 +176,7 @@ def _field(value: ast.expr | None) -> tuple[ast.expr | None, str]:
 
 
 def _parameters(function: ast.FunctionDef, tool: str, notes: list[str]) -> Iterator[Declared]:
-    """The parameters of a function that typer, tyro or fire calls."""
+    """Yield the options that typer, tyro or fire derives from a function's parameters."""
     arguments = function.args
     plain = [*arguments.posonlyargs, *arguments.args]
     defaults: list[ast.expr | None] = [
@@ -238,7 +249,7 @@ def _parameters(function: ast.FunctionDef, tool: str, notes: list[str]) -> Itera
 def _options_of_lightning(
     call: ast.Call, classes: Mapping[str, ast.ClassDef], notes: list[str]
 ) -> Iterator[Declared]:
-    """What LightningCLI makes of the classes that it is given, and the two options of its trainer that every training needs."""
+    """Yield LightningCLI's options for its model and data classes, with two required trainer options first."""
     named = {"model": _argument(call, "model_class"), "data": _argument(call, "datamodule_class")}
     named |= dict(zip(named, call.args, strict=False))
     yield Declared("output_dir", "--trainer.default_root_dir=", "str", None, "", required=True)
@@ -269,7 +280,7 @@ def _options_of_lightning(
 
 
 def _options_of_click(call: ast.Call, notes: list[str]) -> Iterator[Declared]:
-    """A decorator of click."""
+    """Yield the option that a click decorator declares."""
     names = [text for each in call.args if (text := text_of(each))]
     if not names:
         return
@@ -319,27 +330,34 @@ def _note_repeated(line: int, flag: str) -> str:
 
 
 def _parse_annotation(node: ast.expr | None) -> tuple[str, bool, tuple[str, ...]]:
-    """The type that an annotation names, whether there may be several, and the choices of a Literal.  An empty type is none that can be typed."""
+    """Return an annotation's type, whether the option takes several values, and the choices of a Literal.
+
+    The type is empty if no command-line word can express the annotation. A missing annotation counts as str.
+    """
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         node = ast.parse(node.value, mode="eval").body
+    if node is None:
+        return "str", False, ()
     if isinstance(node, ast.BinOp):  # int | None
         return _parse_annotation(node.left if not _is(node.left, None) else node.right)
     if isinstance(node, ast.Subscript):
-        word, inside = _word(node.value), node.slice
-        parts = list(inside.elts) if isinstance(inside, ast.Tuple) else [inside]
-        if word in ("Optional", "Union"):
-            return _parse_annotation(next((each for each in parts if not _is(each, None)), None))
-        if word == "Literal":
-            return (
-                "str",
-                False,
-                tuple(str(each.value) for each in parts if isinstance(each, ast.Constant)),
-            )
-        if word in ("list", "List", "Sequence"):
-            return _parse_annotation(parts[0])[0], True, ()
-        return "", False, ()
+        return _parse_subscript(node)
     word = _word(node)
-    return ("str" if node is None else word if word in _SCALARS else ""), False, ()
+    return word if word in _SCALARS else "", False, ()
+
+
+def _parse_subscript(node: ast.Subscript) -> tuple[str, bool, tuple[str, ...]]:
+    """Do as `_parse_annotation` for Optional, Union, Literal and lists."""
+    word, inside = _word(node.value), node.slice
+    parts = list(inside.elts) if isinstance(inside, ast.Tuple) else [inside]
+    if word in ("Optional", "Union"):
+        return _parse_annotation(next((each for each in parts if not _is(each, None)), None))
+    if word == "Literal":
+        choices = tuple(str(each.value) for each in parts if isinstance(each, ast.Constant))
+        return "str", False, choices
+    if word in ("list", "List", "Sequence"):
+        return _parse_annotation(parts[0])[0], True, ()
+    return "", False, ()
 
 
 def _of_value(node: ast.expr | None) -> str:

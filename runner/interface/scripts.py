@@ -222,7 +222,7 @@ def read(source: str, config: script_hydra.Find = lambda folder, name: None) -> 
     }  # the last of two with one name wins, as in argparse
     return Script(
         options=tuple(found.values()),
-        imports=of_tree(tree).dotted,
+        imports=of_tree(tree).module_names,
         reads=tuple(
             dict.fromkeys(
                 [

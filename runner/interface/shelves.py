@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from drivers.base import Need, Offer, Wish
 
-from ..execution.signals import apart
+from ..execution.signals import call_beside_loop
 from ..hosts.renting import offering
 from ..hosts.renting.needs import market_of, need_for
 from ..hosts.renting.offering import Shelf, rank_offers
@@ -55,13 +55,13 @@ def wishes(
     ws: Workspace, found: Survey, asked: str, stack: str = "", *, cluster: bool = False
 ) -> dict[str, Asked]:
     """What the steps that are to run need of rented machines, by the first step of each need; of a cluster, what all of them need together."""
-    from ..execution.refusals import demand, takes
+    from ..execution.refusals import compose_wish, estimate_takes
     from ..planning.plan import LOCAL
 
     if cluster:
         there = [n for n in found.todo if not found.plan.nodes[n].flags & LOCAL]
-        wish = demand(found, lambda _spec: False, 0)
-        hours = takes(ws, found, {wish.need: there})[wish.need].hours if there else None
+        wish = compose_wish(found, lambda _spec: False, 0)
+        hours = estimate_takes(ws, found, {wish.need: there})[wish.need].hours if there else None
         return {THE_RUN: Asked(wish._replace(hours=hours))} if there else {}
     market = (
         market_of(ws.config.driver(asked)) if asked != "all" and "," not in asked else "on-demand"
@@ -81,7 +81,7 @@ def wishes(
             need_for(specs[n], market, images=not found.request.current_python), (node.id, [])
         )[1].append(n)
     keep = bool(stack) and bool(ws.config.stack(stack).keep)
-    taken = takes(ws, found, {need: steps for need, (_first, steps) in by_need.items()})
+    taken = estimate_takes(ws, found, {need: steps for need, (_first, steps) in by_need.items()})
     return {
         first: Asked(
             Wish(need, hours=taken[need].hours, home=taken[need].home, keep=keep), taken[need].on
@@ -109,7 +109,9 @@ def of_driver(ws: Workspace, found: Survey, name: str) -> dict[str, Shelf]:
     wanted = [on_market_of(ws, name, each.wish) for each in asked.values()]
     asking = {name: (driver, wanted)}
     costing = pricing_of(ws, asked.values())
-    shelves = apart(lambda: asyncio.run(offering.ask_offers(asking, costing)), lambda: None)
+    shelves = call_beside_loop(
+        lambda: asyncio.run(offering.ask_offers(asking, costing)), lambda: None
+    )
     return dict(zip(asked, shelves, strict=True))
 
 

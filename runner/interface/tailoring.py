@@ -83,10 +83,10 @@ def _choose_inputs(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], gp
         notes.append(f"precision=fp16: {gpu.name} has no bf16")
 
     def taking(more: Mapping[str, Any]) -> StepEstimate:
-        return estimates.of_values(ws, recipe.id, {**values, **chosen, **more}, gpu, devices)
+        return estimates.estimate_values(ws, recipe.id, {**values, **chosen, **more}, gpu, devices)
 
     found = taking({})
-    if found.found is None and estimates.fetched(values.get("base")):
+    if found.found is None and estimates.fetch_config(values.get("base")):
         found = taking({})
     if found.found is None:
         fix = (
@@ -96,7 +96,7 @@ def _choose_inputs(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], gp
         )
         raise CannotRun(f"cannot choose settings: {found.unknown}", fix=fix)
     if found.verdict == "FITS":
-        for more in training_from_inputs.larger(values):
+        for more in training_from_inputs.list_larger_batches(values):
             if not set(more) & set(given) and (larger := taking(more)).verdict == "FITS":
                 (size,) = more.values()
                 notes.append(f"micro_batch={size}: the largest that fits; same result, faster")
@@ -107,7 +107,7 @@ def _choose_inputs(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], gp
     least = found
     so_far: dict[str, Tree] = {}
     why: dict[str, str] = {}
-    for more, cost in training_from_inputs.smaller(recipe.id, values):
+    for more, cost in training_from_inputs.list_memory_savings(recipe.id, values):
         if set(more) & set(given):
             continue
         so_far |= more
@@ -131,10 +131,12 @@ def _others(
 ) -> str:
     """GPUs that the recipe does fit, the smallest first."""
     fitting = []
-    for other in sorted(estimates.figures().gpus, key=lambda each: (each.usable, each.tflops)):
+    for other in sorted(
+        estimates.load_hardware().gpus, key=lambda each: (each.usable, each.tflops)
+    ):
         if (
             other.usable > gpu.usable
-            and estimates.of_values(ws, recipe.id, values, other, devices).verdict == "FITS"
+            and estimates.estimate_values(ws, recipe.id, values, other, devices).verdict == "FITS"
         ):
             fitting.append(other.name)
     return (

@@ -1,4 +1,4 @@
-"""Read a recipe file into a Recipe: text, positions, schema, values, templates.
+"""The recipe language: documents, schema, inputs and templates.
 
-Knows nothing of plans, stores or hosts.
+Parses a recipe file into a Recipe. Independent of plans, stores and hosts.
 """

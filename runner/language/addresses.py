@@ -1,4 +1,4 @@
-"""Addresses of models, datasets and files: their schemes, their secrets, their one form."""
+"""Addresses of models, datasets and files: schemes, embedded secrets, canonical form."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ NOUNS: dict[str, str] = {
 
 
 def kind_of(address: str) -> Kind:
-    """Return the scheme of a bound model, dataset or file, or `path`."""
+    """Return the scheme of an address, or `path`."""
     found = _SCHEME.match(address)
     return next((scheme for scheme in _SCHEMES if found and found[1] == scheme), "path")
 
 
-def divided(address: str) -> tuple[str, tuple[str, ...]]:
-    """Split an https address into what may be stored and shown, and the secrets in it.
+def split_secrets(address: str) -> tuple[str, tuple[str, ...]]:
+    """Split an https address into its public form and its secrets.
 
-    Host and path may be shown.  The secrets are a login, the query, and each value in the query
-    that is long enough to be a signature.
+    The public form keeps host and path. Secrets are the login, the query, and each query value that
+    is long enough to be a signature.
     """
     found = _HTTPS.fullmatch(address)
     if found is None:
@@ -51,7 +51,9 @@ def divided(address: str) -> tuple[str, tuple[str, ...]]:
 
 
 def normalize(kind: AddressType, value: object) -> str:
-    """Return a path or address in its one form: the Hub's names begin with hf://.
+    """Return the canonical form of a path or address; Hub names start with hf:
+
+    .
 
     Raises BadValue.
     """
@@ -60,7 +62,7 @@ def normalize(kind: AddressType, value: object) -> str:
     if not isinstance(value, str):
         raise _wrong_type(kind, value)
     if type(value) is not str:
-        # The output of another step: it says itself what it is.
+        # The output of another step has its own type.
         return value
     if not value or "\0" in value:
         raise _wrong_type(kind, value)
@@ -86,7 +88,7 @@ def normalize(kind: AddressType, value: object) -> str:
 
 
 def _check_key(key: str) -> None:
-    """Refuse what is no path on a disk: there it would be that of another object."""
+    """Raise BadValue for an object key that is not a valid path."""
     if any(part in ("", ".", "..") for part in key.removesuffix("/").split("/") if key):
         message = f'has an empty name, "." or ".." in its key: {show(key)}'
         raise BadValue(
@@ -99,7 +101,7 @@ def _wrong_type(kind: AddressType, value: object) -> BadValue:
 
 
 def _normalize_path(kind: AddressType, value: str) -> str:
-    """Return a path as it is; only a model's bare name, `org/name`, is the Hub's."""
+    """Return a path unchanged; a model named `org/name` becomes a Hub address."""
     if kind == "model" and value[0] not in "./~" and _HUB.fullmatch(value):
         return f"hf://{value}"
     return value
@@ -107,7 +109,7 @@ def _normalize_path(kind: AddressType, value: str) -> str:
 
 def _check_scheme(kind: AddressType, scheme: str) -> None:
     if kind == "file" and scheme == "hf":
-        message = "has type file, and an hf:// address is a whole dataset or model"
+        message = "has type file, but an hf:// address is a whole dataset or model"
         raise BadValue("wrong-type", message, "use an input of type dataset or model")
     if scheme not in _SCHEMES:
         fix = did_you_mean(scheme, _SCHEMES)
@@ -116,7 +118,7 @@ def _check_scheme(kind: AddressType, scheme: str) -> None:
 
 
 def _normalize_hub_address(kind: AddressType, value: str) -> str:
-    """Return an address of the Hub, which keeps its datasets apart from its models."""
+    """Return the canonical Hub address; datasets and models have separate namespaces."""
     is_foreign = kind == "model" and value.startswith("hf://datasets/")
     if is_foreign or not _HUB.fullmatch(value):
         message = f"must be hf://org/name or hf://org/name@revision, not {show(value)}"

@@ -1,4 +1,4 @@
-"""The error of a value that its input does not take, and values and counts in words."""
+"""BadValue, and helpers that write values and counts in messages."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 
 class BadValue(Exception):
-    """A value that its input does not take.
+    """An invalid value for an input.
 
-    `message` continues a sentence that begins with the input's name; `fix` is what to do.
+    `message` continues a sentence that starts with the input's name. `fix` proposes a remedy.
     """
 
     def __init__(self, code: str, message: str, fix: str = "") -> None:
@@ -17,12 +17,12 @@ class BadValue(Exception):
 
 
 def text_of(value: object) -> str:
-    """Return a value as an author writes it: `true`, not `True`."""
+    """Return a value in recipe syntax: `true`, not `True`."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def show(value: object) -> str:
-    """Return a value for a sentence: its first line, cut to 60 characters, or its type."""
+    """Return a value for a message: its first line, cut to 60 characters, or its type."""
     if isinstance(value, str):
         line = value.partition("\n")[0]
         return f'"{line if len(line) <= 60 else line[:57] + "..."}"'

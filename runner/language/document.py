@@ -1,6 +1,6 @@
-"""Read a file into a document: plain values, with the place in the file of each of them.
+"""Parse a YAML file into plain values with their source locations.
 
-Does not know what a recipe is.
+Knows nothing of recipes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_BYTES = 24_000_000
 
 
 class _Found(NamedTuple):
-    """The deepest part of a path that exists."""
+    """The deepest existing part of a path."""
 
     key: int  # node; NO_NODE for an item of a list and for the document
     node: int  # of the value
@@ -33,9 +33,9 @@ class _Found(NamedTuple):
 
 
 class Document:
-    """A file as values, with their places.
+    """The values of a file with their source locations.
 
-    `value` is plain: dict, list, str, int, float, bool, None.
+    `value` is plain data: dict, list, str, int, float, bool, None.
     """
 
     __slots__ = ("_at", "_places", "name", "text", "value")
@@ -52,10 +52,10 @@ class Document:
         offset: int | None = None,
         length: int | None = None,
     ) -> Location:
-        """Return where the value at `path` stands, or the deepest part of it that exists.
+        """Return the location of the value at `path`, or of its deepest existing part.
 
-        `key` points at its key instead.  `offset` and `length` count characters of the parsed
-        scalar and are mapped back through escapes and folds.
+        With `key`, the location is that of the value's key. `offset` and `length` count characters
+        of the parsed scalar and are mapped back through escapes and folds.
         """
         places = self._places
         found = self._walk(path)
@@ -70,11 +70,8 @@ class Document:
         start, end = places.starts[node], places.ends[node]
         return self._at(*inside(self.text[start:end], start, found.value, offset, length))
 
-    def written(self, path: tuple[str | int, ...]) -> str:
-        """Return the scalar at `path` as it stands in the file, quotes included.
-
-        Empty if there is none.
-        """
+    def source_text(self, path: tuple[str | int, ...]) -> str:
+        """Return the source text of the scalar at `path`, with quotes; empty without a scalar."""
         found = self._walk(path)
         if not found.is_whole or isinstance(found.value, (dict, list)):
             return ""
@@ -105,13 +102,13 @@ class Document:
         length: int | None = None,
         severity: str = "error",
     ) -> Problem:
-        """Return a Problem at `path`, see `locate`."""
+        """Return a Problem at `path`; see `locate` for the arguments."""
         where = self.locate(path, key=key, offset=offset, length=length)
         return Problem(code, message, where, fix, severity)
 
     @property
     def warnings(self) -> tuple[Problem, ...]:
-        """Scalars that are valid YAML and probably meant otherwise."""
+        """Valid YAML scalars that probably mean something else."""
         found = islice(find_doubtful_scalars(self.text, self._places), MAX_PROBLEMS)
         return tuple(
             Problem(code, message, self._at(start, end), fix, "warning")
@@ -122,7 +119,7 @@ class Document:
 def read(path: Path) -> Document:
     """Return the document in a file.
 
-    Raises NotFound, or Invalid with every problem that can be found.
+    Raises NotFound, or Invalid with every problem.
     """
     name = str(path)
     try:
@@ -139,9 +136,9 @@ def read(path: Path) -> Document:
 
 
 def parse(text: str | bytes, name: str) -> Document:
-    """Return the document in `text`, shown to people as `name`.
+    """Return the document in `text`; messages call it `name`.
 
-    Raises Invalid with every problem that can be found.
+    Raises Invalid with every problem.
     """
     if len(text) > MAX_BYTES:
         raise Invalid([Problem("too-large", f"{name} is larger than {MAX_BYTES // 1_000_000} MB")])
@@ -161,7 +158,7 @@ def parse(text: str | bytes, name: str) -> Document:
 
 
 def _limit_problem(limit: LimitError, name: str, text: str) -> Problem:
-    """Return a limit as a problem; lines behind it, which may be millions, are not counted."""
+    """Return the problem of an exceeded limit, without a scan of the remaining lines."""
     end_of_line = text.find("\n", limit.index) + 1
     lines = Lines(name, text[:end_of_line] if end_of_line else text)
     where = lines.location(limit.index, limit.index + 1)
@@ -182,7 +179,7 @@ def _decode(data: bytes, name: str) -> str:
 
 
 def _not_utf8(data: bytes, name: str, index: int) -> Problem:
-    """Return the problem of the first byte that is not UTF-8, which is at `index`."""
+    """Return the problem of the first invalid UTF-8 byte, at `index`."""
     line = data.count(b"\n", 0, index) + 1
     start = data.rfind(b"\n", 0, index) + 1
     before = data[start:index].decode("utf-8")

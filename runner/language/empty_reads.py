@@ -1,4 +1,7 @@
-"""Values that are read where a condition says that they are empty: the branches, or the `when`, are the wrong way round."""
+"""Warn about values that are known to be empty where a template reads them.
+
+Usually the branches of the expression, or the condition in `when`, are swapped.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +25,17 @@ _PARTS = ("run", "accelerate", "env", "files", "deps", "outputs", "with")
 
 
 def warnings(recipe: Recipe) -> Iterator[Problem]:
-    """Yield a warning for each read of a value that is empty there."""
+    """Yield a warning for each read of a value that is known to be empty."""
     for name in recipe.inputs:
         yield from _of_part(recipe, None, ("inputs", name, "default"), {})
     for step in recipe.steps.values():
-        known = {path: value for path, value in _known(step).items() if value in EMPTY}
+        known = {path: value for path, value in _certain_values(step).items() if value in EMPTY}
         for part in _PARTS:
             yield from _of_part(recipe, step, (*step.origin, part), known)
 
 
-def _known(step: Step) -> Facts:
-    """What the `when` of a step says of values wherever the step runs."""
+def _certain_values(step: Step) -> Facts:
+    """Return the values that are certain while a step runs, from its `when`."""
     if not isinstance(step.when, str):
         return {}
     text = step.when.strip()
@@ -56,7 +59,7 @@ def _of_part(recipe: Recipe, step: Step | None, where: Where, known: Facts) -> I
         except TemplateError:
             continue  # said elsewhere
         for reference, value in found:
-            message, fix = _say(step, known, reference, value)
+            message, fix = _describe_read(step, known, reference, value)
             yield recipe.document.problem(
                 "empty-read",
                 message,
@@ -68,19 +71,21 @@ def _of_part(recipe: Recipe, step: Step | None, where: Where, known: Facts) -> I
             )
 
 
-def _say(step: Step | None, known: Facts, reference: Reference, value: object) -> tuple[str, str]:
-    """What is wrong with a read, and what to do."""
+def _describe_read(
+    step: Step | None, known: Facts, reference: Reference, value: object
+) -> tuple[str, str]:
+    """Return the message and the fix for an empty read."""
     name = ".".join(reference.path)
     shown = show(value)
     if step is not None and any(reference.path[: len(path)] == path for path in known):
         message = f'{name} is {shown} whenever "{step.id}" runs, as its `when` says'
-        return message, "turn the `when` round, or leave the value out"
+        return message, "invert the `when` condition, or remove the value"
     message = f"{name} is {shown} in this branch, as its condition says"
     return message, f"swap the branches, or write {shown}"
 
 
 def _value_at(tree: Any, where: Where) -> Tree:
-    """The value at a place of a document; null if there is none."""
+    """Return the value at a path of a document; None if there is none."""
     for key in where:
         try:
             tree = tree[key]

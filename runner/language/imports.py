@@ -1,6 +1,6 @@
-"""The imports of Python files as values, and the files that a command starts.
+"""Values for the imports of Python files and the scripts in a command.
 
-`python_reader` reads the syntax of a file.
+`python_reader` creates them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _WORD: Final = re.compile(
 )
 
 
-BY_VALUE: Final = "imports a module that a value names"
-"""A doubt about a file: some of what it imports is known only when it runs."""
+BY_VALUE: Final = "imports a module whose name is computed"
+"""A doubt about a file: some of its imports are known only at run time."""
 
 
 class Import(NamedTuple):
@@ -34,7 +34,7 @@ class Import(NamedTuple):
 
 
 class Imports(NamedTuple):
-    """The imports of a file, the names in its `__all__`, and doubts about either.
+    """The imports of a file, the names in its `__all__`, and doubts about completeness.
 
     A doubt is a sentence without its subject, the file.
     """
@@ -44,8 +44,8 @@ class Imports(NamedTuple):
     doubts: tuple[str, ...] = ()
 
     @property
-    def dotted(self) -> tuple[str, ...]:
-        """Every name that may be a module of another package, such as `a`, `a.b`."""
+    def module_names(self) -> tuple[str, ...]:
+        """Every name that may be a module of another package, such as `a` and `a.b`."""
         names: dict[str, None] = {}
         for each in self.found:
             if not each.level:
@@ -55,7 +55,7 @@ class Imports(NamedTuple):
 
     @classmethod
     def load(cls, row: Sequence[Any]) -> Imports:
-        """Return the imports that a JSON array holds."""
+        """Return the imports from their JSON array."""
         found, exported, doubts = row
         return cls(
             tuple(Import(level, module, tuple(names)) for level, module, names in found),
@@ -65,16 +65,18 @@ class Imports(NamedTuple):
 
 
 class Start(NamedTuple):
-    """A file that a command starts by its path, or a module that it starts by its name."""
+    """A script path or a module name in a command."""
 
     kind: Literal["script", "module"]
     name: str
 
 
-def started(run: Sequence[Tree] | str | None, accelerate: Mapping[str, Tree] | None) -> list[Start]:
-    """Return the scripts and modules that a command names, as they are written, each once.
+def find_starts(
+    run: Sequence[Tree] | str | None, accelerate: Mapping[str, Tree] | None
+) -> list[Start]:
+    """Return the distinct scripts and modules in a command, as written.
 
-    Words with a value in them are left out.
+    Words with a template are left out.
     """
     if isinstance(run, str):
         found = _started_by_script(run)
@@ -108,7 +110,7 @@ def _started_by_accelerate(block: Mapping[str, Tree]) -> Iterator[Start]:
 
 
 def _texts(run: Sequence[Tree]) -> Iterator[str]:
-    """Yield the texts of a command, those of lists in it, too."""
+    """Yield the texts of a command, including nested lists."""
     for item in run:
         if isinstance(item, list):
             yield from _texts(item)

@@ -1,4 +1,4 @@
-"""Which inputs the values of a recipe read, and in which order inputs can be bound."""
+"""Dependencies between the inputs of a recipe, and the order of binding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def leaves(tree: Tree, path: Where = ()) -> Iterator[tuple[str, Where]]:
-    """Yield each text in `tree` that has a template, with its path."""
+    """Yield each text in `tree` that contains a template, with its path."""
     match tree:
         case str() if has(tree):
             yield tree, path
@@ -29,7 +29,7 @@ def leaves(tree: Tree, path: Where = ()) -> Iterator[tuple[str, Where]]:
                 yield from leaves(item, (*path, key))
 
 
-def mentioned(tree: Tree) -> Iterator[str]:
+def find_inputs(tree: Tree) -> Iterator[str]:
     """Yield the inputs that the templates in `tree` read.  Raises TemplateError."""
     for leaf, _ in leaves(tree):
         for reference in references(leaf):
@@ -37,10 +37,10 @@ def mentioned(tree: Tree) -> Iterator[str]:
                 yield reference.path[1]
 
 
-def derived(
+def find_dependents(
     recipe: Recipe, given: Collection[str], preset: str | None, names: Collection[str]
 ) -> set[str]:
-    """Return these inputs, and those whose presets or defaults read them."""
+    """Return `names` and all inputs whose presets or defaults depend on them."""
     found = set(names)
     while True:
         more = {
@@ -56,23 +56,23 @@ def derived(
 
 
 def _value_in_recipe(recipe: Recipe, preset: str | None, name: str) -> Tree:
-    """Return what a preset says of an input, or else its default."""
+    """Return an input's value in a preset, or else its default."""
     chosen = presets.of_input(recipe, preset, name)
     return recipe.presets[chosen].inputs[name] if chosen else recipe.inputs[name].default
 
 
 def _reads_any(tree: Tree, names: Collection[str]) -> bool:
-    """Whether a value reads one of these inputs; one that cannot be read counts for none."""
+    """Return whether a value reads one of these inputs; an invalid template reads none."""
     try:
-        return any(name in names for name in mentioned(tree))
+        return any(name in names for name in find_inputs(tree))
     except TemplateError:
         return False  # reported when the value is made
 
 
-def ordered(needs: Mapping[str, set[str]]) -> tuple[list[str], tuple[str, ...]]:
-    """Return the names, each after those it needs, and a circle of needs, empty if there is none.
+def sort_dependencies(needs: Mapping[str, set[str]]) -> tuple[list[str], tuple[str, ...]]:
+    """Return the names in dependency order, and a cycle, empty if there is none.
 
-    The circle ends with the name that it begins with.  Names that need it are left out.
+    The cycle starts and ends with the same name. Names that depend on it are left out.
     """
     from graphlib import CycleError, TopologicalSorter
 
@@ -89,8 +89,8 @@ def ordered(needs: Mapping[str, set[str]]) -> tuple[list[str], tuple[str, ...]]:
     return found, circle
 
 
-def misread(document: Document, path: Where, error: TemplateError) -> Problem:
-    """Return the error of the template at `path` as a problem, placed within the template."""
+def template_problem(document: Document, path: Where, error: TemplateError) -> Problem:
+    """Return a template error as a problem located inside the value at `path`."""
     return document.problem(
         "template", str(error), path, fix=error.fix, offset=error.offset, length=error.length
     )

@@ -1,8 +1,8 @@
-"""Convert a value to the type of its input, and hold it to the input's limits.
+"""Convert values to the types of inputs, and check the inputs' limits.
 
-Text is converted as on a command line; values of Python's types are taken as they are.  A number
-that is whole is the same value however it was written (`1000`, `1e3`, `1000.0`), because a value's
-text and its key depend on the value alone.
+Text is converted as on a command line; Python values keep their types. Equal whole numbers have one
+value, however they are written (`1000`, `1e3`, `1000.0`), so that text and cache key depend only on
+the value.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _NOUNS: dict[str, str] = {
 }
 
 
-def converted(spec: Input, value: object) -> Tree:
-    """Return `value` as a value of this input, within its limits.  Raises BadValue."""
+def convert(spec: Input, value: object) -> Tree:
+    """Return `value` converted to the input's type and within its limits.  Raises BadValue."""
     if _is_null(spec, value):
         _check_null(spec)
         return None
@@ -58,7 +58,7 @@ def converted(spec: Input, value: object) -> Tree:
 
 
 def _is_null(spec: Input, value: object) -> bool:
-    """Whether a value is null; the text `null` is, unless the input takes text."""
+    """Return whether a value is null; the text `null` counts unless the input takes text."""
     return value is None or (value == "null" and spec.type not in ("string", "choice"))
 
 
@@ -131,9 +131,9 @@ def _number(value: object) -> int | float:
 
 
 def number_of(value: object) -> int | float | None:
-    """Return the number that `value` is or spells, an int whenever it is whole; None for no number.
+    """Return the number in `value`, as an int if it is whole; None if it is no number.
 
-    An int that is larger than every float is no number here.
+    An int beyond the range of float is no number.
     """
     if isinstance(value, str):
         if _INTEGER.fullmatch(value):
@@ -156,20 +156,24 @@ def _boolean(value: object) -> bool:
 
 
 def _choice(spec: Input, value: object) -> Tree:
-    """Return the choice that is this value, or else the one that this text spells."""
+    """Return the choice equal to this value, or else the choice with this text."""
     choices = spec.limits.get("choices")
     known = choices if isinstance(choices, list) else []
     value = plain_number(value)
     for choice in known:
         if type(choice) is type(value) and choice == value:
             return choice
-    if isinstance(value, str):
-        for choice in known:
-            if text_of(choice) == value or (is_number(choice) and number_of(value) == choice):
-                return choice
+    for choice in known:
+        if isinstance(value, str) and _spells(value, choice):
+            return choice
     words = [text_of(choice) for choice in known]
     near = did_you_mean(value, words) if isinstance(value, str) else ""
     raise BadValue("not-allowed", f"must be {join_or(words)}, not {show(value)}", near)
+
+
+def _spells(text: str, choice: Tree) -> bool:
+    """Return whether a text means a choice; numbers may be spelled in any way."""
+    return text_of(choice) == text or (is_number(choice) and number_of(text) == choice)
 
 
 def _list(spec: Input, value: object) -> list[Tree]:
@@ -188,7 +192,7 @@ def _list(spec: Input, value: object) -> list[Tree]:
 
 
 def _split_list(text: str) -> object:
-    """Return the items of `a,b,c` or of a list in JSON."""
+    """Return the items of `a,b,c` or of a JSON list."""
     if text.lstrip().startswith("["):
         return _parse_json(text, "a list")
     if not text.strip():
@@ -197,7 +201,7 @@ def _split_list(text: str) -> object:
 
 
 def as_mapping(value: object) -> Tree:
-    """Return a mapping, or the mapping that a text of JSON spells.  Raises BadValue."""
+    """Return a mapping from a mapping or its JSON text.  Raises BadValue."""
     if isinstance(value, str):
         value = _parse_json(value, "a mapping")
     if not isinstance(value, Mapping):
@@ -207,7 +211,7 @@ def as_mapping(value: object) -> Tree:
 
 def _address(kind: AddressType, spec: Input, value: object) -> str:
     if spec.member and isinstance(value, str):
-        _, member = spec.parted(value)
+        _, member = spec.split_member(value)
         if not member:
             message = "must be FILE.py:NAME, a Python file and a class or function in it"
             raise BadValue("wrong-type", f"{message}, not {show(value)}")
@@ -218,9 +222,9 @@ def _address(kind: AddressType, spec: Input, value: object) -> str:
 
 
 def set_parts(name: str, tree: Tree, parts: Iterable[tuple[Sequence[str], object]]) -> Tree:
-    """Set parts of the mapping `tree`, each named by the keys that lead to it, and return it.
+    """Set parts of the mapping `tree`, each by its path of keys, and return the mapping.
 
-    Text that is JSON is the value that it spells.  `name` is the input's.  Raises BadValue.
+    Text is parsed as JSON if possible. `name` is the input's. Raises BadValue.
     """
     for keys, value in parts:
         *above, last = keys
@@ -258,9 +262,9 @@ def _parse_json(text: str, noun: str) -> object:
 
 
 def plain_tree(value: object) -> Tree:
-    """Return `value` with lists and dicts for sequences and mappings.
+    """Return `value` with plain lists and dicts.
 
-    Raises BadValue for what JSON has not.
+    Raises BadValue for types that JSON lacks.
     """
     match value:
         case None | bool() | str():
@@ -278,7 +282,7 @@ def plain_tree(value: object) -> Tree:
 
 
 def _is_multiple(value: float, step: float) -> bool:
-    """Whether a number is a multiple of another, of the decimals as written: 0.3 is 3 times 0.1."""
+    """Return whether a number is a multiple of another in decimal: 0.3 is 3 times 0.1."""
     from fractions import Fraction
 
     return Fraction(repr(value)) % Fraction(repr(step)) == 0
@@ -295,7 +299,7 @@ _BOUNDS: tuple[tuple[str, str, Callable[[float, float], bool]], ...] = (
 
 
 def _check_limits(spec: Input, value: Tree) -> None:
-    """Hold one value, or one item of a list, to the limits of its input."""
+    """Check one value, or one item of a list, against the limits of its input."""
     limits: Mapping[str, Any] = spec.limits
     if is_number(value):
         _check_bounds(limits, value)

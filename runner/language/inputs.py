@@ -1,6 +1,7 @@
-"""Bind a recipe's inputs: typed values from the caller, presets and defaults, or every problem.
+"""Bind a recipe's inputs to typed values from the caller, presets and defaults.
 
-`a.b` as the name of a given value sets a part of the object `a`, whatever gives the rest of it.
+All problems are collected. A given name `a.b` sets part `b` of the object input `a`, on top of its
+other value.
 """
 
 from __future__ import annotations
@@ -10,13 +11,19 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from runner.errors import Invalid, Problem, did_you_mean, nearest
-from runner.secrets import unusable
+from runner.secrets import describe_unusable
 
 from . import library, presets
-from .addresses import Kind, divided, kind_of
+from .addresses import Kind, kind_of, split_secrets
 from .bad_values import BadValue
-from .input_references import derived, leaves, mentioned, misread, ordered
-from .input_values import as_mapping, converted, number_of, set_parts
+from .input_references import (
+    find_dependents,
+    find_inputs,
+    leaves,
+    sort_dependencies,
+    template_problem,
+)
+from .input_values import as_mapping, convert, number_of, set_parts
 from .recipe import Input, Recipe
 from .template import TemplateError, evaluate, has
 from .values import Tree, Where
@@ -26,17 +33,17 @@ __all__ = [
     "BadValue",
     "Kind",
     "bind",
-    "converted",
-    "derived",
-    "divided",
+    "convert",
+    "find_dependents",
+    "find_inputs",
     "kind_of",
     "leaves",
-    "mentioned",
-    "misread",
     "number_of",
-    "ordered",
     "provenance",
-    "tried",
+    "sort_dependencies",
+    "split_secrets",
+    "template_problem",
+    "try_bind",
 ]
 
 _SECRET = re.compile(r"\{\{\s*inputs\.[a-z][a-z0-9_]*\s*\}\}")
@@ -52,13 +59,13 @@ def bind(
     environment: Mapping[str, str] | None = None,
     origins: Mapping[str, str] = NOWHERE,
 ) -> dict[str, Tree]:
-    """Return one value for every input; secrets have none here.  Raises Invalid.
+    """Return the value of every input except secrets.  Raises Invalid.
 
-    `preset` may be several, `a,b`: later ones win.  `environment` is where secrets are set; without
-    it they are not asked for.  `origins` has the files of values that were read from one, for
-    messages.
+    `preset` may list several presets, `a,b`; later presets take precedence. `environment` holds the
+    variables of secrets; without it, secrets are not checked. `origins` maps values to the files
+    they were read from, for messages.
     """
-    values, problems = tried(recipe, given, preset=preset, origins=origins)
+    values, problems = try_bind(recipe, given, preset=preset, origins=origins)
     if environment is not None:
         for spec in recipe.inputs.values():
             if spec.type == "secret" and spec.name not in given:
@@ -68,14 +75,14 @@ def bind(
     return values
 
 
-def tried(
+def try_bind(
     recipe: Recipe,
     given: Mapping[str, object],
     *,
     preset: str | None = None,
     origins: Mapping[str, str] = NOWHERE,
 ) -> tuple[dict[str, Tree], list[Problem]]:
-    """Return the values that can be had, and the problems of the others."""
+    """Return the values that can be bound, and the problems of the others."""
     problems: list[Problem] = []
     misspelt: set[str | None] = set()
     for name in given:
@@ -100,9 +107,9 @@ def provenance(
     preset: str | None = None,
     origins: Mapping[str, str] = NOWHERE,
 ) -> dict[str, str]:
-    """Return where the value of each input comes from, and which parts of an object were set.
+    """Return the source of each input value, and the parts of objects that were set.
 
-    `given` or its file, `preset NAME`, `default`.
+    The source is `given` or a file, `preset NAME`, or `default`.
     """
     found = {}
     for name, spec in recipe.inputs.items():
@@ -119,12 +126,12 @@ def provenance(
 
 
 def _input_of(name: str) -> str:
-    """Return the input that `a` or its part `a.b` names."""
+    """Return the input in `a` or `a.b`."""
     return name.partition(".")[0]
 
 
 def _unknown_input(recipe: Recipe, name: str, origin: str) -> Problem | None:
-    """Return the problem with the name of a given value, or of a part; None if it is known."""
+    """Return the problem of an unknown input name or part; None if it is known."""
     whole, dot, _ = name.partition(".")
     where = f" ({origin})" if origin else ""
     if whole not in recipe.inputs:
@@ -156,10 +163,10 @@ def _unknown_preset(recipe: Recipe, name: str) -> Problem:
 
 
 def _unusable_secret(recipe: Recipe, spec: Input, environment: Mapping[str, str]) -> list[Problem]:
-    """Return what is wrong with the variable of a secret: nothing, or one problem."""
+    """Return the problem of a secret's environment variable, if any."""
     variable = spec.env or ""
     value = environment.get(variable)
-    wrong = unusable(variable, value, required=spec.required)
+    wrong = describe_unusable(variable, value, required=spec.required)
     if not wrong:
         return []
     code = "secret-too-short" if value else "secret-not-set"
@@ -171,7 +178,7 @@ def _unusable_secret(recipe: Recipe, spec: Input, environment: Mapping[str, str]
 
 
 class _Binder:
-    """One binding: values are found in the order in which their templates need each other."""
+    """One binding of inputs, in the order of their dependencies."""
 
     def __init__(
         self,
@@ -184,7 +191,7 @@ class _Binder:
         self.recipe, self.given, self.preset, self.origins = recipe, given, preset, origins
         # Inputs that are probably meant by an unknown name, which is a problem already.
         self.misspelt = misspelt
-        # Of an object: the parts that were given, each by the keys that lead to it.
+        # Given parts of an object input, by their path of keys.
         self.parts: dict[str, list[tuple[list[str], object]]] = {}
         for name, value in given.items():
             whole, *keys = name.split(".")
@@ -194,10 +201,10 @@ class _Binder:
         self.values: dict[str, Tree] = {}
 
     def bind(self) -> dict[str, Tree]:
-        """Return the values that can be had, in the order of the recipe."""
+        """Return the values that can be bound, in the order of the recipe."""
         inputs = {name: spec for name, spec in self.recipe.inputs.items() if spec.type != "secret"}
         needs = {name: self._needs(name) & inputs.keys() for name in inputs}
-        names, circle = ordered(needs)
+        names, circle = sort_dependencies(needs)
         for name in names:
             if needs[name] <= self.values.keys():
                 self._bind_input(inputs[name])
@@ -209,17 +216,17 @@ class _Binder:
         return {name: self.values[name] for name in inputs if name in self.values}
 
     def _needs(self, name: str) -> set[str]:
-        """Return the inputs that the value of an input reads; a given value reads none."""
+        """Return the inputs on which the value of an input depends; none for a given value."""
         if name in self.given:
             return set()
         tree, _ = self._value_in_recipe(name)
         try:
-            return set(mentioned(tree))
+            return set(find_inputs(tree))
         except TemplateError:
             return set()  # reported when the value is made
 
     def _value_in_recipe(self, name: str) -> tuple[Tree, Where]:
-        """Return what a preset says of an input, or else its default, and where it stands."""
+        """Return an input's value in a preset, or else its default, and its path."""
         chosen = presets.of_input(self.recipe, self.preset, name)
         if chosen:
             return self.recipe.presets[chosen].inputs[name], ("presets", chosen, name)
@@ -239,14 +246,14 @@ class _Binder:
             self._report_missing(spec)
 
     def _convert(self, spec: Input, value: object, path: Where) -> None:
-        """Bind an input to a value, which stands at `path` of the recipe; empty: it was given."""
+        """Bind an input to a value at `path` of the recipe; `path` is empty for given values."""
         try:
             if path:
                 value = self._render(value, path)  # type: ignore[arg-type]  # a recipe's tree
             if spec.type == "object" and spec.name in self.parts:
                 whole = {} if value is None else as_mapping(value)
                 value = set_parts(spec.name, whole, self.parts[spec.name])
-            self.values[spec.name] = converted(spec, value)
+            self.values[spec.name] = convert(spec, value)
         except BadValue as wrong:
             self._report_bad_value(spec, wrong, path)
         except Invalid as error:
@@ -254,14 +261,14 @@ class _Binder:
                 self._report(spec.name, problem)
 
     def _render(self, tree: Tree, path: Where) -> Tree:
-        """Return `tree` with its templates evaluated.  Raises Invalid for the first mistake."""
+        """Return `tree` with its templates evaluated.  Raises Invalid for the first error."""
         match tree:
             case str() if has(tree):
                 scope = {"inputs": self.values, "fixtures": str(library.fixtures())}
                 try:
                     return evaluate(tree, scope)  # type: ignore[return-value]
                 except TemplateError as error:
-                    raise Invalid([misread(self.recipe.document, path, error)]) from error
+                    raise Invalid([template_problem(self.recipe.document, path, error)]) from error
             case list():
                 return [self._render(item, (*path, index)) for index, item in enumerate(tree)]
             case dict():
@@ -269,9 +276,9 @@ class _Binder:
         return tree
 
     def _check_secret(self, spec: Input) -> None:
-        """Refuse a given secret, unless `with` hands on one by its name.
+        """Report a given secret, unless `with` passes on another secret by name.
 
-        A value that stands in a command is no secret any more.
+        A value in a command line is no longer secret.
         """
         value = self.given[spec.name]
         if not isinstance(value, str) or not _SECRET.fullmatch(value):

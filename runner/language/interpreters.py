@@ -1,8 +1,8 @@
-"""Which words of a command are read again as source.
+"""Find the words of a shell command that some interpreter evaluates as code.
 
-The shell's own commands that read a word again (`eval`, `unset`, `test -v`, `let`, …) allow no
-value there, or only a number.  What a script hands to another interpreter (`sh -c`, `python -c`,
-`ssh`, `| sh`) is its author's: that is a warning.
+In the shell's own commands (`eval`, `unset`, `test -v`, `let`, …) template values are refused
+there, or must be numbers. In code for other interpreters (`sh -c`, `python -c`, `ssh`, `| sh`) they
+cause a warning.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Role: TypeAlias = Literal["code", "name", "number", "operand", "one", "program"]
 class Word(NamedTuple):
     """One word of a command.
 
-    `text` has no quotes.  `redirect` is the operator in front of the word.
+    `text` has no quotes. `redirect` is the operator before the word.
     """
 
     start: int
@@ -34,7 +34,7 @@ class Word(NamedTuple):
 
 
 class Ruling(NamedTuple):
-    """What the values between two offsets may be, because of the command `by`."""
+    """The values allowed between two offsets, because of the command `by`."""
 
     role: Role
     start: int
@@ -43,7 +43,7 @@ class Ruling(NamedTuple):
 
 
 class SourceWords(NamedTuple):
-    """The words that the interpreter `by` reads as source, and whether it reads its input so."""
+    """The words that the interpreter `by` evaluates, and whether it evaluates its input."""
 
     by: str = ""
     words: Sequence[Word] = ()
@@ -51,11 +51,11 @@ class SourceWords(NamedTuple):
 
 
 class _Program(NamedTuple):
-    """How an interpreter gets its source.
+    """The ways in which an interpreter receives code.
 
-    `code`: letters of options whose argument is source.  `file`: letters of options whose argument
-    names the source.  `input`: letters of options that make it read its input.  `takes`: options
-    with another argument.
+    Letters of options: `code` for options with code as argument, `file` for options with a code
+    file, `input` for options that read code from the input. `takes`: options with any other
+    argument.
     """
 
     code: str
@@ -146,20 +146,20 @@ _NUMBERS = frozenset(
 
 
 def rulings(words: Sequence[Word]) -> Iterator[Ruling]:
-    """Yield what the values of one command may be, if that is not any text."""
+    """Yield the restrictions on template values in one command."""
     for word in words:
         if word.redirect:
             yield Ruling("one", word.start, word.end, word.redirect)
         if word.redirect in (">&", "<&"):
             # bash expands a word that is no number a second time.
             yield Ruling("number", word.start, word.end, word.redirect)
-    command = _called(words)
+    command = _strip_prefixes(words)
     if command:
         yield from _builtin(command)
 
 
 def assignment(word: Word) -> tuple[str, Role | None] | None:
-    """Return the variable that a word sets and what its value may be; None if it sets none."""
+    """Return the variable that a word sets and the role of its value; None without one."""
     found = _FIXED_ASSIGNMENT.match(word.text)
     if found is None:
         return None
@@ -169,12 +169,12 @@ def assignment(word: Word) -> tuple[str, Role | None] | None:
     return name, "number" if name in _NUMBERS else None
 
 
-def evaluated(words: Sequence[Word]) -> Iterator[str]:
-    """Yield the variables that a command makes integers or names of others.
+def find_evaluated(words: Sequence[Word]) -> Iterator[str]:
+    """Yield the variables that a command declares as integers or name references.
 
-    A shell evaluates their values.
+    A shell evaluates the values of such variables.
     """
-    command = _called(words)
+    command = _strip_prefixes(words)
     if not command or command[0].text not in ("declare", "typeset", "local"):
         return
     if {"i", "n"}.isdisjoint(_options(command)):
@@ -185,11 +185,11 @@ def evaluated(words: Sequence[Word]) -> Iterator[str]:
 
 
 def declares(words: Sequence[Word], name: str, arrays: Container[str]) -> bool:
-    """Whether a command, as far as it was read, may set a variable that is an array.
+    """Return whether a command, as far as it was read, may set an array variable.
 
-    The variable is one of `arrays`, or the command makes it an array.
+    The variable is in `arrays`, or the command declares it as an array.
     """
-    command = _called(words)
+    command = _strip_prefixes(words)
     if not command or command[0].text not in _DECLARING:
         return False
     return (
@@ -202,8 +202,8 @@ def declares(words: Sequence[Word], name: str, arrays: Container[str]) -> bool:
 # -- the shell's own commands --
 
 
-def _called(words: Sequence[Word]) -> list[Word]:
-    """Return a command without redirections, and without `command -p` or `builtin` in front."""
+def _strip_prefixes(words: Sequence[Word]) -> list[Word]:
+    """Return a command without redirections and without a leading `command -p` or `builtin`."""
     command = [word for word in words if not word.redirect]
     while command and command[0].text in ("command", "builtin"):
         at = 1
@@ -219,7 +219,7 @@ def _options(command: Sequence[Word]) -> str:
 
 
 def _builtin(command: Sequence[Word]) -> Iterator[Ruling]:
-    """Yield what a command of the shell itself makes of its words."""
+    """Yield the restrictions of a shell builtin on its words."""
     head = command[0].text
     if head in _READS_ALL:
         yield from _rule_all(command, "code")
@@ -243,7 +243,7 @@ def _rule_all(command: Sequence[Word], role: Role) -> Iterator[Ruling]:
 
 
 def _trap(command: Sequence[Word]) -> Iterator[Ruling]:
-    """Yield the first operand, which is code."""
+    """Yield the restriction on the first operand of `trap`, which is code."""
     for word in command[1:]:
         if word.text not in ("--", "-p", "-l"):
             yield Ruling("code", word.start, word.end, command[0].text)
@@ -251,9 +251,9 @@ def _trap(command: Sequence[Word]) -> Iterator[Ruling]:
 
 
 def _names(command: Sequence[Word], takes: str) -> Iterator[Ruling]:
-    """Yield the operands that name variables.
+    """Yield the restrictions on operands that name variables.
 
-    `takes` has the letters of options whose argument is something else.
+    `takes` has the letters of options with another argument.
     """
     options = "" if takes else _options(command)
     for before, word in pairwise(command):
@@ -263,7 +263,7 @@ def _names(command: Sequence[Word], takes: str) -> Iterator[Ruling]:
 
 
 def _role_of_name(before: str, word: Word, takes: str, options: str) -> Role | None:
-    """Return what the values in an operand may be; None: any text."""
+    """Return the role of a value in an operand; None if any text is allowed."""
     found = assignment(word)
     if found is None:
         is_option = takes and (
@@ -277,9 +277,9 @@ def _role_of_name(before: str, word: Word, takes: str, options: str) -> Role | N
 
 
 def _after_option(command: Sequence[Word], option: str) -> Iterator[Ruling]:
-    """Yield the rulings of `printf` and `wait`, whose one option names a variable.
+    """Yield the rulings of `printf -v` and `wait -p`, whose option names a variable.
 
-    No operand may turn into that option.
+    No operand may become this option.
     """
     head = command[0].text
     for before, word in pairwise(command):
@@ -311,13 +311,13 @@ def _test(command: Sequence[Word]) -> Iterator[Ruling]:
 
 
 def source(words: Sequence[Word]) -> SourceWords:
-    """Return what of a command is source for an interpreter that it starts."""
-    command = _called(words)
+    """Return the words of a command that another interpreter evaluates as code."""
+    command = _strip_prefixes(words)
     if not command:
         return SourceWords()
     head = command[0].text
     found = _source_of_head(command)
-    # A carrier such as `env` waits for the command that it carries.
+    # A carrier such as `env` runs the next command in its words.
     is_waiting = head in _CARRIERS
     for at, word in enumerate(command):
         is_variable = at == 0 and "$" in head
@@ -335,23 +335,23 @@ def source(words: Sequence[Word]) -> SourceWords:
 
 
 def _source_of_head(command: Sequence[Word]) -> SourceWords:
-    """Return what the first word of a command makes source, whatever it starts."""
+    """Return the words that a command such as `ssh` or `xargs` evaluates."""
     head = command[0].text
     name = _base(head)
     if name in _READ_ANY_WORD:
         return SourceWords(name, command, _reads_input(name, command))
     if VALUE in head and any(VALUE in word.text for word in command[1:]):
-        return SourceWords("a command that a value names", command)
+        return SourceWords("a command from a template", command)
     return SourceWords()
 
 
 def _add(found: SourceWords, more: SourceWords) -> SourceWords:
-    """Return both; the first interpreter gives the name."""
+    """Return the words of both; the first interpreter gives the name."""
     return SourceWords(found.by or more.by, [*found.words, *more.words], found.input or more.input)
 
 
 def _values_of_env(command: Sequence[Word]) -> list[Word]:
-    """Return the options of `env`, and values that may be options, before its command."""
+    """Return the options of `env`, and values that may become options, before its command."""
     own = takewhile(
         lambda word: word.text.startswith((VALUE, "-")) or "=" in word.text, command[1:]
     )
@@ -359,9 +359,9 @@ def _values_of_env(command: Sequence[Word]) -> list[Word]:
 
 
 def _read_arguments(arguments: Sequence[Word], program: _Program) -> SourceWords:
-    """Return the options of an interpreter and its source.
+    """Return the options of an interpreter and the words with code.
 
-    Every word, and the input, if no word is the source.
+    Without an option for code, the first operand is the code, or else the input.
     """
     read: list[Word] = []
     at, has_source = 0, False
@@ -385,7 +385,7 @@ def _read_arguments(arguments: Sequence[Word], program: _Program) -> SourceWords
 
 
 def _reads_from_input(text: str, program: _Program) -> bool:
-    """Whether an argument makes an interpreter read its input: `-`, `/dev/stdin`, `sh -s`."""
+    """Return whether an argument makes an interpreter read its input, such as `-` or `sh -s`."""
     if _INPUT.fullmatch(text):
         return True
     option = f"-[A-Za-z]*[{program.input}][A-Za-z]*"
@@ -393,36 +393,48 @@ def _reads_from_input(text: str, program: _Program) -> bool:
 
 
 def _names_source(text: str, program: _Program) -> bool:
-    """Whether the argument of this option is the source, or names it."""
+    """Return whether the argument of this option is code or names a code file."""
     if _is_code(text, program):
         return True
     return bool(program.file and re.fullmatch(f"-[A-Za-z]*[{program.file}]", text))
 
 
 def _takes_argument(text: str, program: _Program) -> bool:
-    """Whether this option has an argument; a shell's may be the last of several letters."""
+    """Return whether this option has an argument; a shell's may end a group of letters."""
     return text in program.takes or (program is _SHELL and f"-{text[-1]}" in program.takes)
 
 
 def _is_code(text: str, program: _Program) -> bool:
-    """Whether the argument of this option is source."""
+    """Return whether the argument of this option is code."""
     return text in _CODE_AT_LENGTH or re.match(f"-[A-Za-z]*[{program.code}]", text) is not None
 
 
 def _reads_input(name: str, command: Sequence[Word]) -> bool:
-    """Whether a command of _READ_ANY_WORD reads its input as source."""
-    if name in ("source", "."):
-        return any(_INPUT.fullmatch(word.text) for word in command[1:])
-    if name == "su":
-        return not any(_is_code(word.text, _SHELL) for word in command[1:])
-    if name == "parallel":
-        return True
-    if name == "xargs":
-        return any(_program(word.text) for word in command)
-    carried = command[_behind_host(command) :] if name == "ssh" else command[1:]
+    """Return whether a command of _READ_ANY_WORD evaluates its input."""
+    match name:
+        case "source" | ".":
+            return any(_INPUT.fullmatch(word.text) for word in command[1:])
+        case "su":
+            return not any(_is_code(word.text, _SHELL) for word in command[1:])
+        case "parallel":
+            return True
+        case "xargs":
+            return any(_program(word.text) for word in command)
+        case "ssh":
+            return _inner_reads_input(command[_skip_host(command) :])
+        case _:
+            options = (part for word in command[1:] for part in word.text.split())
+            starts_shell = any(option in ("-s", "-i") for option in options)
+            return starts_shell or _inner_reads_input(command[1:])
+
+
+def _inner_reads_input(carried: Sequence[Word]) -> bool:
+    """Return whether the command inside `ssh` or `sudo` evaluates its input.
+
+    Without a command, these start a shell.
+    """
     rest = [word._replace(text=part) for word in carried for part in word.text.split()]
-    starts_shell = name != "ssh" and any(word.text in ("-s", "-i") for word in rest)
-    if not rest or starts_shell:
+    if not rest:
         return True
     for at, word in enumerate(rest):
         if _program(word.text) or word.text in _READ_ANY_WORD:
@@ -430,8 +442,8 @@ def _reads_input(name: str, command: Sequence[Word]) -> bool:
     return False
 
 
-def _behind_host(command: Sequence[Word]) -> int:
-    """Return the index behind the options and the host of `ssh`."""
+def _skip_host(command: Sequence[Word]) -> int:
+    """Return the index of the first word after the options and the host of `ssh`."""
     at = 1
     while at < len(command) and command[at].text.startswith("-"):
         at += 2 if command[at].text in _SSH_TAKES else 1
@@ -439,7 +451,7 @@ def _behind_host(command: Sequence[Word]) -> int:
 
 
 def _program(text: str) -> _Program | None:
-    """Return the interpreter that a word names; None if it is none."""
+    """Return the interpreter that a word names; None if it is not an interpreter."""
     name = _base(text)
     return next((program for pattern, program in _PROGRAMS if pattern.fullmatch(name)), None)
 

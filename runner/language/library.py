@@ -1,7 +1,7 @@
-"""Find recipes, schemas and fixtures that ship with the program or with other packages.
+"""Find recipes, schemas and fixtures of the program and of other installed packages.
 
-Reads names and first lines, not what a recipe means.  With `document.read` this is where the
-language touches the disk.
+Reads only names and first lines. Apart from `document.read`, only this module of the language
+accesses the disk.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _HEAD_BYTES = 65536
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A recipe, as its first lines present it.
+    """A recipe with its summary from the first lines.
 
-    `origin` is the package that brings it; empty for the library and for files of a workspace.
+    `origin` is the package with the recipe; empty for the library and for workspace files.
     """
 
     name: str
@@ -42,50 +42,47 @@ class Entry:
 
 
 def fixtures() -> Path:
-    """Return the directory that `{{ fixtures }}` stands for."""
+    """Return the directory for `{{ fixtures }}`."""
     return shipped() / "fixtures"
 
 
 def schema_text() -> str:
-    """Return the schema of the recipe language, as JSON text."""
+    """Return the JSON Schema of the recipe language as text."""
     return (shipped() / "schemas" / "recipe.schema.json").read_text("utf-8")
 
 
 def entries() -> list[Entry]:
-    """Return every recipe of the library, then those of each other package.
+    """Return all library recipes, then the recipes of each other package.
 
-    By name, newest version first.
+    Sorted by name, newest version first.
     """
     return sorted(
-        (*_entries(shipped() / "recipes", ""), *_brought()),
+        (*_entries(shipped() / "recipes", ""), *_list_package_recipes()),
         key=lambda entry: (entry.origin, entry.name, -entry.version),
     )
 
 
 def faults() -> list[Problem]:
-    """Return the problems of other packages: names that several bring, folders that are missing."""
+    """Return the problems of other packages: duplicate recipe names and missing folders."""
     ours = {entry.name for entry in _entries(shipped() / "recipes", "")}
     entries_of: dict[str, list[Entry]] = {}
-    for entry in _brought():
+    for entry in _list_package_recipes():
         entries_of.setdefault(entry.name, []).append(entry)
     problems: list[Problem] = []
     for name, brought in entries_of.items():
         problem = _clash(name, brought, name in ours)
         if problem is not None:
             problems.append(problem)
-    for each in extensions.found(extensions.RECIPES):
-        if extensions.folder(each) is None:
+    for each in extensions.find_extensions(extensions.RECIPES):
+        if extensions.find_folder(each) is None:
             where = f"{each.origin} declares its recipes in {each.target}"
             message = f"{where}, but this directory does not exist"
             problems.append(Problem("no-folder", message, None, f"reinstall {each.package}"))
     return problems
 
 
-def beside(folder: Path) -> list[Entry]:
-    """Return every file in `folder` whose first lines say that it is a recipe, by file name.
-
-    A folder that cannot be read has none.
-    """
+def list_recipes(folder: Path) -> list[Entry]:
+    """Return every recipe file in `folder` by file name; empty if the folder is unreadable."""
     try:
         paths = sorted(
             path for path in folder.iterdir() if path.suffix in (".yaml", ".yml") and path.is_file()
@@ -104,11 +101,11 @@ def beside(folder: Path) -> list[Entry]:
 
 
 def find(name: str, workspace: Path) -> Path:
-    """Return the file of a recipe: `flux-lora@1`, `flux-lora` (its newest version), or a path.
+    """Return the file of a recipe: `flux-lora@1`, `flux-lora` (the newest version), or a path.
 
-    A path is looked up from `workspace`.  Other packages are asked only for a name that the library
-    has not, and so cannot take one of its names.  Raises NotFound; Invalid if two packages bring
-    recipes of that name.
+    Paths are relative to `workspace`. Other packages are searched only for names that the library
+    lacks, so they cannot replace library recipes. Raises NotFound, and Invalid if two packages have
+    recipes of this name.
     """
     if is_path(name):
         return _by_path(name, workspace)
@@ -119,7 +116,7 @@ def find(name: str, workspace: Path) -> Path:
     word, at, version = name.partition("@")
     files = {(found[1], int(found[2])): path for path, found in _files(shipped() / "recipes")}
     if not any(other == word for other, _ in files):
-        files |= _brought_files(word)
+        files |= _find_package_files(word)
     versions = sorted(number for other, number in files if other == word)
     if not versions:
         names = {f"{other}@{number}" if at else other for other, number in files}
@@ -132,12 +129,12 @@ def find(name: str, workspace: Path) -> Path:
     return files[word, int(version)]
 
 
-def _brought_files(name: str) -> dict[tuple[str, int], Path]:
-    """Return the recipes of other packages, by name and version.
+def _find_package_files(name: str) -> dict[tuple[str, int], Path]:
+    """Return the recipes of other packages by name and version.
 
-    Raises Invalid if several packages bring recipes called `name`.
+    Raises Invalid if several packages have recipes called `name`.
     """
-    brought = _brought()
+    brought = _list_package_recipes()
     problem = _clash(name, [entry for entry in brought if entry.name == name], False)
     if problem is not None:
         raise Invalid([problem])
@@ -159,16 +156,16 @@ def _no_recipe(name: str, known: set[str], workspace: Path) -> NotFound:
     return NotFound(f'there is no recipe "{name}" in the library', fix=fix)
 
 
-def meant(location: Location, word: str | None) -> str:
-    """Return the recipe that a word means: a path from the workspace, or a name in the library.
+def resolve(location: Location, word: str | None) -> str:
+    """Return the recipe for a command-line word: a path in the workspace or a library name.
 
-    `train` is the file train.yaml in the caller's directory, or the one in the workspace, or a
-    recipe of the library.  No word is recipe.yaml.  Raises NotFound.
+    `train` is the file train.yaml in the caller's directory or the workspace, or else a library
+    recipe. Without a word it is recipe.yaml. Raises NotFound.
     """
     if word is not None and is_path(word):
-        return path(location, word)
+        return resolve_path(location, word)
     if word is None or "@" not in word:
-        file = _file_called(location, word or "recipe")
+        file = _find_file(location, word or "recipe")
         if file:
             return f"./{file}"
     if word is None:
@@ -183,8 +180,8 @@ def meant(location: Location, word: str | None) -> str:
     return word
 
 
-def _file_called(location: Location, stem: str) -> str:
-    """Return the file `stem`.yaml or .yml of the caller's directory or the workspace, or ``."""
+def _find_file(location: Location, stem: str) -> str:
+    """Return `stem`.yaml or .yml in the caller's directory or the workspace, or an empty text."""
     for folder in dict.fromkeys((location.below, "")):
         for name in (f"{stem}.yaml", f"{stem}.yml"):
             file = f"{folder}/{name}" if folder else name
@@ -193,30 +190,30 @@ def _file_called(location: Location, stem: str) -> str:
     return ""
 
 
-def path(location: Location, word: str) -> str:
-    """Return the same for a word that is known to be a path."""
+def resolve_path(location: Location, word: str) -> str:
+    """Return the recipe for a word that is a path, like `resolve`."""
     found = location.typed(word)
     return found if "/" in found else f"./{found}"
 
 
-def _brought() -> list[Entry]:
+def _list_package_recipes() -> list[Entry]:
     """Return the recipes of other packages, each file once."""
     found: dict[Path, Entry] = {}
-    for each in extensions.found(extensions.RECIPES):
-        folder = extensions.folder(each)
+    for each in extensions.find_extensions(extensions.RECIPES):
+        folder = extensions.find_folder(each)
         if folder is not None:
             found.update((entry.path, entry) for entry in _entries(folder, each.origin))
     return list(found.values())
 
 
 def _clash(name: str, brought: list[Entry], ours: bool) -> Problem | None:
-    """Return the problem of a name that several packages, or one and the library, have.
+    """Return the problem of a recipe name in several packages, or in a package and the library.
 
-    All versions of a name come from one of them.  None if they do.
+    None if all versions are from one package.
     """
     folders = {entry.path.parent: f"{entry.origin} ({entry.path})" for entry in brought}
     owners = [*(["the library"] if ours else []), *folders.values()]
-    return extensions.clash("recipe", name, owners) if len(owners) > 1 else None
+    return extensions.name_clash("recipe", name, owners) if len(owners) > 1 else None
 
 
 def _entries(folder: Path, origin: str) -> list[Entry]:
@@ -227,7 +224,7 @@ def _entries(folder: Path, origin: str) -> list[Entry]:
 
 
 def _files(folder: Path) -> list[tuple[Path, re.Match[str]]]:
-    """Return the recipe files of a folder with the match of their name and version."""
+    """Return the recipe files in a folder, with the match of name and version."""
     found: list[tuple[Path, re.Match[str]]] = []
     for path in folder.iterdir() if folder.is_dir() else ():
         match = _NAME.fullmatch(path.stem) if path.suffix == ".yaml" else None
@@ -260,10 +257,7 @@ def _head(path: Path) -> str:
 
 
 def _summary(head: str) -> str:
-    """Return the value of the top-level line `summary: …`, read as text.
-
-    Parsing YAML would cost more than the whole listing.
-    """
+    """Return the value of the top-level line `summary: …`, read without a YAML parser for speed."""
     found = re.search(r"^summary:[ \t]*(.*?)[ \t]*$", head, re.MULTILINE)
     if found is None:
         return ""

@@ -1,4 +1,4 @@
-"""Where each node of a document stands: in the text, by node, and as line and column."""
+"""Source positions of the nodes of a document, as offsets, lines and columns."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ NO_NODE = -1
 
 
 class Lines:
-    """Positions in a text as lines and columns."""
+    """Converts offsets in a text to lines and columns."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name, self.text = name, text
 
     @cached_property
     def starts(self) -> list[int]:
-        """The index at which each line begins."""
+        """The start index of each line."""
         line_break = r"\r\n?|\n" if "\r" in self.text else r"\n"
         return [0, *(found.end() for found in re.finditer(line_break, self.text))]
 
     def location(self, start: int, end: int) -> Location:
-        """Return the place of the characters from `start` to `end`, cut at the end of the line."""
+        """Return the location of `start` to `end`, cut at the end of the line."""
         start = min(start, len(self.text))
         row = bisect_right(self.starts, start) - 1
         if row and start == len(self.text) == self.starts[row]:
@@ -41,7 +41,7 @@ class Lines:
         return Location(self.name, row + 1, start - first + 1, length, text)
 
     def _end_of_line(self, row: int) -> int:
-        """Return the index at which the text of a line ends, before its line break."""
+        """Return the index of a line's end, before its line break."""
         if row + 1 == len(self.starts):
             return len(self.text)
         stop = self.starts[row + 1] - 1
@@ -49,35 +49,35 @@ class Lines:
 
 
 class Places:
-    """Where each node stands, in the order of the text.  Flat arrays: 12 bytes a node."""
+    """Positions of all nodes in text order, in flat arrays: 12 bytes per node."""
 
     __slots__ = ("_children", "after", "ends", "folded", "starts", "targets")
 
     def __init__(self) -> None:
         self.starts, self.ends = array("I"), array("I")
-        # Of a collection, the node behind it and all within it; 0 for a scalar or alias.
+        # First node after a collection and its content; 0 for a scalar or alias.
         self.after = array("I")
-        self.targets: dict[int, int] = {}  # alias -> the node that it stands for
+        self.targets: dict[int, int] = {}  # alias -> its target node
         self.folded: dict[int, str] = {}  # texts written with `>`
         self._children: dict[int, dict[str | int, tuple[int, int]]] = {}
 
     def add(self, start: int, end: int) -> None:
-        """Add a node, which ends at `end` as far as is known."""
+        """Add a node with its end, as far as it is known."""
         self.starts.append(start)
         self.ends.append(end)
         self.after.append(0)
 
     def target(self, node: int) -> int:
-        """Return the node itself, or the one that it is an alias of."""
+        """Return the node itself, or the target of an alias."""
         while node in self.targets:
             node = self.targets[node]
         return node
 
     def children(self, node: int, value: object) -> dict[str | int, tuple[int, int]]:
-        """Return key or index -> (node of the key, node of the value) of a collection.
+        """Return key or index -> (key node, value node) of a collection.
 
-        `value` is the value of the node.  A dict keeps the order of the text, so no key is read
-        twice.  The key of an item of a list is NO_NODE.
+        `value` is the collection's value. A dict keeps the text order, so keys are not read again.
+        Items of a list have the key NO_NODE.
         """
         known = self._children.get(node)
         if known is None:
@@ -94,5 +94,5 @@ class Places:
         return known
 
     def _node_behind(self, node: int) -> int:
-        """Return the node behind this one and all within it."""
+        """Return the first node after this node and its descendants."""
         return self.after[node] or node + 1

@@ -1,7 +1,7 @@
-"""Turn a document into a Recipe, or into every problem of shape and meaning that it shows.
+"""Parse a document into a Recipe, with all problems of shape and meaning.
 
-Problems that need a plan (edges, cycles of steps, rendered output paths, names inside commands) are
-found where plans are made.
+Edges, cycles of steps, rendered output paths and names inside commands are checked later, in
+planning.
 """
 
 from __future__ import annotations
@@ -25,29 +25,32 @@ from .values import Where
 
 
 def load(path: Path) -> Recipe:
-    """Return the recipe in a file.  Raises Invalid with every problem, NotFound without a file."""
+    """Return the recipe in a file.
+
+    Raises Invalid with every problem, and NotFound for a missing file.
+    """
     return recipe(documents.read(path))
 
 
 def recipe(document: Document, *, sound: bool = False) -> Recipe:
-    """Return the recipe of a document.  Raises Invalid with every problem.
+    """Return the recipe in a document.  Raises Invalid with every problem.
 
-    `sound`: the schema is known to find nothing in it.
+    `sound`: the document is known to satisfy the schema.
     """
-    result, problems = tried(document, sound=sound)
+    result, problems = try_parse(document, sound=sound)
     if problems:
         raise Invalid(problems)
     return result
 
 
-def tried(document: Document, *, sound: bool = False) -> tuple[Recipe, list[Problem]]:
-    """Return what can be read of a document, and every problem.
+def try_parse(document: Document, *, sound: bool = False) -> tuple[Recipe, list[Problem]]:
+    """Return the readable part of a recipe, and every problem.
 
     The recipe is `partial` if there are problems.
     """
     value: object = document.value
     found = [] if sound else schema.faults(value)
-    problems = [schema.located(document, fault) for fault in found]
+    problems = [schema.locate_fault(document, fault) for fault in found]
     if found:
         value = _sound_part(value, found)
     source = Source(document, value if isinstance(value, dict) else {})
@@ -63,11 +66,11 @@ def _place(problem: Problem) -> tuple[int, int]:
 
 
 def _sound_part(value: Any, faults: list[schema.Fault]) -> object:
-    """Return `value` without its faults, so that the meaning of the rest can be checked, too."""
+    """Return `value` without its faults, so that the rest can be checked too."""
     value = _without(value, [fault.path for fault in faults if fault.path])
     if not isinstance(value, dict) or len(faults) >= schema.MANY:
         return {}
-    # First without a key of a step, input or preset, then without all of it.
+    # First drop a key of a step, input or preset, then the whole part.
     depth = 3
     while left := [fault.path for fault in schema.faults(value) if fault.path]:
         value = _without(value, [_cut(path, depth) for path in left])
@@ -76,12 +79,12 @@ def _sound_part(value: Any, faults: list[schema.Fault]) -> object:
 
 
 def _cut(path: Where, depth: int) -> Where:
-    """Return the part of a recipe to leave out: `depth` names in a section of named parts."""
+    """Return the path of the part to leave out: `depth` names in a section of named parts."""
     return path[: depth if path[0] in ("steps", "inputs", "presets") else 1]
 
 
 def _without(value: Any, paths: Iterable[Where]) -> Any:
-    """Return a copy of `value` without what stands at these paths."""
+    """Return a copy of `value` without the values at these paths."""
     removed = set[object]()
     below: dict[object, list[Where]] = {}
     for head, *rest in paths:

@@ -1,6 +1,6 @@
-"""Read the inputs and presets of a document: types, limits, defaults.
+"""Parse the inputs and presets of a document: types, limits, defaults.
 
-Checks what their values may read before there is a plan.
+Also checks the references in their values that are available before planning.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 from .bad_values import BadValue
-from .input_references import leaves, misread, ordered
-from .input_values import converted
+from .input_references import leaves, sort_dependencies, template_problem
+from .input_values import convert
 from .recipe import Input, Preset
 from .source import Source
 from .spelling import as_written, value_as_written
 from .template import Reference, TemplateError, references
 from .values import Where
-from .yaml_mistakes import quoted
+from .yaml_mistakes import quote
 
 _TEMPLATE_NAMES = frozenset(
     (
@@ -58,7 +58,7 @@ _RANGES = (("minimum", "maximum"), ("minLength", "maxLength"), ("minItems", "max
 
 
 class InputsReader:
-    """Reads the inputs and presets of one document; problems go to its source."""
+    """Parses the inputs and presets of one document; problems go to its source."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -66,7 +66,7 @@ class InputsReader:
     # -- inputs --
 
     def input(self, name: str, raw: dict[str, Any]) -> Input:
-        """Return the input `name`, which is written as `raw`."""
+        """Return the input `name` from its raw value."""
         path: Where = ("inputs", name)
         limits = {
             word: raw[word] for word in (*_NUMBERS, *_TEXTS, *_LISTS, "choices") if word in raw
@@ -118,7 +118,7 @@ class InputsReader:
     def _check_limits_of_type(
         self, raw: Mapping[str, Any], limits: Mapping[str, Any], path: Where
     ) -> None:
-        """Report limits that say nothing about the type; a list may have those of its items."""
+        """Report limits that do not apply to the type; a list may have its items' limits."""
         kind = raw["type"]
         if kind == "list":
             allowed = _LISTS + _LIMITS.get(raw.get("items") or "", ())
@@ -135,7 +135,7 @@ class InputsReader:
 
     def _check_needed_keys(self, name: str, raw: Mapping[str, Any], path: Where) -> None:
         kind = raw["type"]
-        # The document, not `raw`: a key that is there and wrong has been reported.
+        # Check the document, not `raw`: an invalid key has been reported already.
         written: Any = self._source.document.value
         keys = written["inputs"][name]
         if (kind == "choice" or raw.get("items") == "choice") and "choices" not in keys:
@@ -158,7 +158,7 @@ class InputsReader:
             self._report_useless(message, (*path, "member"))
 
     def _check_key(self, name: str, raw: Mapping[str, Any], path: Where) -> None:
-        """Report an input whose part in keys contradicts its type or its other keys."""
+        """Report an input whose `key` contradicts its type or its other keys."""
         if raw.get("continues") and raw.get("key") is False:
             message = f'input "{name}" cannot be both `key: false` and `continues: true`'
             fix = "remove `key: false`: the training length is part of the cache key"
@@ -177,7 +177,7 @@ class InputsReader:
                 self._source.problem("contradiction", message, ("inputs", name, most), key=True)
 
     def _check_pattern(self, name: str, limits: dict[str, Any]) -> None:
-        """Report a pattern that cannot be read, and drop it: no default can be compared with it."""
+        """Report an invalid pattern, and drop it, because defaults cannot be matched."""
         if "pattern" in limits:
             path = ("inputs", name, "pattern")
             if self._source.expression(limits["pattern"], path) is None:
@@ -192,14 +192,14 @@ class InputsReader:
     # -- values --
 
     def check_defaults(self, inputs: Mapping[str, Input]) -> None:
-        """Check that defaults have the right type, and that none needs itself."""
+        """Check the types of defaults, and that no default depends on itself."""
         needs: dict[str, set[str]] = {}
         for name, spec in inputs.items():
             path: Where = ("inputs", name, "default")
             needs[name] = self._check_templates(spec.default, path) & inputs.keys()
             if spec.has_default and spec.default is not None:
                 self._check_value(spec, spec.default, path)
-        _, circle = ordered(needs)
+        _, circle = sort_dependencies(needs)
         if circle:
             message = f"these defaults depend on each other: {' -> '.join(circle)}"
             path = ("inputs", circle[0], "default")
@@ -208,20 +208,20 @@ class InputsReader:
             )
 
     def _check_value(self, spec: Input, value: Any, path: Where) -> None:
-        """Report a value of the wrong type; one with a template is known only later."""
+        """Report a value of the wrong type; values with a template are checked later."""
         has_no_choices = spec.type == "choice" and "choices" not in spec.limits
         if spec.type == "secret" or has_no_choices or any(leaves(value)):
             return
         try:
-            converted(spec, value)
+            convert(spec, value)
         except BadValue as wrong:
             fix = wrong.fix
             if spec.type == "string" and isinstance(value, bool):
-                fix = f"quote it: {quoted(self._source.document.written(path))}"
+                fix = f"quote it: {quote(self._source.document.source_text(path))}"
             self._source.problem(wrong.code, f'"{spec.name}" {wrong.message}', path, fix)
 
     def _check_templates(self, tree: Any, path: Where) -> set[str]:
-        """Return the inputs that `tree` reads, and report names that are not known here."""
+        """Return the inputs that `tree` reads, and report unavailable names."""
         found: set[str] = set()
         document, problems = self._source.document, self._source.problems
         for leaf, below in leaves(tree):
@@ -233,11 +233,11 @@ class InputsReader:
                         found.add(name)
                     self._check_reference(reference, place)
             except TemplateError as error:
-                problems.append(misread(document, place, error))
+                problems.append(template_problem(document, place, error))
         return found
 
     def _check_reference(self, reference: Reference, place: Where) -> None:
-        """Report a name that is not known before there is a plan: neither input nor `fixtures`."""
+        """Report a name other than inputs and `fixtures`, which alone exist before planning."""
         message, fix = self._describe_reference(reference)
         if message:
             problem = self._source.document.problem(
@@ -251,12 +251,12 @@ class InputsReader:
             self._source.problems.append(problem)
 
     def _describe_reference(self, reference: Reference) -> tuple[str, str]:
-        """Return what is wrong with a reference and what to do; two empty texts if nothing is."""
+        """Return the message and the fix for a reference; two empty texts if it is valid."""
         root = reference.path[0]
         if root == "fixtures":
             return "", ""
         if root != "inputs":
-            fix = self._source.near(root, ("inputs", "fixtures"))
+            fix = self._source.suggest(root, ("inputs", "fixtures"))
             fix = fix or "use {{ inputs.NAME }} or {{ fixtures }}"
             return f'"{root}" is not available here', fix
         name = _input_of(reference)
@@ -264,7 +264,7 @@ class InputsReader:
             fix = "name one input: {{ inputs.NAME }}"
             return "a value cannot depend on all inputs at once", fix
         if name not in self._source.inputs:
-            return f'there is no input "{name}"', self._source.near(name, self._source.inputs)
+            return f'there is no input "{name}"', self._source.suggest(name, self._source.inputs)
         if self._source.type(name) == "secret":
             message = f'the secret "{name}" cannot be part of a value'
             return message, "list the secret under `secrets`"
@@ -273,7 +273,7 @@ class InputsReader:
     # -- presets --
 
     def preset(self, id: str, raw: dict[str, Any], inputs: Mapping[str, Input]) -> Preset:
-        """Return the preset `id`, which is written as `raw`."""
+        """Return the preset `id` from its raw value."""
         path: Where = ("presets", id)
         source, document = self._source, self._source.document
         values: dict[str, Any] = {}
@@ -301,9 +301,9 @@ class InputsReader:
         )
 
     def _check_preset_value(self, name: str, value: Any, spec: Input | None, path: Where) -> None:
-        """Check a value of a preset; `spec` is None for an input that could not be read."""
+        """Check a value in a preset; `spec` is None for an unreadable input."""
         if name not in self._source.inputs:
-            near = self._source.near(name, [*self._source.inputs, *_REPLACED_BY_PRESETS])
+            near = self._source.suggest(name, [*self._source.inputs, *_REPLACED_BY_PRESETS])
             message = f'there is no input "{name}"'
             self._source.problem("unknown-input", message, path, near, key=True)
         elif spec is None:
@@ -318,7 +318,7 @@ class InputsReader:
 
 
 def _input_of(reference: Reference) -> str | None:
-    """Return the input that a reference reads; None for another name, or all inputs at once."""
+    """Return the input of a reference; None for another name, or for all inputs at once."""
     root, *rest = reference.path
     return rest[0] if rest and root == "inputs" else None
 
@@ -328,7 +328,7 @@ def _a(kind: str) -> str:
 
 
 def _type_with_limit(word: str) -> str:
-    """Return a type of items that has this limit."""
+    """Return an item type that has this limit."""
     if word in _NUMBERS:
         return "number"
     return "string" if word in _TEXTS else "choice"

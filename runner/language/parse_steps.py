@@ -1,4 +1,4 @@
-"""Read the steps of a document."""
+"""Parse the steps of a document."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SELECT_KEYS = frozenset(("select", "min", "max", "needs", "when"))
 
 
 class _Retries(NamedTuple):
-    """How often a step is tried again, by the reason of its failure."""
+    """Number of retries of a step, by the reason of its failure."""
 
     failure: int
     preemption: int
@@ -26,13 +26,13 @@ class _Retries(NamedTuple):
 
 
 class StepsReader:
-    """Reads the steps of one document; problems go to its source."""
+    """Parses the steps of one document; problems go to its source."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
 
     def step(self, id: str, raw: dict[str, Any]) -> Step:
-        """Return the step `id`, which is written as `raw`."""
+        """Return the step `id` from its raw value."""
         path: Where = ("steps", id)
         source, document = self._source, self._source.document
         for index, need in enumerate(raw.get("needs", ())):
@@ -99,17 +99,17 @@ class StepsReader:
     # -- checks --
 
     def _check_step_name(self, id: str, name: str, path: Where) -> None:
-        """Report a name of another step that no step has, or that is the step's own."""
+        """Report an unknown step name, or the step's own."""
         if name == id:
             message = f'step "{id}" depends on itself: {id} -> {id}'
             self._source.problem("cycle", message, path, "remove this dependency")
         elif name not in self._source.steps:
             others = (other for other in self._source.steps if other != id)
-            fix = self._source.near(name, others)
+            fix = self._source.suggest(name, others)
             self._source.problem("unknown-step", f'there is no step "{name}"', path, fix)
 
     def _check_program(self, run: Any, path: Where) -> None:
-        """Report a command that begins with a number or an option."""
+        """Report a command that starts with a number or an option."""
         where: Where = (*path, "run")
         while isinstance(run, list) and run:
             run, where = run[0], (*where, 0)
@@ -121,7 +121,7 @@ class StepsReader:
         self._source.problem("bad-command", message, where, "name the program to run")
 
     def _check_keys_of_kind(self, raw: dict[str, Any], path: Where) -> None:
-        """Report keys that say nothing about this kind of step."""
+        """Report keys without an effect on this kind of step."""
         if "uses" in raw:
             self._check_only_keys(raw, path, "uses", _USES_KEYS)
         elif "select" in raw:
@@ -170,7 +170,7 @@ class StepsReader:
             if name not in self._source.inputs:
                 message = f'there is no input "{name}"'
                 where = (*path, "retries", "oom", name)
-                fix = self._source.near(name, self._source.inputs)
+                fix = self._source.suggest(name, self._source.inputs)
                 self._source.problem("unknown-input", message, where, fix, key=True)
         failure, preemption = raw.get("failure", 0), raw.get("preemption", DEFAULT_PREEMPTIONS)
         return _Retries(int(failure), int(preemption), oom)
@@ -200,7 +200,7 @@ class StepsReader:
         )
 
     def _check_selected(self, id: str, name: str, path: Where) -> None:
-        """Report a step to select from that does not exist, or has no matrix.
+        """Report a missing step, or one without a matrix, in `select`.
 
         Steps inside another recipe are not known here.
         """
@@ -217,7 +217,7 @@ class StepsReader:
             self._source.problem("not-a-matrix", message, path, "use the step's outputs directly")
 
     def _outputs(self, id: str, raw: Any, path: Where) -> Iterator[Output]:
-        """Yield the outputs of a step; a plain list names each output by its path."""
+        """Yield the outputs of a step; items of a plain list are named by their paths."""
         is_named = isinstance(raw, dict)
         named = raw.items() if is_named else [(item, item) for item in raw]
         name_of_path: dict[str, str] = {}

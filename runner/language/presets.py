@@ -1,4 +1,4 @@
-"""Several presets as one: in `a,b` the values of `b` win over those of `a`."""
+"""Combine several presets: in `a,b`, the values of `b` take precedence."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from .recipe import Preset, Recipe, Resources
 
 
 def split(word: str | None) -> list[str]:
-    """Return the names in a choice of presets."""
+    """Return the preset names in `a,b`."""
     return [name.strip() for name in word.split(",")] if word else []
 
 
-def known(recipe: Recipe, word: str | None) -> str | None:
-    """Return the part of a choice that a recipe has; None if it has none of it."""
+def filter_known(recipe: Recipe, word: str | None) -> str | None:
+    """Return `word` without presets that the recipe lacks; None if none is left."""
     return ",".join(preset.name for preset in _presets(recipe, word)) or None
 
 
-def chosen(recipe: Recipe, word: str | None) -> Preset | None:
-    """Return the presets of a choice as one, later over earlier; None if the recipe has none."""
+def combine(recipe: Recipe, word: str | None) -> Preset | None:
+    """Return the presets in `word` as one preset; None if the recipe has none of them."""
     presets = _presets(recipe, word)
     if len(presets) < 2:
         return presets[0] if presets else None
@@ -27,12 +27,12 @@ def chosen(recipe: Recipe, word: str | None) -> Preset | None:
 
 
 def _presets(recipe: Recipe, word: str | None) -> list[Preset]:
-    """Return the presets of a choice that a recipe has."""
+    """Return the existing presets among the names in `word`."""
     return [recipe.presets[name] for name in split(word) if name in recipe.presets]
 
 
 def _merge(preset: Preset, base: Preset) -> Preset:
-    """Return a preset, and `base` for what the preset does not say."""
+    """Return a preset with missing values filled from `base`."""
     return Preset(
         name=f"{base.name},{preset.name}",
         inputs={**base.inputs, **preset.inputs},
@@ -51,7 +51,7 @@ def _merge_resources(resources: Resources | None, base: Resources | None) -> Res
 
 
 def of_input(recipe: Recipe, word: str | None, name: str) -> str:
-    """Return the preset of a choice that gives an input its value; empty if none does."""
+    """Return the preset in `word` that sets an input; empty if none does."""
     for preset in reversed(_presets(recipe, word)):
         if name in preset.inputs:
             return preset.name

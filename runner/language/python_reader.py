@@ -1,6 +1,6 @@
-"""Read the imports of a Python file from its syntax alone.  Runs nothing of it, opens no file.
+"""Read the imports of a Python file from its syntax.  Runs no code, opens no file.
 
-Imports below `if TYPE_CHECKING:` never happen, and are left out.
+Imports below `if TYPE_CHECKING:` are left out, because they never execute.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ _CHANGES: Final = frozenset({"append", "insert", "extend", "remove", "pop", "cle
 
 
 def read(source: str | bytes) -> Imports:
-    """Return the imports of a file.  Raises SyntaxError; ValueError for a NUL; RecursionError."""
+    """Return the imports in a source text.
+
+    Raises SyntaxError; ValueError for a NUL character; RecursionError.
+    """
     return of_tree(ast.parse(source))
 
 
 def of_tree(tree: ast.AST) -> Imports:
-    """Return the imports of a file that is parsed already."""
+    """Return the imports in a parsed file."""
     reader = _Reader()
     reader.visit(tree)
     return Imports(
@@ -94,19 +97,19 @@ class _Reader(ast.NodeVisitor):
 
 
 def _name(node: ast.expr) -> str:
-    """Return the last name of an expression: `b` of `a.b`; empty if it has none."""
+    """Return the last name of an expression: `b` of `a.b`; empty without a name."""
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""
 
 
 def _changes_path(function: ast.expr) -> bool:
-    """Whether a call of this function changes sys.path, such as `sys.path.append`."""
+    """Return whether this function changes sys.path, such as `sys.path.append`."""
     if not isinstance(function, ast.Attribute) or function.attr not in _CHANGES:
         return False
     return _is_path(function.value)
 
 
 def _is_path(node: ast.expr) -> bool:
-    """Whether an expression is sys.path."""
+    """Return whether an expression is sys.path."""
     return isinstance(node, ast.Attribute) and node.attr == "path" and _name(node.value) == "sys"

@@ -1,8 +1,8 @@
 """Recipe and its parts as values.
 
-Leaves that may hold a template stay as written (`Leaf`); everything else is parsed: durations are
-seconds, sizes are bytes.  `Step.origin` is the path of the step in the document, so that
-`document.locate(origin + …)` can point at any of its parts.
+A `Leaf` may hold a template and stays as written. Everything else is parsed: durations are in
+seconds, sizes in bytes. `Step.origin` is the path of the step in the document, so that
+`document.locate(origin + …)` can locate any of its parts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ InputType: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A typed value that the caller gives."""
+    """A typed input of a recipe."""
 
     name: str
     type: InputType
@@ -54,8 +54,8 @@ class Input:
     stream: bool = False
     member: bool = False  # FILE.py:NAME, a class or function in a file
 
-    def parted(self, address: str) -> tuple[str, str]:
-        """Split a value into the file and the `:NAME` behind it, which only a `member` has."""
+    def split_member(self, address: str) -> tuple[str, str]:
+        """Split the value of a `member` input, FILE:NAME; the name is empty for other inputs."""
         file, _, name = address.rpartition(":")
         is_file = file.endswith(".py") and "?" not in file
         if self.member and is_file and name.isidentifier():
@@ -65,7 +65,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A path that a step makes."""
+    """An output path of a step."""
 
     name: str
     path: str  # a template; without its trailing slash
@@ -79,7 +79,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A path that a step may leave half-done on purpose."""
+    """A path for checkpoints, which may be incomplete when a step stops."""
 
     name: str
     path: str  # a template; `state/<name>` unless the author says otherwise
@@ -92,7 +92,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Glob:
-    """A pattern of paths, and patterns of paths to leave out."""
+    """A pattern of paths, and patterns of excluded paths."""
 
     pattern: str
     exclude: tuple[str, ...]
@@ -108,12 +108,12 @@ class GitCode:
 
 @dataclass(frozen=True, slots=True)
 class AutoCode:
-    """`code: auto`: the scripts that the command starts, and the files that they import."""
+    """`code: auto`: the scripts in the command, and the files that they import."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Resources of a step, per node.  `None`: the recipe does not say."""
+    """Resources of a step, per node; None for unset values."""
 
     cpus: float | None = None
     memory: int | None = None  # bytes
@@ -125,7 +125,7 @@ class Resources:
     key: bool = False
 
     def over(self, base: Resources) -> Resources:
-        """Return these resources, and `base` for those that are None."""
+        """Return these resources with unset values from `base`."""
         return Resources(
             cpus=base.cpus if self.cpus is None else self.cpus,
             memory=base.memory if self.memory is None else self.memory,
@@ -138,10 +138,10 @@ class Resources:
         )
 
     def of_step(self, own: Resources, gpus: int | None) -> Resources:
-        """Return what a step that says `own` has of these, which stand above it in its recipe, a preset or a `uses`.
+        """Return the resources that a step with `own` resources inherits from its recipe.
 
-        `gpus`: how many the steps have by then that say nothing themselves.  Their machine is not that of a step that says
-        `gpus: 0`.
+        `gpus` is the number for steps without their own. A step with `gpus: 0` does not inherit the
+        properties of GPU machines.
         """
         if own.gpus == 0 and gpus:
             return Resources(pools=self.pools, key=self.key)
@@ -150,7 +150,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Select:
-    """`select`: the outputs of the instance of a matrix step whose metric is least or greatest.
+    """`select`: the outputs of the matrix instance with the lowest or highest metric.
 
     `step` is as written: `train`, or `s/train` for a step of the recipe that `s` uses.
     """
@@ -161,7 +161,7 @@ class Select:
 
     @property
     def source(self) -> str:
-        """The step of this recipe that is selected from, or has the selected step inside."""
+        """The step of this recipe with the matrix, or the `uses` step that contains it."""
         return self.step.partition("/")[0]
 
 
@@ -176,7 +176,7 @@ class Uses:
 
 @dataclass(frozen=True, slots=True)
 class Python:
-    """The Python of a step: from a lock file, of a version, or both; empty: any.
+    """The Python of a step: a lock file, a version, or both; empty for any Python.
 
     The lock is a requirements file with hashes, or `pylock.toml`, beside the recipe.
     """
@@ -187,9 +187,9 @@ class Python:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Where metrics are read: a JSONL file, or a pattern over the log of the step.
+    """The source of metrics: a JSONL file, or a pattern for log lines.
 
-    Neither: JSONL at `$RECIPE_METRICS`.
+    Without either, JSONL at `$RECIPE_METRICS`.
     """
 
     file: str | None = None
@@ -198,9 +198,9 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One command with its dependencies and outputs.
+    """One step with its command, dependencies and outputs.
 
-    Exactly one of `run`, `accelerate`, `uses`, `select` is there.
+    Exactly one of `run`, `accelerate`, `uses` and `select` is set.
     """
 
     id: str
@@ -236,13 +236,13 @@ class Step:
 
     @property
     def reads(self) -> list[str]:
-        """The paths and patterns of `deps`, without the excluded patterns."""
+        """Paths and patterns in `deps`, without excluded patterns."""
         return [dep if isinstance(dep, str) else dep.pattern for dep in self.deps]
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A named set of input values, and replacements for parts of the recipe."""
+    """A named set of input values and replacements for parts of the recipe."""
 
     name: str
     inputs: Mapping[str, Tree] = field(default_factory=dict)
@@ -267,7 +267,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One versioned training tool, as written."""
+    """One versioned recipe, as written."""
 
     name: str
     version: int
@@ -295,7 +295,7 @@ class Recipe:
     # the directory of its file.
     home: str = ""
     partial: bool = False  # parts with mistakes are left out
-    # Directory of its file, from `home`: paths with ./ or ../ in front begin there.
+    # Directory of the recipe file below `home`; paths with ./ or ../ are relative to it.
     folder: str = ""
 
     @property

@@ -1,4 +1,4 @@
-"""Write the language reference, as Markdown, from the descriptions in the schema."""
+"""Generate the language reference in Markdown from the descriptions in the schema."""
 
 from __future__ import annotations
 
@@ -87,12 +87,12 @@ _TABLES = (
 
 
 def markdown(schema: Schema) -> str:
-    """Return the reference: one table for each mapping of the language."""
+    """Return the reference, with one table per mapping of the language."""
     return "\n".join(line for heading in _TABLES for line in table(schema, *heading))
 
 
-def refreshed(text: str, schema: Schema) -> str:
-    """Return `text` with the reference written anew between its markers."""
+def refresh(text: str, schema: Schema) -> str:
+    """Return `text` with the generated reference between its markers."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{markdown(schema)}\n{END}{after}"
@@ -124,7 +124,7 @@ def _description(root: Schema, schema: Schema) -> str:
 
 
 def _kind(root: Schema, schema: Schema) -> str:
-    """Return the kind of value that a key takes, in a few words."""
+    """Return the type of a key's value in a few words."""
     if "not" in schema:
         return "reserved"
     if "$ref" in schema:

@@ -1,6 +1,6 @@
-"""Map a place in a scalar's value to the characters of the file that stand for it.
+"""Map characters of a scalar's value to their positions in the file.
 
-Through quotes, escapes, folds and indentation.
+Handles quotes, escapes, folds and indentation.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _BREAKS = re.compile(r"[ \t]*(?:\r\n?|\n)(?:[ \t]*(?:\r\n?|\n))*[ \t]*")
 
 
 def inside(source: str, base: int, value: str, offset: int, length: int | None) -> Span:
-    """Return the place in the file of `length` characters from `offset` of a scalar's value.
+    """Return the file span of `length` characters at `offset` in a scalar's value.
 
-    The scalar is written as `source` at `base`.  If its characters cannot be told apart, the
-    place of all of it.
+    `source` is the scalar's source text, which starts at `base`. If characters cannot be mapped,
+    the span is the whole scalar.
     """
     spans = _spans(source)
     if len(spans) != len(value):
@@ -36,7 +36,7 @@ def inside(source: str, base: int, value: str, offset: int, length: int | None) 
 
 
 def _spans(source: str) -> list[Span]:
-    """Return the span of each character of a scalar's value."""
+    """Return the source span of each character of a scalar's value."""
     if source[:1] in ("|", ">"):
         return _block_spans(source)
     quote = source[:1] if source[:1] in ("'", '"') else ""
@@ -63,17 +63,17 @@ def _spans(source: str) -> list[Span]:
 
 
 def _breaks(fold: re.Match[str]) -> list[Span]:
-    """Return the first character of each line break within a match of _BREAKS."""
+    """Return the index of each line break in a match of _BREAKS."""
     start = fold.start()
     found = _BREAK.finditer(fold.group())
     return [(start + each.start(), start + each.start() + 1) for each in found]
 
 
 def _read_escape(source: str, index: int, spans: list[Span]) -> int:
-    """Add the span of the escape at `index`, and return the index behind it."""
+    """Append the span of the escape at `index`, and return the index after it."""
     name = source[index + 1]
     if name in "\r\n":
-        # An escaped break joins the lines; blank lines after it still are line feeds.
+        # An escaped break joins the lines; following blank lines remain line feeds.
         fold = _BREAKS.match(source, index + 1)
         assert fold
         spans += _breaks(fold)[1:]
@@ -87,7 +87,7 @@ def _read_escape(source: str, index: int, spans: list[Span]) -> int:
 
 
 class _Line(NamedTuple):
-    """A line of a block: its text, and the end of its line break."""
+    """A line of a block scalar: its text and the end of its line break."""
 
     start: int
     end: int
@@ -124,7 +124,7 @@ def _block_spans(source: str) -> list[Span]:
 
 
 def _lines_of_block(source: str, index: int, marks: str) -> list[_Line]:
-    """Return the lines of a block, whose text begins behind its indentation."""
+    """Return the lines of a block, with text offsets after the indentation."""
     lines: list[_Line] = []
     while index < len(source):
         found = _BREAK.search(source, index)
@@ -146,10 +146,10 @@ def _indent(text: str) -> int:
 
 
 def _indent_of_block(texts: Sequence[str], marks: str) -> int:
-    """Return the indentation of a block: that of its first line.
+    """Return the indentation of a block, given by its first line.
 
-    With an explicit indentation the first line may be deeper than the block; then the shallowest
-    line tells it.
+    With an explicit indentation indicator, the first line may be deeper; then the shallowest line
+    counts.
     """
     indents = [_indent(text) for text in texts if text.strip(" ")]
     if not indents:
@@ -158,7 +158,7 @@ def _indent_of_block(texts: Sequence[str], marks: str) -> int:
 
 
 def _spans_of_lines(source: str, lines: Sequence[_Line], *, is_folded: bool) -> list[Span]:
-    """Return the spans of lines, the last of which is not empty, and of the breaks between."""
+    """Return the spans of lines and of the line breaks between them; the last line has text."""
     spans: list[Span] = []
     row = 0
     while row < len(lines):
@@ -181,5 +181,5 @@ def _spans_of_lines(source: str, lines: Sequence[_Line], *, is_folded: bool) -> 
 
 
 def _is_deeper(source: str, line: _Line) -> bool:
-    """Whether a line is indented deeper than its block."""
+    """Return whether a line is indented deeper than its block."""
     return source[line.start : line.start + 1] in (" ", "\t")

@@ -1,7 +1,4 @@
-"""Turn jsonschema's errors into faults in our own words, with what to do about each.
-
-Nothing of jsonschema's prose is shown.
-"""
+"""Turn jsonschema's errors into messages and fixes for the author."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runner.errors import did_you_mean
 
-from .schema_file import Schema, describe_key, expected, join, load, resolve, types_of
+from .schema_file import Schema, describe_expected, describe_key, join, load, resolve, types_of
 from .values import Where, is_number
 
 if TYPE_CHECKING:
@@ -23,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Fault(NamedTuple):
-    """A problem by its path in the value, before it has a line."""
+    """A problem with its path in the value, before its line is known."""
 
     code: str
     message: str
@@ -36,19 +33,19 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Mismatch:
-    """One error of jsonschema: a value that breaks a rule of its schema."""
+    """One jsonschema error: a value and the schema rule that it violates."""
 
     error: ValidationError
     path: Where  # of the value in the document
     schema: Schema
     value: Any
-    rule: Any  # what stands behind the keyword in the schema
+    rule: Any  # value of the keyword in the schema
 
 
 def explain(error: ValidationError, above: Where = ()) -> Iterator[Fault]:
-    """Yield what to tell the author about an error.
+    """Yield the faults behind a jsonschema error.
 
-    `above` is the path of the error's parent, if it is about one of several alternatives.
+    `above` is the path of the parent error, if this error belongs to one of several alternatives.
     """
     schema: Any = error.schema
     path: Where = (*above, *error.relative_path)
@@ -67,7 +64,7 @@ def explain(error: ValidationError, above: Where = ()) -> Iterator[Fault]:
 
 def _bad_name(mismatch: _Mismatch) -> Fault:
     name, path = mismatch.value, mismatch.path
-    message = f'"{_shorten(name)}" is not {expected(mismatch.schema)}'
+    message = f'"{_shorten(name)}" is not {describe_expected(mismatch.schema)}'
     return Fault("bad-name", message, (*path, name), _better_name(name, mismatch.schema), key=True)
 
 
@@ -92,9 +89,9 @@ def _missing_keys(mismatch: _Mismatch) -> Iterator[Fault]:
 
 
 def _any_of(mismatch: _Mismatch) -> Iterator[Fault]:
-    """Yield the faults of the alternative that the author meant, or say what all of them are.
+    """Yield the faults of the intended alternative, or one fault that names all alternatives.
 
-    The one meant has the kind of the value, and of mappings most of its keys.
+    The intended alternative accepts the value's type, and for mappings has the most keys in common.
     """
     path = mismatch.path
     errors_of: dict[int, list[ValidationError]] = {}
@@ -103,7 +100,7 @@ def _any_of(mismatch: _Mismatch) -> Iterator[Fault]:
     branches = [resolve(branch) for branch in mismatch.schema["anyOf"]]
     meant = [n for n, errors in errors_of.items() if not any(map(_is_of_another_kind, errors))]
     if not meant:
-        kinds = join([expected(branch) for branch in branches])
+        kinds = join([describe_expected(branch) for branch in branches])
         yield _wrong_type(path, kinds, mismatch.schema, mismatch.value)
         return
     closest = max(meant, key=lambda n: _count_known_keys(branches[n], mismatch.value))
@@ -112,9 +109,9 @@ def _any_of(mismatch: _Mismatch) -> Iterator[Fault]:
 
 
 def _is_of_another_kind(error: ValidationError) -> bool:
-    """Whether the value is not of the kind of an alternative at all.
+    """Return whether the value's type does not match an alternative.
 
-    An alternative that is a single word is of no kind but itself.
+    An alternative with a single allowed word matches only that word.
     """
     if error.relative_path:
         return False
@@ -124,7 +121,7 @@ def _is_of_another_kind(error: ValidationError) -> bool:
 
 
 def _count_known_keys(schema: Schema, value: object) -> int:
-    """Return how many keys of a mapping a schema has."""
+    """Return how many keys of a mapping exist in a schema."""
     if not isinstance(value, dict):
         return 0
     known = schema.get("properties", {})
@@ -132,9 +129,9 @@ def _count_known_keys(schema: Schema, value: object) -> int:
 
 
 def _one_of(mismatch: _Mismatch) -> Iterator[Fault]:
-    """Yield the fault of a mapping that has several of these keys, or none.
+    """Yield the fault of a mapping with several or none of the exclusive keys.
 
-    Nothing if one of them has a misspelt name, which is a fault of its own.
+    No fault if one of them is misspelt, because the unknown key is reported itself.
     """
     schema, value, path = mismatch.schema, mismatch.value, mismatch.path
     if not isinstance(value, dict):
@@ -154,7 +151,7 @@ def _one_of(mismatch: _Mismatch) -> Iterator[Fault]:
         yield Fault("missing-key", message, path, fix, key=True)
 
 
-def _reserved(mismatch: _Mismatch) -> Iterator[Fault]:
+def _explain_reserved(mismatch: _Mismatch) -> Iterator[Fault]:
     message = f'"{mismatch.path[-1]}" is not in this version of the language'
     fix = "start and stop the service in the step's script"
     yield Fault("reserved", message, mismatch.path, fix, key=True)
@@ -162,7 +159,7 @@ def _reserved(mismatch: _Mismatch) -> Iterator[Fault]:
 
 def _type(mismatch: _Mismatch) -> Iterator[Fault]:
     schema = mismatch.schema
-    yield _wrong_type(mismatch.path, expected(schema), schema, mismatch.value)
+    yield _wrong_type(mismatch.path, describe_expected(schema), schema, mismatch.value)
 
 
 def _enum(mismatch: _Mismatch) -> Iterator[Fault]:
@@ -177,10 +174,10 @@ def _enum(mismatch: _Mismatch) -> Iterator[Fault]:
 
 def _pattern(mismatch: _Mismatch) -> Iterator[Fault]:
     fix = _fix_of_pattern(mismatch.schema, mismatch.value, _mapping_around(mismatch.error))
-    yield _not_allowed(mismatch, expected(mismatch.schema), fix)
+    yield _not_allowed(mismatch, describe_expected(mismatch.schema), fix)
 
 
-def _bound(mismatch: _Mismatch) -> Iterator[Fault]:
+def _explain_bound(mismatch: _Mismatch) -> Iterator[Fault]:
     yield _not_allowed(mismatch, f"{_BOUNDS[str(mismatch.error.validator)]} {mismatch.rule}")
 
 
@@ -229,7 +226,7 @@ _EXPLAIN: Mapping[str, Callable[[_Mismatch], Iterator[Fault]]] = {
     "required": _missing_keys,
     "anyOf": _any_of,
     "oneOf": _one_of,
-    "not": _reserved,
+    "not": _explain_reserved,
     "type": _type,
     "enum": _enum,
     "pattern": _pattern,
@@ -238,7 +235,7 @@ _EXPLAIN: Mapping[str, Callable[[_Mismatch], Iterator[Fault]]] = {
     "minItems": _empty_collection,
     "minProperties": _empty_collection,
     "uniqueItems": _repeated_item,
-    **dict.fromkeys(_BOUNDS, _bound),
+    **dict.fromkeys(_BOUNDS, _explain_bound),
 }
 
 
@@ -299,7 +296,7 @@ def _unknown_key(key: str, known: tuple[str, ...], path: Where) -> Fault:
 
 
 def _fix_of_key(key: str, known: tuple[str, ...], path: Where) -> str:
-    """Return what to do about a key that is none of the `known`."""
+    """Return the fix for an unknown key."""
     if key in _PLACES and path[:1] in ((), ("steps",)):
         return _PLACE_FIX
     near = _nearest_key(key, known)
@@ -307,32 +304,32 @@ def _fix_of_key(key: str, known: tuple[str, ...], path: Where) -> str:
     if near in known:
         fix = did_you_mean(key, [near])
     elif near:
-        fix = f'it is called "{_KEYS_ELSEWHERE[near]}" here'
+        fix = f'use "{_KEYS_ELSEWHERE[near]}" instead'
     if not fix and 0 < len(known) <= 12:
-        fix = "the keys here are " + " ".join(known)
+        fix = "available keys: " + " ".join(known)
     return fix
 
 
 @lru_cache(1000)
 def _nearest_key(key: str, known: tuple[str, ...]) -> str:
-    """Return the known key, or another tool's word for one, that a key is nearest to."""
+    """Return the known key, or the other tool's key, most similar to a key."""
     elsewhere = [
         word for word, ours in _KEYS_ELSEWHERE.items() if ours in known and word not in known
     ]
-    # A word of another tool is taken for ours only if it is nearly that: "doc" is no "docker".
+    # Another tool's key must match closely: "doc" is not "docker".
     theirs = get_close_matches(key, elsewhere, n=len(elsewhere) or 1, cutoff=0.8)
     return next(iter(get_close_matches(key, [*known, *theirs], n=1, cutoff=0.6)), "")
 
 
 def _is_misspelt(schema: Schema, value: Mapping[str, object], keys: Sequence[str]) -> bool:
-    """Whether an unknown key of a mapping is meant for one of these keys."""
+    """Return whether an unknown key of a mapping probably means one of these keys."""
     known = tuple(schema.get("properties", ()))
     near = [_nearest_key(key, known) for key in value if key not in known]
     return any(word in keys or _KEYS_ELSEWHERE.get(word) in keys for word in near)
 
 
 def _fix_indentation(path: Where) -> str:
-    """Return what to do about a step that has the name of a key of steps."""
+    """Return the fix for a step that is named like a key of steps."""
     if len(path) == 2 and path[0] == "steps" and path[1] in load()["$defs"]["step"]["properties"]:
         return f'indent it further, if it is "{path[1]}" of the step above'
     return ""
@@ -362,7 +359,7 @@ def _fix_of_null(path: Where, wanted: str) -> str:
     if "outputs" in path:
         return 'inside { } a comma starts a new key; quote text that contains a comma: "x,y"'
     if len(path) == 1 and wanted == "a mapping":
-        return f'indent what belongs to "{path[0]}"'
+        return f'indent the lines below "{path[0]}"'
     return "add a value, or remove the key"
 
 
@@ -404,7 +401,7 @@ def _fix_of_text(value: str, path: Where, schema: Schema) -> str:
 
 
 def _better_name(name: str, schema: Schema) -> str:
-    """Return a fix with a name that is allowed, made from one that is not."""
+    """Return a fix with a valid name derived from an invalid one."""
     if "A-Z" in schema.get("pattern", ""):
         return ""
     lower = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
@@ -415,7 +412,7 @@ def _better_name(name: str, schema: Schema) -> str:
 
 
 def _mapping_around(error: ValidationError) -> Mapping[str, object]:
-    """Return the mapping of a wrong value that is one of several alternatives."""
+    """Return the mapping that contains a wrong value of one of several alternatives."""
     found: Any = error.parent.instance if error.parent is not None else None
     return found if isinstance(found, dict) else {}
 
@@ -441,7 +438,7 @@ _SECTIONS = {"steps": "step", "inputs": "input", "presets": "preset"}
 
 
 def _describe(path: Where) -> str:
-    """Return in words what stands at `path`: `"deps[0]" of step "train"`."""
+    """Return the name of the value at `path` for messages: `"deps[0]" of step "train"`."""
     owner, rest = "the recipe", path
     if len(path) > 1 and path[0] in _SECTIONS:
         owner, rest = f'{_SECTIONS[str(path[0])]} "{_shorten(path[1])}"', path[2:]
@@ -453,7 +450,7 @@ def _describe(path: Where) -> str:
 
 
 def _describe_value(value: object) -> str:
-    """Return a value as the author sees it, short enough for a sentence."""
+    """Return a short form of a value for messages."""
     if isinstance(value, bool):
         return str(value).lower()
     if value is None:

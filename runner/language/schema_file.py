@@ -1,4 +1,4 @@
-"""The schema of the language, read from its file, and what it says of a value, in words."""
+"""The schema of the language: load it, resolve references, describe its types."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def load() -> Schema:
 
 
 def resolve(schema: Schema) -> Schema:
-    """Return the schema itself, or the definition that it refers to."""
+    """Return a schema, or the definition that its `$ref` names."""
     if "$ref" not in schema:
         return schema
     return load()["$defs"][schema["$ref"].removeprefix("#/$defs/")]
 
 
 def types_of(schema: Schema) -> set[str]:
-    """Return every type that a schema accepts at its top."""
+    """Return all types that a schema accepts."""
     schema = resolve(schema)
     if "anyOf" in schema:
         return set().union(*map(types_of, schema["anyOf"]))
@@ -66,15 +66,15 @@ def _types(schema: Schema) -> Sequence[str]:
     return [types] if isinstance(types, str) else types
 
 
-def expected(schema: Schema) -> str:
-    """Return in words what a value must be: the schema's title, or else its types."""
+def describe_expected(schema: Schema) -> str:
+    """Return the expected value for messages: the schema's title, or else its types."""
     if "title" in schema:
         return str(schema["title"])
     return join([_TYPES[word] for word in _types(schema)])
 
 
 def describe_key(schema: Schema, key: str) -> str:
-    """Return the first sentence of a key's description, or an empty text."""
+    """Return the first sentence of a key's description; empty without one."""
     text = str(schema.get("properties", {}).get(key, {}).get("description", ""))
     sentence = re.split(r"(?<=[.:]) ", text, maxsplit=1)[0].rstrip(".:")
     return f"{key}: {sentence[:1].lower()}{sentence[1:]}" if sentence else ""

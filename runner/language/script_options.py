@@ -1,7 +1,7 @@
-"""The options that a Python script takes by argparse, from syntax alone.
+"""Read the argparse options of a Python script from its syntax, without running it.
 
-What cannot be known for certain is left open: a parser of another library, options whose names are
-computed, a parser that other code may add to.
+Uncertain cases give no result: other parser libraries, computed option names, and parsers that
+other code may extend.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ _MANY: Final = 1 << 30
 _CHANGES_OF_WORDS: Final = frozenset({"append", "insert", "extend", "remove", "pop", "clear"})
 _GROUPS: Final = frozenset({"add_argument_group", "add_mutually_exclusive_group"})
 _OPEN_KEYWORDS: Final = frozenset({"parents", "prefix_chars", "fromfile_prefix_chars"})
+_OPEN_CALLS: Final = frozenset({"add_subparsers", "set_defaults", "CLI", "LightningCLI", "Fire"})
+_PRIVATE_NAMES: Final = frozenset({"_actions", "_option_string_actions"})
 _VALUES: Final = {"store": (1, 1), "append": (1, 1), "extend": (1, _MANY)}
 _NARGS: Final = {"?": (0, 1), "+": (1, _MANY), "None": (1, 1)}
 _BARE: Final = frozenset(
@@ -22,7 +24,7 @@ _BARE: Final = frozenset(
 
 
 class ScriptOption(NamedTuple):
-    """One option, or one operand where `flags` is empty, with the least and the most values that it takes."""
+    """One option with its minimum and maximum number of values; an operand has no `flags`."""
 
     name: str
     flags: tuple[str, ...]
@@ -30,11 +32,11 @@ class ScriptOption(NamedTuple):
     most: int
     required: bool = False
     choices: tuple[str, ...] = ()
-    number: str = ""  # int or float, where its values must be numbers
+    number: str = ""  # int or float, if its values must be numbers
 
 
 class ScriptOptions(NamedTuple):
-    """All that a script takes.  `strict`: it refuses what it does not know."""
+    """All options of a script; `strict` if it rejects unknown options."""
 
     options: tuple[ScriptOption, ...]
     strict: bool = True
@@ -45,24 +47,23 @@ class ScriptOptions(NamedTuple):
         return tuple(option for option in self.options if not option.flags)
 
     def find(self, flag: str) -> ScriptOption | None:
-        """The option of this name, or of which it is the beginning, as argparse takes both."""
+        """Return the option with this flag or abbreviation, as in argparse; None without one."""
         for option in self.options:
             if flag in option.flags:
                 return option
         if not flag.startswith("--") or not self.abbreviations:
             return None
-        long = [
-            option
-            for option in self.options
-            if any(each.startswith(flag) for each in option.flags if each.startswith("--"))
-        ]
-        return long[0] if long else None
+        for option in self.options:
+            long = [each for each in option.flags if each.startswith("--")]
+            if any(each.startswith(flag) for each in long):
+                return option
+        return None
 
 
 def options_of(entry: str, trees: Mapping[str, ast.Module]) -> ScriptOptions | None:
-    """What the script `entry` takes; None where that is not certain.
+    """Return the options of the script `entry`; None if they are uncertain.
 
-    `trees`: it and all files that it imports, by their paths.
+    `trees` has the syntax trees of the script and of all files that it imports, by path.
     """
     try:
         return _Reader(entry, trees).read()
@@ -71,33 +72,33 @@ def options_of(entry: str, trees: Mapping[str, ast.Module]) -> ScriptOptions | N
 
 
 class _Open(Exception):
-    """What a script takes is not written out."""
+    """The options of a script are uncertain."""
 
 
 class _Scope(NamedTuple):
-    """Statements with the file that they stand in."""
+    """Statements and their file."""
 
     file: str
     body: Sequence[ast.stmt]
-    certain: bool  # whether they are executed in each run of the script
+    certain: bool  # whether they execute in every run of the script
 
 
 class _Reader:
-    """Follows a script from function to function, as its calls may go, and collects its options."""
+    """Follows the calls of a script from function to function, and collects its options."""
 
     def __init__(self, entry: str, trees: Mapping[str, ast.Module]) -> None:
         self._entry, self._trees = entry, trees
         self._definitions = {file: _definitions(tree) for file, tree in trees.items()}
         self._modules = {file: _modules(tree) for file, tree in trees.items()}
         self._names = {file: _imported_names(tree) for file, tree in trees.items()}
-        self._seen: dict[int, bool] = {}  # function, and whether it is certain to be called
+        self._seen: dict[int, bool] = {}  # function id -> whether a call is certain
         self._options: dict[tuple[int, tuple[str, ...]], ScriptOption] = {}  # by call and names
         self._parsers: set[int] = set()
         self._waiting: list[_Scope] = []
         self._strict = self._abbreviations = True
 
     def read(self) -> ScriptOptions:
-        """Raise _Open if it is not certain what the script takes."""
+        """Return the options.  Raises _Open if they are uncertain."""
         for file, tree in self._trees.items():
             self._check_names(tree)
             self._waiting.append(_Scope(file, tree.body, True))
@@ -108,23 +109,13 @@ class _Reader:
         return ScriptOptions(tuple(self._options.values()), self._strict, self._abbreviations)
 
     def _check_names(self, tree: ast.Module) -> None:
-        """Raise _Open if a file changes sys.argv, or reaches into a parser."""
+        """Raise _Open if a file changes sys.argv or the private data of a parser."""
         for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and node.attr in (
-                "_actions",
-                "_option_string_actions",
-            ):
+            if isinstance(node, ast.Attribute) and node.attr in _PRIVATE_NAMES:
                 raise _Open
-            if isinstance(node, (ast.Assign, ast.AugAssign, ast.Delete)):
-                targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets
-                if any(_is_argv(each) or _name(each) == "required" for each in targets):
-                    raise _Open
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Attribute)
-                and node.func.attr in _CHANGES_OF_WORDS
-                and _is_argv(node.func.value)
-            ):
+            if any(_is_argv(each) or _name(each) == "required" for each in _targets(node)):
+                raise _Open
+            if isinstance(node, ast.Call) and _changes_argv(node.func):
                 raise _Open
 
     # -- statements --
@@ -156,7 +147,7 @@ class _Reader:
                     self._inner(child, scope, known)
 
     def _inner(self, node: ast.AST, scope: _Scope, known: Mapping[str, str]) -> None:
-        """What is executed perhaps: the parts of `while`, `try`, `match`, of a class."""
+        """Read code that may not execute: parts of `while`, `try`, `match`, or a class."""
         for child in ast.iter_child_nodes(node) if not isinstance(node, ast.stmt) else [node]:
             if isinstance(child, ast.stmt):
                 self._statement(child, scope, known, False)
@@ -191,7 +182,7 @@ class _Reader:
         if isinstance(node, ast.Call):
             self._call(node, scope, known, certain)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            self._visit(self._named(node.id, scope.file), False)
+            self._visit(self._resolve_name(node.id, scope.file), False)
         perhaps = (ast.IfExp, ast.BoolOp, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp)
         certain = certain and not isinstance(node, (*perhaps, ast.GeneratorExp))
         for child in ast.iter_child_nodes(node):
@@ -207,7 +198,7 @@ class _Reader:
             self._parser(node, scope.file)
         elif word == "add_argument":
             self._add(node, known, certain)
-        elif word in ("add_subparsers", "set_defaults", "CLI", "LightningCLI", "Fire"):
+        elif word in _OPEN_CALLS:
             raise _Open
         elif word.startswith("parse_known"):
             self._strict = False
@@ -215,25 +206,26 @@ class _Reader:
             if node.args and not _is_command_line(node.args[0]):
                 raise _Open
         elif word not in _GROUPS:
-            found, sure = self._target(node.func, scope.file)
-            if not found and any(_is_parser(each, scope) for each in node.args):
-                raise _Open
-            self._visit(found, certain and sure)
+            self._follow(node, scope, certain)
+
+    def _follow(self, node: ast.Call, scope: _Scope, certain: bool) -> None:
+        """Visit the functions that a call may mean."""
+        found, sure = self._target(node.func, scope.file)
+        if not found and any(_is_parser(each, scope) for each in node.args):
+            raise _Open
+        self._visit(found, certain and sure)
 
     def _parser(self, node: ast.Call, file: str) -> None:
         named = ast.unparse(node.func)
-        origin = self._names[file].get(named, ("", ""))[0] or named.rpartition(".")[0]
-        if origin != "argparse" or any(each.arg in _OPEN_KEYWORDS for each in node.keywords):
+        module, _ = self._names[file].get(named, ("", ""))
+        origin = module or named.rpartition(".")[0]
+        given = {each.arg: each.value for each in node.keywords}
+        if origin != "argparse" or None in given or not _OPEN_KEYWORDS.isdisjoint(given):
             raise _Open
         self._parsers.add(id(node))
-        given = {each.arg: each.value for each in node.keywords}
-        if None in given:
-            raise _Open
-        short = given.get("allow_abbrev")
-        if isinstance(short, ast.Constant) and short.value is False:
+        if _is_false(given.get("allow_abbrev")):
             self._abbreviations = False
-        extra = given.get("add_help")
-        if not (isinstance(extra, ast.Constant) and extra.value is False):
+        if not _is_false(given.get("add_help")):
             self._options[0, ()] = ScriptOption("--help", ("-h", "--help"), 0, 0)
 
     def _add(self, node: ast.Call, known: Mapping[str, str], certain: bool) -> None:
@@ -247,9 +239,9 @@ class _Reader:
     # -- functions --
 
     def _target(self, function: ast.expr, file: str) -> tuple[list[ast.AST], bool]:
-        """The functions of the files that a call may mean, and whether it is one for certain."""
+        """Return the functions that a call may mean, and whether it certainly calls one of them."""
         if isinstance(function, ast.Name):
-            found = self._named(function.id, file)
+            found = self._resolve_name(function.id, file)
             return found, len(found) == 1
         if not isinstance(function, ast.Attribute):
             return [], False
@@ -270,8 +262,8 @@ class _Reader:
         ]
         return everywhere, False
 
-    def _named(self, name: str, file: str) -> list[ast.AST]:
-        """The functions and classes that a bare name of a file may mean."""
+    def _resolve_name(self, name: str, file: str) -> list[ast.AST]:
+        """Return the functions and classes that a plain name in a file may mean."""
         if own := self._definitions[file].get(name):
             return list(own)
         if name not in self._names[file]:
@@ -291,16 +283,19 @@ class _Reader:
             if known or known is certain:
                 continue
             self._seen[id(definition)] = certain
-            file = next(
-                file
-                for file, definitions in self._definitions.items()
-                if any(definition in each for each in definitions.values())
-            )
             if isinstance(definition, ast.ClassDef):
                 methods = [each for each in definition.body if isinstance(each, ast.FunctionDef)]
                 self._visit(methods, False)
             elif isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                file = self._file_of(definition)
                 self._waiting.append(_Scope(file, definition.body, certain))
+
+    def _file_of(self, definition: ast.AST) -> str:
+        return next(
+            file
+            for file, definitions in self._definitions.items()
+            if any(definition in each for each in definitions.values())
+        )
 
 
 # -- parts of a file --
@@ -315,7 +310,7 @@ def _definitions(tree: ast.Module) -> dict[str, list[ast.AST]]:
 
 
 def _modules(tree: ast.Module) -> dict[str, str]:
-    """The names that stand for modules, or may do so."""
+    """Return imported names that are or may be modules, with the module's full name."""
     found: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -324,7 +319,7 @@ def _modules(tree: ast.Module) -> dict[str, str]:
 
 
 def _imported_names(tree: ast.Module) -> dict[str, tuple[str, str]]:
-    """The names that `from MODULE import NAME` brings, with both."""
+    """Return the names from `from MODULE import NAME`, each with its module and original name."""
     return {
         alias.asname or alias.name: (node.module or "", alias.name)
         for node in ast.walk(tree)
@@ -334,7 +329,7 @@ def _imported_names(tree: ast.Module) -> dict[str, tuple[str, str]]:
 
 
 def _stem(file: str) -> str:
-    """The last part of the name by which a file is imported."""
+    """Return the last part of a file's module name."""
     return _last(file.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
 
 
@@ -343,14 +338,14 @@ def _last(module: str) -> str:
 
 
 def _name(node: ast.AST) -> str:
-    """The last name of an expression: `b` of `a.b`; empty if it has none."""
+    """Return the last name of an expression: `b` of `a.b`; empty without a name."""
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""
 
 
 def _expressions(node: ast.AST) -> Iterator[ast.expr]:
-    """An expression, or those inside of a keyword, a comprehension or a slice."""
+    """Yield an expression, or those inside a keyword, a comprehension or a slice."""
     if isinstance(node, ast.expr):
         yield node
         return
@@ -367,15 +362,33 @@ def _is_argv(node: ast.AST) -> bool:
     return isinstance(bare, ast.Attribute) and bare.attr == "argv" and _name(bare.value) == "sys"
 
 
+def _is_false(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and node.value is False
+
+
+def _targets(node: ast.AST) -> Sequence[ast.expr]:
+    """Return the targets of an assignment or deletion; empty for other nodes."""
+    if isinstance(node, ast.AugAssign):
+        return [node.target]
+    return node.targets if isinstance(node, (ast.Assign, ast.Delete)) else []
+
+
+def _changes_argv(function: ast.expr) -> bool:
+    """Return whether a called function changes sys.argv, such as `sys.argv.append`."""
+    if not isinstance(function, ast.Attribute):
+        return False
+    return function.attr in _CHANGES_OF_WORDS and _is_argv(function.value)
+
+
 def _is_command_line(node: ast.expr) -> bool:
-    """Whether an argument of `parse_args` is the command line: sys.argv, None, or a parameter."""
+    """Return whether an argument of `parse_args` is sys.argv, None, or a variable."""
     if isinstance(node, ast.Constant):
         return node.value is None
     return _is_argv(node) or isinstance(node, ast.Name)
 
 
 def _is_parser(node: ast.expr, scope: _Scope) -> bool:
-    """Whether a name is used as a parser in these statements."""
+    """Return whether a name is used as a parser in these statements."""
     if not isinstance(node, ast.Name):
         return False
     return any(
@@ -388,7 +401,7 @@ def _is_parser(node: ast.expr, scope: _Scope) -> bool:
 
 
 def _turns(node: ast.For) -> Iterator[dict[str, str]]:
-    """The texts that the names of a loop have, turn by turn; nothing if they are not written out."""
+    """Yield the text values of a loop's variables per iteration; nothing for a computed loop."""
     items = node.iter.elts if isinstance(node.iter, (ast.Tuple, ast.List)) else []
     for item in items:
         turn: dict[str, str] = {}
@@ -402,7 +415,7 @@ def _turns(node: ast.For) -> Iterator[dict[str, str]]:
 
 
 def _text(node: ast.AST, known: Mapping[str, str]) -> str | None:
-    """A text that is written out; None if it is computed."""
+    """Return the value of a literal text; None if it is computed."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
     if isinstance(node, ast.Name):
@@ -411,12 +424,18 @@ def _text(node: ast.AST, known: Mapping[str, str]) -> str | None:
         return None
     parts: list[str] = []
     for each in node.values:
-        inner = each.value if isinstance(each, ast.FormattedValue) else each
-        part = _text(inner, known)
-        if part is None or (isinstance(each, ast.FormattedValue) and each.format_spec):
+        part = _text_of_part(each, known)
+        if part is None:
             return None
         parts.append(part)
     return "".join(parts)
+
+
+def _text_of_part(part: ast.expr, known: Mapping[str, str]) -> str | None:
+    """Return the text of a part of an f-string; None if it is computed or has a format."""
+    if not isinstance(part, ast.FormattedValue):
+        return _text(part, known)
+    return None if part.format_spec else _text(part.value, known)
 
 
 # -- one option --
@@ -456,12 +475,15 @@ def _action(given: Mapping[str | None, ast.expr]) -> str:
 
 
 def _counts(given: Mapping[str | None, ast.expr], operand: bool) -> tuple[int, int]:
-    """How many values an option takes, at least and at most.  Raises _Open where it takes the rest of the line."""
+    """Return the minimum and maximum number of values of an option.
+
+    Raises _Open for options that take the rest of the line.
+    """
     action = _action(given)
     if action in _BARE or action == "BooleanOptionalAction":
         return 0, 0
     if action not in _VALUES:
-        return 0, _MANY  # an action of its own
+        return 0, _MANY  # a custom action
     nargs = given.get("nargs")
     if nargs is None:
         return _VALUES[action]

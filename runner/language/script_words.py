@@ -1,4 +1,4 @@
-"""Compare the words that a command gives a script with the options that the script takes."""
+"""Check the arguments in a command against the options of its script."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _HOLE = "\0"  # stands for an expression in a script
 
 
 class GivenWord(NamedTuple):
-    """One word of a command, or as many as the value of a template has: then `text` is the template, and `free`."""
+    """One word of a command.
+
+    A template that may expand to any number of words has `free`; `text` is then the template.
+    """
 
     text: str
     where: Where
@@ -32,16 +35,16 @@ class GivenWord(NamedTuple):
 
 
 class WordFault(NamedTuple):
-    """What a script will refuse, where it stands, and what may be meant."""
+    """An argument that the script would reject, with its position and a suggestion."""
 
     message: str
     where: Where
     fix: str = ""
-    word: str = ""  # as it is written
+    word: str = ""  # source text
 
 
 def words_of_list(run: Sequence[Tree], script: str, where: Where) -> list[GivenWord] | None:
-    """The words behind the script in a list of arguments; None if the script is not among them."""
+    """Return the words after the script in a list of arguments; None without the script."""
     words = list(_leaves(run, where))
     for n, word in enumerate(words):
         if word.text == script and not word.free:
@@ -50,7 +53,7 @@ def words_of_list(run: Sequence[Tree], script: str, where: Where) -> list[GivenW
 
 
 def words_of_mapping(args: Mapping[str, Tree], where: Where) -> list[GivenWord]:
-    """The words of `args: {name: value}`."""
+    """Return the words of `args: {name: value}`."""
     words: list[GivenWord] = []
     for name, value in args.items():
         place = (*where, name)
@@ -65,9 +68,9 @@ def words_of_mapping(args: Mapping[str, Tree], where: Where) -> list[GivenWord]:
 def words_of_script(
     run: str, script: str, where: Where, starters: re.Pattern[str]
 ) -> list[GivenWord] | None:
-    """The words behind a file in a shell script; None if they are not certain.
+    """Return the words after a file in a shell script; None if they are uncertain.
 
-    The script names the file once, behind a program of `starters` or its `-m`, on one line.
+    The script must name the file once, after a program in `starters` or its `-m`, on one line.
     """
     text = re.sub(r"\{\{.*?\}\}", _HOLE, run, flags=re.DOTALL).replace("\\\n", " ")
     lines = [line for line in text.splitlines() if script in line]
@@ -103,14 +106,14 @@ def _leaves(items: Sequence[Tree], where: Where) -> Iterator[GivenWord]:
 
 
 def _is_free(item: Tree) -> bool:
-    """Whether a template may become any number of words: nothing stands beside its expression."""
+    """Return whether a text is only a template, which may expand to any number of words."""
     return isinstance(item, str) and item.lstrip().startswith("{{") and item.rstrip().endswith("}}")
 
 
 def faults(
     script: str, takes: ScriptOptions, words: Sequence[GivenWord], where: Where
 ) -> list[WordFault]:
-    """What the script will refuse of these words, whatever the values of templates are."""
+    """Return the faults that the script would report for any values of the templates."""
     reader = _Words(script, takes)
     for word in words:
         if not reader.take(word):
@@ -121,13 +124,13 @@ def faults(
 
 
 class _Words:
-    """Reads words one after the other, as argparse does."""
+    """Reads words in order, like argparse."""
 
     def __init__(self, script: str, takes: ScriptOptions) -> None:
         self._script, self._takes = script, takes
         self._option: ScriptOption | None = None  # whose values follow
         self._begin: GivenWord | None = None  # the word of this option
-        self._values = 0  # of it so far
+        self._values = 0  # number of values of the current option
         self._free = False  # whether a value of any length stood since
         self._operands = 0
         self._given: set[str] = set()
@@ -135,7 +138,7 @@ class _Words:
         self.found: list[WordFault] = []
 
     def take(self, word: GivenWord) -> bool:
-        """Read the next word; False where what follows cannot be judged."""
+        """Read the next word; return False if the rest cannot be checked."""
         text = word.text
         if word.free:
             self._take_free(text)
@@ -151,7 +154,7 @@ class _Words:
         return True
 
     def finish(self) -> None:
-        """Judge the option whose values are over."""
+        """Check the current option after its last value."""
         option, begin = self._option, self._begin
         if option and begin and self._values < option.least and not self._free:
             count = "a value" if option.least == 1 else f"{option.least} values"
@@ -159,7 +162,7 @@ class _Words:
         self._option, self._values, self._free = None, 0, False
 
     def check_required(self, where: Where) -> None:
-        """Judge what is not given at all."""
+        """Report required options that are missing."""
         if self.anything:
             return
         for option in self._takes.options:
@@ -181,7 +184,7 @@ class _Words:
         if option is None:
             if self._takes.strict:
                 self._say(f"{self._script} has no option {flag}", word, self._nearest(flag))
-            self._free = True  # what follows belongs to nothing
+            self._free = True  # following words are not checked as operands
             return
         self._given.add(option.name)
         self._option, self._begin = option, word
@@ -195,7 +198,7 @@ class _Words:
         self._free = False
 
     def _nearest(self, flag: str) -> str:
-        """What may be meant by an option that there is not."""
+        """Return a suggestion for an unknown option."""
         known = [each for option in self._takes.options for each in option.flags]
         known = [each for each in known if each.startswith("--") and each != "--help"]
         return did_you_mean(flag, known) or (f"it has {', '.join(known[:_SHOWN])}" if known else "")
@@ -210,7 +213,7 @@ class _Words:
         self._operands += 1
         room = sum(each.most for each in self._takes.operands)
         if self._operands > room and not self._free and self._takes.strict:
-            self._say(f'{self._script} has no place for "{word.text}"', word)
+            self._say(f'{self._script} takes no argument "{word.text}"', word)
 
     def _take_free(self, text: str) -> None:
         option = self._option

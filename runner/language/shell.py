@@ -1,11 +1,10 @@
-"""Put values into a shell script.  The shell that runs the script never parses a value as source.
+"""Insert template values into a shell script, safe from code injection.
 
-Every expression becomes a variable that is set in front of the script: `"${_recipe_1}"` where words
-are split, `${_recipe_1}` where quotes already hold.  A shell does not read the value of a variable
-as source, so a wrong guess of `shell_reader` costs word splitting, never an injection.  Where a
-shell does evaluate a value (arithmetic, names of variables, `eval`), only a whole number can stand,
-or nothing: `interpreters` knows the commands.  /bin/sh may be bash, so what bash evaluates counts
-for `sh` too.
+Every expression becomes a variable that is assigned before the script: `"${_recipe_1}"` where words
+are split, `${_recipe_1}` inside quotes. A shell does not parse the value of a variable as code, so
+an error of `shell_reader` can only cause word splitting. Where a shell evaluates a value
+(arithmetic, variable names, `eval`), only a whole number or nothing is allowed; `interpreters`
+knows these commands. /bin/sh may be bash, so bash's rules apply to `sh` too.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _NUMBER = re.compile(r"[+-]?[0-9]+")
 
 
 def script(text: str, scope: Scope, reads: Reads | None = None, *, bash: bool = False) -> str:
-    """Return the script with a variable for each expression, and their assignments in front.
+    """Return the script with variables for its expressions, after their assignments.
 
     Raises TemplateError.
     """
@@ -47,7 +46,7 @@ class _ScriptWriter:
         self._parts: list[str] = []  # of the script
         self._end = 0  # index behind the last expression
         self._count = 0  # expressions so far
-        self._prefix = "_recipe"  # of the variables; the script names none like it
+        self._prefix = "_recipe"  # prefix of variables; absent from the script
         while self._prefix in text:
             self._prefix += "_"
 
@@ -73,7 +72,7 @@ class _ScriptWriter:
         return "".join((*self._assignments, *self._parts, self._text[self._end :]))
 
     def _assign(self, name: str, value: object, expression: Expression, position: Position) -> str:
-        """Set a variable to a value, and return the word that reads it."""
+        """Assign a value to a variable, and return the word that reads the variable."""
         text = expression.text(value)
         _check_value(value, text, expression, position)
         self._assignments.append(f"{name}={_quote(text)}\n")
@@ -85,18 +84,18 @@ class _ScriptWriter:
 
 
 def _variables(variable: str, value: object, position: Position) -> list[tuple[str, object]]:
-    """Return the variables that a value needs: a list that is a whole word needs one an item."""
+    """Return the variables for a value: a list as a whole word needs one per item."""
     if not position.alone:
         return [(variable, value)]
     if isinstance(value, Unknown) and value.textless and LIST in value.kinds:
-        return []  # as many words as it has items, which may be none
+        return []  # an unknown list may have no items
     if isinstance(value, (list, tuple)):
         return [(f"{variable}_{number}", item) for number, item in enumerate(value, 1)]
     return [(variable, value)]
 
 
 def _check_value(value: object, text: str, expression: Expression, position: Position) -> None:
-    """Refuse a value that a shell would evaluate, or take for an option.  Raises TemplateError."""
+    """Raise TemplateError for a value that the shell would evaluate or read as an option."""
     offset, length = expression.offset, expression.length
     if "\0" in text:
         raise TemplateError("a NUL character cannot be in a script", offset, length)
@@ -111,16 +110,16 @@ def _check_value(value: object, text: str, expression: Expression, position: Pos
 
 
 def _may_be_whole(value: object, text: str) -> bool:
-    """Whether a value is a whole number, or may be one."""
+    """Return whether a value is a whole number, or an unknown that may be one."""
     if isinstance(value, Unknown):
         return bool(value.kinds & {INTEGER, TEXT})
     return _NUMBER.fullmatch(text) is not None
 
 
 def errors(text: str, *, bash: bool = False) -> tuple[TemplateError, ...]:
-    """Return the errors of expressions that stand where no value can, whatever its value is.
+    """Return the errors of expressions at places where no value is allowed.
 
-    If an expression cannot be read, only the error of that one.
+    If an expression is invalid, only its error.
     """
     try:
         return read(text, bash).errors if has(text) else ()
@@ -129,7 +128,7 @@ def errors(text: str, *, bash: bool = False) -> tuple[TemplateError, ...]:
 
 
 def warnings(text: str, bash: bool = False) -> list[Doubt]:
-    """Return what is probably not meant, in order; nothing if an expression cannot be read."""
+    """Return probable mistakes in order; none if an expression is invalid."""
     try:
         reading = read(text, bash)
     except TemplateError:
@@ -142,9 +141,9 @@ def warnings(text: str, bash: bool = False) -> list[Doubt]:
 
 
 def doubts_of_arguments(items: Sequence[str]) -> Iterator[tuple[int, Doubt]]:
-    """Yield the arguments of a command that the interpreter it starts reads as source.
+    """Yield the arguments of a command that its interpreter evaluates as code.
 
-    Each with its index and what to do about it; nothing if an expression cannot be read.
+    Each with its index and a fix; none if an expression is invalid.
     """
     try:
         words = [Word(at, at + 1, _mark_values(item)) for at, item in enumerate(items)]
@@ -156,7 +155,7 @@ def doubts_of_arguments(items: Sequence[str]) -> Iterator[tuple[int, Doubt]]:
 
 
 def _mark_values(item: str) -> str:
-    """Return an argument with a mark in the place of each expression.  Raises TemplateError."""
+    """Return an argument with a mark in place of each expression.  Raises TemplateError."""
     text, end = "", 0
     for expression in expressions(item):
         text += item[end : expression.offset] + VALUE

@@ -1,4 +1,7 @@
-"""Read quotes, expansions, comments and here-documents of a script, with expressions as atoms."""
+"""Read the quotes, expansions, comments and here-documents of a shell script.
+
+Template expressions are read as atoms.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _COMPUTED = re.compile(r"\$\{?!?([A-Za-z_][A-Za-z0-9_]*)|([A-Za-z_][A-Za-z0-9_]*
 
 
 class _Context(NamedTuple):
-    """Which characters mean something in a text."""
+    """The characters with a special meaning in a text."""
 
     quoted: bool  # values need no quotes of their own
     heredoc: bool = False  # double quotes mean nothing
@@ -25,7 +28,7 @@ _IN_HEREDOC = _Context(quoted=True, heredoc=True)
 
 
 class Expansions:
-    """Reads the expansions of one script.  Each method returns the index behind what it read.
+    """Reads the expansions of one script; each method returns the index after its text.
 
     `commands` reads a list of commands inside an expansion.
     """
@@ -50,7 +53,7 @@ class Expansions:
         return at + 1
 
     def ends_twice(self, at: int) -> bool:
-        """Whether the `((` before `at` is closed by `))`; if not, it begins a subshell."""
+        """Return whether the `((` before `at` ends with `))`; otherwise it is a subshell."""
         depth = 0
         for position, char in self._characters(at):
             if char == "(":
@@ -67,19 +70,19 @@ class Expansions:
             if at in self.spans:
                 at = self.spans[at]
             elif self.text[at] == "\\":
-                at = self.escaped(at)
+                at = self.skip_escaped(at)
             else:
                 yield at, self.text[at]
                 at += 1
 
-    def escaped(self, at: int) -> int:
-        """Return the index behind a backslash and its character; it never takes an expression."""
+    def skip_escaped(self, at: int) -> int:
+        """Return the index after an escaped character; an expression cannot be escaped."""
         return at + 1 if at + 1 in self.spans else at + 2
 
     # -- contexts --
 
     def single(self, at: int, ansi: bool = False) -> int:
-        """Read single quotes to their end; `ansi`: `$'…'`, in which a backslash escapes."""
+        """Read single quotes to their end; `ansi` is `$'…'`, in which a backslash escapes."""
         while at < len(self.text):
             if at in self.spans:
                 message = "a template cannot be inside single quotes"
@@ -88,7 +91,7 @@ class Expansions:
             elif self.text[at] == "'":
                 return at + 1
             elif ansi and self.text[at] == "\\":
-                at = self.escaped(at)
+                at = self.skip_escaped(at)
             else:
                 at += 1
         return at
@@ -100,9 +103,9 @@ class Expansions:
     def _until(
         self, close: str, at: int, frame: Frame, context: _Context, *, number: bool = False
     ) -> int:
-        """Read a text in which only expansions mean something, up to `close`.
+        """Read text up to `close`, in which only expansions are special.
 
-        `number`: a shell computes the text.
+        `number`: a shell evaluates the text as arithmetic.
         """
         depth = 0
         outside, frame.number = frame.number, frame.number or number
@@ -124,12 +127,12 @@ class Expansions:
         return at
 
     def _step(self, at: int, frame: Frame, context: _Context) -> int:
-        """Read one character of a text, or the expression or expansion that begins there."""
+        """Read one character of a text, or the expression or expansion at its position."""
         if at in self.spans:
             return self.values.place(at, frame, quoted=context.quoted)
         char = self.text[at]
         if char == "\\":
-            return self.escaped(at)
+            return self.skip_escaped(at)
         if char == "$":
             return self._dollar_in_text(at, frame, context)
         if char == "`":
@@ -149,11 +152,11 @@ class Expansions:
     # -- parameters and arithmetic --
 
     def subscript(self, at: int, frame: Frame) -> int:
-        """Read the subscript of a variable that is set, to the bracket that ends it."""
+        """Read the subscript in an assignment, to its closing bracket."""
         return self._until("]", at, frame, _Context(quoted=True, singles=True), number=True)
 
     def _parameter(self, at: int, frame: Frame, *, quoted: bool, heredoc: bool) -> int:
-        """Read `${…}`, whose name or sign begins at `at`."""
+        """Read `${…}`, with its name or operator at `at`."""
         text = self.text
         if text[at : at + 1] in ("!", "#") and text[at + 1 : at + 2] not in ("}", ""):
             at += 1
@@ -174,7 +177,7 @@ class Expansions:
             self.values.program(start, at, "${…:…}")
             return at
         if sign in _PATTERN_SIGNS:
-            # Quotes count in a pattern wherever it stands, and take away its magic.
+            # Quotes are special in every pattern, and make its characters literal.
             return self._until("}", at + 1, frame, _Context(quoted=False, singles=True))
         return self._until("}", at, frame, _Context(quoted, heredoc, singles=not quoted))
 
@@ -194,7 +197,7 @@ class Expansions:
                 at += len(close)
                 break
             elif char == "\\":
-                at = self.escaped(at)
+                at = self.skip_escaped(at)
             elif char in "$`":
                 start, at = at, self._expansion_in_arithmetic(at, frame)
                 self.values.program(start, at, "$(( ))")
@@ -215,7 +218,7 @@ class Expansions:
         return self._commands(at + 1, Frame("`"))
 
     def comment(self, at: int, frame: Frame) -> int:
-        """Read a comment, which ends with its line or with the backquotes around it."""
+        """Read a comment, to the end of its line or of the enclosing backquotes."""
         ends = ("\n", "`") if frame.close == "`" else ("\n",)
         while at < len(self.text) and self.text[at] not in ends:
             if at in self.spans:
@@ -228,7 +231,7 @@ class Expansions:
     # -- here-documents --
 
     def here(self, at: int, frame: Frame) -> int:
-        """Read the delimiter behind a `<<`; the body comes after the next newline."""
+        """Read the delimiter after `<<`; the body starts after the next newline."""
         text, named = self.text, at - 1
         strips_tabs = text.startswith("-", at)
         if strips_tabs:
@@ -257,7 +260,7 @@ class Expansions:
         return at
 
     def here_document(self, at: int, document: HereDocument) -> int:
-        """Read the body of a here-document, which begins at `at`, and the line that ends it."""
+        """Read a here-document's body at `at` and the delimiter line."""
         text = self.text
         end = self._end_of_body(at, document)
         self.values.body(at, end, document.at)
@@ -276,8 +279,8 @@ class Expansions:
         return len(text) if end >= len(text) or line_end < 0 else line_end + 1
 
     def _end_of_body(self, at: int, document: HereDocument) -> int:
-        """Return the index of the line with the delimiter, or the end of the script or beyond."""
-        is_joined = False  # to the line before it, which ends with a backslash
+        """Return the index of the delimiter line, or the end of the script or later."""
+        is_joined = False  # whether the previous line ends with a backslash
         while at < len(self.text):
             line_end = self._end_of_line(at)
             line = self.text[at:line_end]
@@ -290,7 +293,7 @@ class Expansions:
         return at
 
     def _end_of_line(self, at: int) -> int:
-        """Return the index of the next newline outside an expression, or the end of the script."""
+        """Return the index of the next newline outside an expression, or the script's end."""
         while at < len(self.text):
             if at in self.spans:
                 at = self.spans[at]

@@ -1,4 +1,7 @@
-"""Read a script as a shell does: words, commands, compounds, pipelines; expressions are atoms."""
+"""Parse a script like a shell: words, commands, compounds, pipelines.
+
+Template expressions are read as atoms.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,15 @@ _CLOSES = frozenset({"fi", "done", "}"})
 
 @lru_cache(maxsize=1 << 14)
 def read(text: str, bash: bool) -> Reading:
-    """Return where each expression of a script stands, and what reads it.
+    """Return the position of each expression in a script, and the command that reads it.
 
-    Raises TemplateError for an expression that cannot be read, or a script nested too deeply.
+    Raises TemplateError for an invalid expression, or a script with too many levels.
     """
     return _Reader(text, bash).read()
 
 
 class _Reader:
-    """Reads lists of commands in a shell's own order, with expressions as atoms."""
+    """Reads lists of commands in a shell's order."""
 
     def __init__(self, text: str, bash: bool) -> None:
         self.text = text
@@ -44,10 +47,10 @@ class _Reader:
             self._commands(0, Frame(""))
         except RecursionError:
             raise TemplateError("this script is nested too deeply") from None
-        return self.values.reading(tuple(self.pipes))
+        return self.values.finish(tuple(self.pipes))
 
     def _commands(self, at: int, frame: Frame) -> int:
-        """Read a list of commands from `at` on, and return the index behind it."""
+        """Read a list of commands from `at` on, and return the index after it."""
         text = self.text
         while at < len(text):
             char = text[at]
@@ -71,7 +74,7 @@ class _Reader:
     # -- words --
 
     def _end_word(self, at: int, frame: Frame) -> None:
-        """Judge the word that ends at `at`, if one is being read."""
+        """Process the current word, which ends at `at`."""
         if frame.word < 0:
             return
         raw = self.text[frame.word : at]
@@ -83,17 +86,17 @@ class _Reader:
             return
         elif self._ends_case_part(raw, frame):
             self._end_case_part(raw, at, frame)
-        elif frame.bare:
+        elif frame.is_empty:
             self._first_word(raw, word, frame)
         else:
             self._next_word(raw, word, frame)
 
     def _ends_case_part(self, raw: str, frame: Frame) -> bool:
-        """Whether a word is the `in` or the `esac` of a `case`."""
+        """Return whether a word is the `in` or `esac` of a `case`."""
         state = frame.cases[-1] if frame.cases else ""
         if raw == "in":
             return state == "subject"
-        return raw == "esac" and (state == "pattern" or (state == "body" and frame.bare))
+        return raw == "esac" and (state == "pattern" or (state == "body" and frame.is_empty))
 
     def _end_case_part(self, raw: str, at: int, frame: Frame) -> None:
         if raw == "in":
@@ -104,7 +107,7 @@ class _Reader:
             self._close(at, frame)
 
     def _first_word(self, raw: str, word: Word, frame: Frame) -> None:
-        """Take the first word of a command: a word of a compound, an assignment, or its name."""
+        """Process a command's first word: a compound's keyword, an assignment or a name."""
         if raw in _OPENS:
             self._open(word.start, frame)
             if raw == "case":
@@ -133,7 +136,7 @@ class _Reader:
     # -- commands --
 
     def _open(self, at: int, frame: Frame) -> None:
-        """Begin a compound command."""
+        """Start a compound command."""
         frame.compounds.append(Compound(frame.begin if frame.begin >= 0 else at, at))
         frame.begin = -1
 
@@ -145,9 +148,9 @@ class _Reader:
             frame.begin = frame.closed[0].begin
 
     def _end_command(self, at: int, frame: Frame, *, piped: bool = False) -> None:
-        """End a simple command; `piped`: the pipeline goes on."""
+        """End a simple command; if `piped`, the pipeline continues."""
         self._end_word(at, frame)
-        if frame.testing and at < len(self.text):
+        if frame.is_test and at < len(self.text):
             return
         self.values.judge(at, frame)
         frame.piped = piped
@@ -156,9 +159,8 @@ class _Reader:
 
     # -- characters --
     #
-    # Each of these reads what begins with its character in a list of commands.  It returns the
-    # index behind that, `at` if it is an ordinary character, or the complement of an index if the
-    # list ends there.
+    # Each method reads a construct that starts with its character.  It returns the index after the
+    # construct, `at` for an ordinary character, or the complement of an index if the list ends.
 
     def _on_space(self, at: int, frame: Frame) -> int:
         self._end_word(at, frame)
@@ -167,7 +169,7 @@ class _Reader:
     def _on_newline(self, at: int, frame: Frame) -> int:
         self._end_word(at, frame)
         if not (frame.cases and frame.cases[-1] == "subject"):
-            self._end_command(at, frame, piped=frame.piped and frame.bare)
+            self._end_command(at, frame, piped=frame.piped and frame.is_empty)
         at += 1
         pending, frame.pending = frame.pending, []
         for document in pending:
@@ -177,7 +179,7 @@ class _Reader:
     def _on_backslash(self, at: int, frame: Frame) -> int:
         if not self.text.startswith("\\\n", at):
             frame.begin_word(at)
-        return self.expansions.escaped(at)
+        return self.expansions.skip_escaped(at)
 
     def _on_single(self, at: int, frame: Frame) -> int:
         frame.begin_word(at)
@@ -208,7 +210,7 @@ class _Reader:
             name = _NAME.match(self.text, frame.word, at)
             elements = Frame(")", array=name[0] if name else "=", places=frame.places)
             return self._commands(at + 1, elements)
-        if frame.testing:
+        if frame.is_test:
             self._end_word(at, frame)
             frame.depth += 1
             return at + 1
@@ -227,7 +229,7 @@ class _Reader:
         return at + 1
 
     def _on_bracket(self, at: int, frame: Frame) -> int:
-        """Read the subscript of a variable that is set, which a shell reads whole and computes."""
+        """Read the subscript in an assignment, which a shell evaluates."""
         if frame.cases and frame.cases[-1] == "pattern":
             return at
         name = self._array_before(at, frame)
@@ -240,10 +242,10 @@ class _Reader:
         return end
 
     def _array_before(self, at: int, frame: Frame) -> str:
-        """Return the variable whose subscript the bracket at `at` begins; empty if it is none."""
+        """Return the variable before the bracket at `at`; empty without one."""
         if frame.array:
             return frame.array if frame.word < 0 else ""
-        if frame.word < 0 or not frame.bare:
+        if frame.word < 0 or not frame.is_empty:
             return ""
         name = self.text[frame.word : at]
         return name if _NAME.fullmatch(name) else ""
@@ -254,7 +256,7 @@ class _Reader:
             frame.cases[-1] = "body"
         elif frame.depth:
             frame.depth -= 1
-            if not frame.testing:
+            if not frame.is_test:
                 self._close(at + 1, frame)
         elif frame.close == ")":
             return ~(at + 1)
@@ -277,7 +279,7 @@ class _Reader:
         self._end_command(at, frame, piped=piped)
         if not piped:
             return at + 2
-        if frame.testing:
+        if frame.is_test:
             return at + 1
         self.pipes.append(at)
         return at + (2 if self.text.startswith("|&", at) else 1)
@@ -307,13 +309,13 @@ class _Reader:
         return self._redirect(at, frame, self.text[at])
 
     def _redirect(self, at: int, frame: Frame, operator: str) -> int:
-        """Read an operator in front of a word; a word attached to it is the number of a file."""
+        """Read a redirection; a word directly before the operator is a file descriptor."""
         if frame.word >= 0 and _FILE_NUMBER.fullmatch(self.text, frame.word, at):
             frame.word = -1
         self._end_word(at, frame)
         if frame.begin < 0:
             frame.begin = at
-        frame.redirect = "" if frame.testing else operator
+        frame.redirect = "" if frame.is_test else operator
         return at + max(1, len(operator))
 
 

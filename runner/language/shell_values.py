@@ -1,7 +1,7 @@
-"""Decide where in a shell script a value can stand, and which commands would read it as source.
+"""Decide where values are allowed in a shell script, and which commands evaluate them.
 
-The reader fills a `Frame` as it goes through a list of commands, and calls `Values` at each
-expression, word and command.
+The reader fills a `Frame` per list of commands, and calls `Values` for each expression, word and
+command.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .interpreters import (
     Word,
     assignment,
     declares,
-    evaluated,
+    find_evaluated,
     rulings,
     source,
 )
@@ -47,7 +47,7 @@ _ENV_WAY = "pass the value in `env:` and read the variable there: `bash -c 'echo
 
 
 class Doubt(NamedTuple):
-    """A part of a script that is probably not meant."""
+    """A probable mistake in a script."""
 
     code: str
     message: str
@@ -57,15 +57,15 @@ class Doubt(NamedTuple):
 
 
 def read_as_source(by: str, offset: int, length: int) -> Doubt:
-    """Return the doubt about a value that `by` reads as source."""
+    """Return the doubt about a value that `by` evaluates as code."""
     return Doubt("template-in-code", _DOUBT.format(by), offset, length, _ENV_WAY)
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where one expression stands.
+    """The position of one expression.
 
-    `quoted`: the script already quotes it.  `alone`: it is a whole word, so a list may be several.
+    `quoted`: the script quotes it. `alone`: it is a whole word, so a list may become several words.
     """
 
     role: Literal["text", "number", "operand", "comment"]
@@ -75,7 +75,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The reading of a script: its expressions in order, and the offsets of its pipes."""
+    """A parsed script: its expressions in order, and the offsets of its pipes."""
 
     places: tuple[Position, ...]
     errors: tuple[TemplateError, ...]
@@ -85,9 +85,9 @@ class Reading:
 
 @dataclass(slots=True)
 class Compound:
-    """`( )`, `{ }`, `if`, a loop or `case`, from `at` on, in a pipeline that began at `begin`.
+    """A compound command, such as `( )`, `{ }`, `if`, a loop or `case`, that starts at `at`.
 
-    `input` is the interpreter in it that reads its input as source.
+    Its pipeline starts at `begin`. `input` is the interpreter inside that evaluates its input.
     """
 
     begin: int
@@ -96,7 +96,7 @@ class Compound:
 
 
 class HereDocument(NamedTuple):
-    """A here-document, as its command names it at `at`."""
+    """A here-document that a command names at `at`."""
 
     delimiter: str
     is_quoted: bool
@@ -108,14 +108,14 @@ class HereDocument(NamedTuple):
 class Frame:
     """One list of commands.
 
-    The script, the inside of `$( )`, `<( )` or backticks, or the elements of an array.
+    This is the script, the inside of `$( )`, `<( )` or backquotes, or the elements of an array.
     """
 
     close: str
     array: str = ""  # the variable whose elements these are
-    number: bool = False  # what is read may be arithmetic
-    feeder: int = -1  # where the command began whose output it reads: it is a `>( )`
-    places: set[int] = field(default_factory=set)  # its expressions, without those of frames in it
+    number: bool = False  # its output may be arithmetic
+    feeder: int = -1  # start of the command that feeds a `>( )`; else -1
+    places: set[int] = field(default_factory=set)  # expressions directly in this frame
     words: list[Word] = field(default_factory=list)  # of the simple command so far
     word: int = -1  # where the word being read began; -1 between words
     begin: int = -1  # where the pipeline being read began; -1 between pipelines
@@ -128,17 +128,17 @@ class Frame:
     pending: list[HereDocument] = field(default_factory=list)  # whose bodies come next
 
     @property
-    def bare(self) -> bool:
-        """Whether a command is still to come."""
+    def is_empty(self) -> bool:
+        """Whether the current command has no words yet."""
         return all(word.redirect for word in self.words)
 
     @property
-    def testing(self) -> bool:
+    def is_test(self) -> bool:
         """Whether this is the inside of `[[ ]]`."""
-        return not self.bare and self.words[0].text == "[["
+        return not self.is_empty and self.words[0].text == "[["
 
     def begin_word(self, at: int) -> None:
-        """Note that a character at `at` belongs to a word: the one being read, or a new one."""
+        """Add the character at `at` to the current word, or start a new one."""
         if self.word < 0:
             self.word = at
         self.piped = False
@@ -147,7 +147,7 @@ class Frame:
 
 
 class Values:
-    """The expressions of one script: where they stand, and what reads them."""
+    """The expressions of one script: their positions, and the commands that read them."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -157,7 +157,7 @@ class Values:
         self.offsets = list(self.spans)
         self.places: dict[int, Position] = {}
         self.errors: dict[int, TemplateError] = {}
-        self.sources: list[Ruling] = []  # code, and what other interpreters read
+        self.sources: list[Ruling] = []  # code, also of other interpreters
         # Of here-documents: start, end, and where their command named them.
         self.bodies: list[tuple[int, int, int]] = []
         self.assigned: list[tuple[str, int]] = []  # variables, and expressions they are set to
@@ -170,34 +170,33 @@ class Values:
             if name
         }
 
-    def reading(self, pipes: tuple[int, ...]) -> Reading:
-        """Return what was found, once all of the script is read."""
+    def finish(self, pipes: tuple[int, ...]) -> Reading:
+        """Return the result, after the whole script is read."""
         for name, at in self.assigned:
             if name in self.computed:
                 self._limit(at, "number")
-        # An expression that the reader skipped stands in text that it could not make sense of:
-        # it is quoted like a word.
+        # The reader skips expressions in unparsable text; these are quoted like words.
         places = {at: self.places.get(at, Position("text", False)) for at in self.spans}
         doubts = self._find_sources(places)
         errors = tuple(error for _, error in sorted(self.errors.items()))
         return Reading(tuple(places.values()), errors, tuple(doubts), pipes)
 
     def program(self, start: int, end: int, by: str) -> None:
-        """Note a part of the script that `by` reads as source."""
+        """Note a part of the script that `by` evaluates as code."""
         self.sources.append(Ruling("program", start, end, by))
 
     def comment(self, at: int) -> None:
-        """Note an expression that nothing reads."""
+        """Note an expression inside a comment."""
         self.places[at] = Position("comment", True)
 
     def body(self, start: int, end: int, named: int) -> None:
-        """Note a here-document, and where its command named it."""
+        """Note a here-document and the position of its command."""
         self.bodies.append((start, end, named))
 
     def _find_sources(self, places: Mapping[int, Position]) -> list[Doubt]:
-        """Refuse each value that this shell reads as source.
+        """Refuse each value that this shell evaluates as code.
 
-        Returns a doubt for each that another interpreter reads as source.
+        Returns a doubt for each value that another interpreter evaluates.
         """
         where = self._places_of_reading()
         readers: dict[int, str] = {}
@@ -217,9 +216,9 @@ class Values:
         ]
 
     def _places_of_reading(self) -> list[tuple[int, int]]:
-        """Return where each expression is read, and the expression, sorted.
+        """Return pairs of position and expression for every read, sorted.
 
-        One in a here-document is also read by the command that names the document.
+        An expression in a here-document is also read at the position of its command.
         """
         places = [(at, at) for at in self.spans]
         for start, end, named in self.bodies:
@@ -231,7 +230,7 @@ class Values:
         return self.offsets[bisect_left(self.offsets, start) : bisect_left(self.offsets, end)]
 
     def place(self, at: int, frame: Frame, *, quoted: bool) -> int:
-        """Note where the expression at `at` stands, and return the index behind it."""
+        """Note the position of the expression at `at`, and return the index after it."""
         end = self.spans[at]
         self._check_before(at)
         frame.places.add(at)
@@ -245,7 +244,7 @@ class Values:
         return end
 
     def _check_before(self, at: int) -> None:
-        """Refuse an expression behind a backslash, or behind the dollar of another tool."""
+        """Refuse an expression after a backslash, or after the dollar of another tool's syntax."""
         before = self.text[at - 1 : at]
         if before == "\\" and self._backslashes_before(at) % 2:
             self.refuse(
@@ -258,17 +257,17 @@ class Values:
         return at - len(self.text[:at].rstrip("\\"))
 
     def _is_word(self, start: int, end: int) -> bool:
-        """Whether an expression has the edges of a word, or of the script, on both sides."""
+        """Return whether an expression is a whole word."""
         before, after = self.text[start - 1 : start], self.text[end : end + 1]
         return (not before or before in _EDGE_BEFORE) and (not after or after in _EDGE_AFTER)
 
     def _limit(self, at: int, role: Literal["number", "operand"]) -> None:
-        """Narrow what the value at `at` may be, unless it is narrower already."""
+        """Restrict the value at `at`, unless a stricter role is set."""
         if self.places[at].role not in ("number", "comment"):
             self.places[at] = replace(self.places[at], role=role)
 
     def _rule(self, ruling: Ruling, frame: Frame) -> None:
-        """Apply what a command wants of the values in one of its words."""
+        """Apply a command's restriction to the values in one of its words."""
         role = ruling.role
         if role in ("code", "program"):
             self.sources.append(ruling)
@@ -291,11 +290,11 @@ class Values:
                 self._limit(at, "operand")
 
     def _begins_word(self, start: int, at: int) -> bool:
-        """Whether only quotes stand between the start of a word and `at`."""
+        """Return whether only quotes are between the start of a word and `at`."""
         return not self.text[start:at].strip("\"'\\\n")
 
     def refuse(self, at: int, message: str, fix: str) -> None:
-        """Note that no value can stand at `at`; the first reason counts."""
+        """Note that no value is allowed at `at`; the first reason counts."""
         self.errors.setdefault(at, TemplateError(message, at, self.spans[at] - at, fix))
 
     def plain(self, start: int, end: int, frame: Frame) -> str:
@@ -307,7 +306,7 @@ class Values:
         return _QUOTING.sub("", "".join((*parts, self.text[start:end])))
 
     def assign(self, word: Word, frame: Frame) -> None:
-        """Note which variable a word sets to which values."""
+        """Note the variable and the values of an assignment word."""
         found = assignment(word)
         if found is None:
             return
@@ -326,7 +325,7 @@ class Values:
             self._rule(Ruling(role, word.start, word.end, name), frame)
 
     def _assign_at(self, name: str, subscript: str, word: Word, frame: Frame) -> None:
-        """Note that a word sets an item of an array, whose subscript a shell computes."""
+        """Note an assignment to an array item, whose subscript a shell evaluates."""
         self.computes(subscript, name)
         inside = subscript.count(VALUE) + subscript.count(INNER)
         for at in self._within(word.start, word.end)[:inside]:  # quoted or not
@@ -336,15 +335,15 @@ class Values:
             self.program(word.start, word.end, "a subscript")
 
     def computes(self, text: str, array: str = "") -> None:
-        """Note the variables in a text that a shell computes.
+        """Note the variables in a text that a shell evaluates as arithmetic.
 
-        The key of an associative array is not computed.
+        The key of an associative array is not evaluated.
         """
         if "$(" not in text and "`" not in text and array not in self.keyed:
             self.computed.update(_VARIABLE.findall(text))
 
     def judge(self, at: int, frame: Frame) -> None:
-        """Judge a simple command, which is complete: what it wants of its values, and reads."""
+        """Process a complete simple command: its restrictions, and the code that it reads."""
         words, frame.words = frame.words, []
         closed, frame.closed = frame.closed, None
         head = words[0].text if words else ""
@@ -358,7 +357,7 @@ class Values:
             ]
         for ruling in rulings(words):
             self._rule(ruling, frame)
-        self.computed.update(evaluated(words))
+        self.computed.update(find_evaluated(words))
         found = source(words)
         self.sources += [Ruling("program", word.start, word.end, found.by) for word in found.words]
         if found.input:
@@ -371,7 +370,7 @@ class Values:
             self._reads_input(compound.input, end, at, frame)
 
     def _reads_input(self, by: str, start: int, end: int, frame: Frame) -> None:
-        """Note that `by` reads its input as source: pipes before it, and redirections into it."""
+        """Note that `by` evaluates its input: the pipe before it, or its redirections."""
         self.program(start, end, by)
         for compound in frame.compounds:
             compound.input = by

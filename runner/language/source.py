@@ -1,4 +1,4 @@
-"""A document while it is read: its names, its problems, and parts that several sections have."""
+"""A document during parsing: its names, its problems, and parsers shared by sections."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _T = TypeVar("_T")
 
 
 class Source:
-    """One reading of a document.
+    """The state of one parse.
 
-    `raw` satisfies the schema.  Of the rest of the document only names are known.
+    `raw` satisfies the schema. Of the other parts only the names are known.
     """
 
     def __init__(self, document: Document, raw: dict[str, Any]) -> None:
@@ -30,10 +30,10 @@ class Source:
         self.steps = self._names("steps")
         self.inputs = self._names("inputs")
 
-    def near(self, word: str, known: Iterable[str]) -> str:
-        """Return the fix that names the nearest known word, or an empty text.
+    def suggest(self, word: str, known: Iterable[str]) -> str:
+        """Return a fix with the most similar known word, or an empty text.
 
-        It is slow, since it compares with every name: after 20 problems nothing is compared.
+        After 20 problems nothing is compared, because each comparison covers all names.
         """
         if len(self.problems) >= 20:
             return ""
@@ -42,12 +42,12 @@ class Source:
     def problem(
         self, code: str, message: str, path: Where, fix: str = "", *, key: bool = False
     ) -> None:
-        """Note a problem, up to as many as a person would read: `schema.MANY`."""
+        """Add a problem, up to `schema.MANY`."""
         if len(self.problems) < schema.MANY:
             self.problems.append(self.document.problem(code, message, path, fix=fix, key=key))
 
     def check_numbers(self, tree: Any, path: Where) -> None:
-        """Report numbers that may be meant as text: `3.10` would be 3.1."""
+        """Report numbers that may be meant as text: `3.10` would become 3.1."""
         for found in misread_numbers(self.document, tree, path):
             message = f"{found.written} is the number {found.read}"
             fix = f'quote it: "{found.written}", or write the number {found.read}'
@@ -60,7 +60,7 @@ class Source:
         return list(names) if isinstance(names, dict) else []
 
     def expression(self, pattern: str, path: Where) -> Any:
-        """Return a compiled pattern; None, and a problem, if it cannot be read."""
+        """Return a compiled pattern; report an invalid one and return None."""
         import regex
 
         try:
@@ -72,12 +72,12 @@ class Source:
             return None
 
     def type(self, name: str) -> object:
-        """Return the type of an input as it is written; None if it could not be read."""
+        """Return the type of an input; None if it is invalid."""
         spec = self.raw.get("inputs", {}).get(name)
         return spec["type"] if spec else None
 
     def check_secret(self, name: str, path: Where) -> None:
-        """Report the name of a secret that is no input, or an input that is no secret."""
+        """Report a name in `secrets` that is no input, or not a secret input."""
         spec = f"{{type: secret, env: {name.upper()}}}"
         if name not in self.inputs:
             fix = self._secret_meant(name) or f"declare the secret: {name}: {spec}"
@@ -87,22 +87,22 @@ class Source:
             self.problem("unknown-secret", message, path, f"declare it as {spec}")
 
     def _secret_meant(self, name: str) -> str:
-        """Return the fix that names the secret that is probably meant, or an empty text."""
+        """Return a fix with the most similar secret, or an empty text."""
         secrets = [other for other in self.inputs if self.type(other) == "secret"]
         for other in secrets:
             if self.raw["inputs"][other].get("env") == name.upper():
                 return f'use the input "{other}", which reads ${name.upper()}'
-        return self.near(name, secrets)
+        return self.suggest(name, secrets)
 
     def secrets(self, raw: Mapping[str, Any], path: Where) -> tuple[str, ...]:
-        """Return the names under `secrets` of a recipe or step, checked."""
+        """Return the valid names under `secrets` of a recipe or step."""
         names = tuple(raw.get("secrets", ()))
         for index, name in enumerate(names):
             self.check_secret(name, (*path, "secrets", index))
         return names
 
     def python(self, raw: Any, path: Where) -> Python | None:
-        """Return the Python of a recipe, preset or step; None if it names none."""
+        """Return the Python of a recipe, preset or step; None if it is not set."""
         if not raw:
             return None
         lock = raw.get("lock", "")
@@ -115,9 +115,9 @@ class Source:
     def unit(
         self, parse: Callable[[str], _T], raw: Mapping[str, Any], word: str, path: Where
     ) -> _T | None:
-        """Return the quantity that `word` has with its unit.
+        """Return the quantity in `word` with its unit.
 
-        None if it is not there, or cannot be read, which is a problem.
+        None if it is missing or invalid; an invalid one is reported.
         """
         text = raw.get(word)
         if text is None:
@@ -164,18 +164,18 @@ _OTHER_LOCKS = (
         "use pyproject.toml, or export a requirements.txt with hashes",
     ),
 )
-"""Patterns of files that people name as locks and that cannot be installed, and what to do."""
+"""File name patterns of unsupported locks, with the fix for each."""
 
 
 def path_or_glob(item: Any) -> str | Glob:
-    """Return a path, or the pattern of paths that a mapping is."""
+    """Return a path, or the pattern of paths in a mapping."""
     if isinstance(item, str):
         return item
     return Glob(item["glob"], tuple(item.get("exclude", ())), item.get("allow_empty"))
 
 
 def env_files(raw: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the files of `env_file`, which is one or a list."""
+    """Return the files in `env_file`, which is one path or a list."""
     found = raw.get("env_file", ())
     return (found,) if isinstance(found, str) else tuple(found)
 
@@ -194,7 +194,7 @@ def _code_item(item: Any) -> str | Glob | GitCode:
 
 
 def other_lock(name: str) -> str | None:
-    """Return what to do instead of naming this file as a lock; None if it may be one."""
+    """Return the fix for an unsupported lock file; None if it is supported."""
     for pattern, fix in _OTHER_LOCKS:
         if re.fullmatch(pattern, name):
             return fix

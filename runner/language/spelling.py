@@ -1,4 +1,4 @@
-"""Numbers as their author wrote them: as a text, `3.10` is no 3.1, and `01234` no 1234."""
+"""Keep the source text of numbers: as text, `3.10` is not `3.1`, and `01234` not `1234`."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _TRAILING_ZERO = re.compile(r"[-+]?[0-9]*\.[0-9]*0")
 
 
 class WrittenInt(int):
-    """A whole number of a file of values, with its text there."""
+    """A whole number from a values file, with its source text."""
 
     written: str
 
 
 class WrittenFloat(float):
-    """A number of a file of values with a point or an exponent, with its text there."""
+    """A number with a point or exponent from a values file, with its source text."""
 
     written: str
 
 
 def takes_text(spec: Input, kind: str) -> bool:
-    """Whether a value of this kind, the input's own or that of its items, is text."""
+    """Return whether an input, or its items, are text."""
     if kind == "choice":
         choices = spec.limits.get("choices")
         return isinstance(choices, list) and all(isinstance(each, str) for each in choices)
@@ -41,7 +41,7 @@ def takes_text(spec: Input, kind: str) -> bool:
 
 
 def value_as_written(document: Document, spec: Input, value: Any, path: Where) -> Any:
-    """Return a value at `path`, with the text of its numbers if the input takes text."""
+    """Return the value at `path`; its numbers become source text if the input takes text."""
     kind = (spec.items or "") if isinstance(value, list) else spec.type
     if not takes_text(spec, kind):
         return value
@@ -49,9 +49,9 @@ def value_as_written(document: Document, spec: Input, value: Any, path: Where) -
 
 
 def as_written(document: Document, tree: Any, path: Where, *, every: bool = False) -> Any:
-    """Return the tree at `path` with the written text for numbers that Python writes otherwise.
+    """Return the tree at `path` with source text for numbers that Python spells differently.
 
-    `every`: for each number.
+    `every`: for all numbers.
     """
     if isinstance(tree, dict):
         return {
@@ -60,35 +60,35 @@ def as_written(document: Document, tree: Any, path: Where, *, every: bool = Fals
     if isinstance(tree, list):
         return [as_written(document, item, (*path, n), every=every) for n, item in enumerate(tree)]
     if every and is_number(tree):
-        return document.written(path)
+        return document.source_text(path)
     return _other_text(document, tree, path) or tree
 
 
-def remembering(document: Document, tree: Any, path: Where) -> Any:
-    """Return the tree at `path` with numbers, in lists, too, that know how they are written."""
+def keep_spelling(document: Document, tree: Any, path: Where) -> Any:
+    """Return the tree at `path` with numbers, also in lists, that keep their source text."""
     if isinstance(tree, list):
-        return [remembering(document, item, (*path, n)) for n, item in enumerate(tree)]
+        return [keep_spelling(document, item, (*path, n)) for n, item in enumerate(tree)]
     if not is_number(tree):
         return tree
     number = WrittenInt(tree) if isinstance(tree, int) else WrittenFloat(tree)
-    number.written = document.written(path)
+    number.written = document.source_text(path)
     return number
 
 
 def written_of(value: object) -> str | None:
-    """Return the written text of a number of a file of values; None for everything else."""
+    """Return the source text of a number from a values file; None for other values."""
     return value.written if isinstance(value, (WrittenInt, WrittenFloat)) else None
 
 
 def plain_number(value: _T) -> _T | int | float:
-    """Return a value; a number that knows how it is written becomes a plain one."""
+    """Return a value; a number with source text becomes a plain number."""
     if isinstance(value, WrittenInt):
         return int(value)
     return float(value) if isinstance(value, WrittenFloat) else value
 
 
 class Misread(NamedTuple):
-    """A number that may be meant as text: a version, a code."""
+    """A number that may be meant as text, such as a version or a code."""
 
     where: Where
     written: str
@@ -96,9 +96,9 @@ class Misread(NamedTuple):
 
 
 def misread_numbers(document: Document, tree: Tree, path: Where) -> Iterator[Misread]:
-    """Yield the numbers in the tree at `path` that mean something else as text.
+    """Yield the numbers in the tree at `path` that would differ as text.
 
-    `1e-3` is only another form of 0.001.
+    `1e-3` does not count: it is only another form of 0.001.
     """
     if isinstance(tree, dict):
         for key, item in tree.items():
@@ -113,8 +113,8 @@ def misread_numbers(document: Document, tree: Tree, path: Where) -> Iterator[Mis
 
 
 def _other_text(document: Document, leaf: object, path: Where) -> str:
-    """Return the written text of a number; empty if Python writes the same, or for no number."""
+    """Return the source text of a number; empty if Python spells it alike, or for other values."""
     if not is_number(leaf):
         return ""
-    written = document.written(path)
+    written = document.source_text(path)
     return "" if written == text_of(leaf) else written

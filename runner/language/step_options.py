@@ -1,6 +1,6 @@
-"""The options of a step: how often and how long it is tried, and how its processes run.
+"""Execution options of a step: retries, timeouts and process settings.
 
-A plan takes them from its recipe as they are.  They hold no templates and are no part of a key.
+Plans copy them from the recipe. They hold no templates and are not part of the cache key.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ class StepOptions(NamedTuple):
     sandbox: str = ""  # off, closed or network; empty: the settings decide
 
     def sandbox_where(self, settings: Mapping[str, object]) -> str:
-        """Return the sandbox of the step, `closed` or `network`; empty for none.
+        """Return the step's sandbox, `closed` or `network`; empty for none.
 
-        `settings` are the flags of recipe.toml, which count if neither step nor recipe says it.
+        `settings` are the flags of recipe.toml, which apply if neither step nor recipe sets the
+        sandbox.
         """
         by_settings = "closed" if settings.get("steps.sandbox") else ""
         return "" if self.sandbox == "off" else self.sandbox or by_settings

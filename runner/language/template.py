@@ -1,8 +1,8 @@
-"""Render leaves with `{{ expression }}`, and say what they read.
+"""Render leaves with `{{ expression }}`, and find the names that they read.
 
-Knows values and names, not what a step, an input or a file is.  A rendered value is never looked at
-again.  A scope may hold `Unknown` values: then an expression is worth what can be said of it, and
-fails only if it would fail for every value that it may have.
+Independent of steps, inputs and files. A rendered value is never rendered again. A scope may
+contain `Unknown` values: then an expression has the types that its result may have, and fails only
+if it fails for every possible value.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from .template_chains import ABSENT, Reads, Reference, Scope, dotted
+from .template_chains import ABSENT, Reads, Reference, Scope, join_path
 from .template_syntax import FILTERS, TESTS, Expression, find_expressions, parse_expression
 from .template_values import (
     LONGEST_TEXT,
@@ -41,10 +41,10 @@ __all__ = [
     "TemplateError",
     "args",
     "argv",
-    "dotted",
     "evaluate",
     "expressions",
     "has",
+    "join_path",
     "references",
     "render",
     "text_of",
@@ -52,13 +52,13 @@ __all__ = [
 
 
 def has(text: str) -> bool:
-    """Whether `text` holds a template at all."""
+    """Return whether `text` contains a template."""
     return "{{" in text
 
 
 @lru_cache(maxsize=1 << 16)
 def expressions(text: str) -> tuple[Expression, ...]:
-    """Return the expressions of a leaf, in order.  Raises TemplateError for the first mistake."""
+    """Return the expressions of a leaf, in order.  Raises TemplateError for the first error."""
     return tuple(parse_expression(text, start, end) for start, end in find_expressions(text))
 
 
@@ -66,7 +66,7 @@ def expressions(text: str) -> tuple[Expression, ...]:
 def references(text: str) -> tuple[Reference, ...]:
     """Return each name that a leaf may read.  Raises TemplateError.
 
-    A subscript that is known only later gives the part in front of it.
+    A computed subscript gives the path before it.
     """
     return tuple(
         reference for expression in expressions(text) for reference in expression.references
@@ -76,7 +76,7 @@ def references(text: str) -> tuple[Reference, ...]:
 def evaluate(text: str, scope: Scope, reads: Reads | None = None) -> object:
     """Return the value of a leaf: typed if the leaf is one expression, otherwise text.
 
-    `reads` gains every name that was read, with its value.  Raises TemplateError.
+    `reads` collects every name that was read, with its value. Raises TemplateError.
     """
     if not has(text):
         return text
@@ -100,7 +100,7 @@ def evaluate(text: str, scope: Scope, reads: Reads | None = None) -> object:
 
 
 def render(tree: Tree, scope: Scope, reads: Reads | None = None) -> Tree:
-    """Return `tree` with its leaves evaluated, types kept.  Raises TemplateError."""
+    """Return `tree` with its leaves evaluated and their types kept.  Raises TemplateError."""
     if isinstance(tree, str):
         return evaluate(tree, scope, reads)  # type: ignore[return-value]  # the scope holds trees
     if isinstance(tree, Mapping):
@@ -116,8 +116,8 @@ def render(tree: Tree, scope: Scope, reads: Reads | None = None) -> Tree:
 def argv(items: Sequence[Tree], scope: Scope, reads: Reads | None = None) -> list[str]:
     """Return the arguments of a command.  Raises TemplateError.
 
-    A value is one argument, null is none, a list is several.  A list within the command is left
-    out as a whole if one of its leaves is null.
+    A value becomes one argument, null none, a list several. A list within the command is left out
+    entirely if one of its leaves is null.
     """
     words: list[str] = []
     for item in items:
@@ -126,7 +126,7 @@ def argv(items: Sequence[Tree], scope: Scope, reads: Reads | None = None) -> lis
 
 
 def _words(item: Tree, scope: Scope, reads: Reads | None) -> list[str] | None:
-    """Return the arguments that one item of a command becomes; None for null."""
+    """Return the arguments for one item of a command; None for null."""
     if isinstance(item, (list, tuple)):
         return _words_of_list(item, scope, reads)
     value = evaluate(item, scope, reads) if isinstance(item, str) else item
@@ -140,9 +140,9 @@ def _words(item: Tree, scope: Scope, reads: Reads | None) -> list[str] | None:
 
 
 def _words_of_list(items: Sequence[Tree], scope: Scope, reads: Reads | None) -> list[str] | None:
-    """Return the arguments of a list; None if a leaf is null.
+    """Return the arguments for a list; None if a leaf is null.
 
-    A list inside the list decides for itself whether it is left out.
+    A nested list is left out on its own.
     """
     words: list[str] = []
     has_null = False
@@ -158,7 +158,7 @@ def _words_of_list(items: Sequence[Tree], scope: Scope, reads: Reads | None) -> 
 def args(mapping: Mapping[str, Tree], scope: Scope, reads: Reads | None = None) -> list[str]:
     """Return `{k: v}` as `--k v`.  Raises TemplateError.
 
-    True is `--k`, a list is `--k a b`; false, null and an empty list are left out.
+    True becomes `--k`, a list `--k a b`; false, null and an empty list are left out.
     """
     words: list[str] = []
     for key, item in mapping.items():
@@ -182,7 +182,7 @@ def _option(flag: str, value: object, leaf: Tree) -> list[str]:
 
 
 def _example_of(value: Unknown) -> object:
-    """Return a value of these types that a command can take, or one that raises its error."""
+    """Return an example of these types that a command accepts, or else one that it rejects."""
     if not value.textless:
         return UNKNOWN_TEXT
     if LIST in value.kinds:

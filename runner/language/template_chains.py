@@ -1,6 +1,6 @@
-"""Chains of templates, such as `inputs.a['b'][0]`: what they refer to, read and record.
+"""Chains in templates, such as `inputs.a['b'][0]`: parse, read and record them.
 
-A chain is followed through mappings, lists and texts only: a dot is never a Python attribute.
+A chain follows mappings, lists and texts only. A dot is never a Python attribute.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ DOTTED_NAME = re.compile(r"[a-z][a-z0-9_]*(?:\.[a-z][a-z0-9_]*)*")
 
 
 class MissingValueError(TemplateError):
-    """A name that is not there.
+    """A missing name.
 
-    `path` is to be recorded as absent; None if the value in front of it was recorded instead.
+    `path` is recorded as absent; None if the value before it was recorded instead.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class MissingValueError(TemplateError):
 class Reference:
     """A dotted name that an expression reads.
 
-    `names` has offset and length of each part of the path, so that the wrong one is underlined.
+    `names` has the offset and length of each part, to underline the wrong part.
     """
 
     path: tuple[str, ...]
@@ -68,33 +68,33 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One evaluation: the values of names, and the record of those that were read."""
+    """One evaluation: the values of names, and a record of the names read."""
 
     scope: Scope
     reads: Reads | None
 
     def record(self, path: tuple[str, ...], value: object) -> None:
-        """Note that the value at `path` was read, a mapping name by name."""
+        """Record the value at `path`; a mapping is recorded name by name."""
         if self.reads is None:
             return
         if isinstance(value, Mapping) and value:
             for key in value:
                 self.record((*path, key), value[key])
         else:
-            self.reads[dotted(path)] = {} if isinstance(value, Mapping) else value
+            self.reads[join_path(path)] = {} if isinstance(value, Mapping) else value
 
     def record_absence(self, path: tuple[str, ...]) -> None:
-        """Note that `path` was asked for and is not there."""
+        """Record that `path` was read but does not exist."""
         if self.reads is not None:
-            self.reads[dotted(path)] = dict(ABSENT)
+            self.reads[join_path(path)] = dict(ABSENT)
 
 
 Deferred: TypeAlias = Callable[[Evaluation], object]
 """A part of an expression that has a value only in an evaluation."""
 
 
-def dotted(path: Sequence[str]) -> str:
-    """Return the text of a path, different for each path: parts that are no names are quoted."""
+def join_path(path: Sequence[str]) -> str:
+    """Return the unique text of a path; parts that are not names are quoted."""
     first, *rest = path
     return first + "".join(map(_dotted_part, rest))
 
@@ -106,21 +106,21 @@ def _dotted_part(part: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The bounds between brackets, such as `1:` or `:n`."""
+    """The bounds in brackets, such as `1:` or `:n`."""
 
     start: Deferred | None
     stop: Deferred | None
     step: Deferred | None
 
     def bounds(self, evaluation: Evaluation) -> Iterator[object]:
-        """Yield start, stop and step, each evaluated when it is taken; None if not given."""
+        """Yield start, stop and step, evaluated one by one; None for a missing bound."""
         for bound in (self.start, self.stop, self.step):
             yield bound(evaluation) if bound else None
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One part of a chain: a name or number known now, an expression, or a slice."""
+    """One part of a chain: a fixed name or number, an expression, or a slice."""
 
     key: str | int | Deferred | Slice
     offset: int
@@ -130,7 +130,9 @@ class Link:
         """Return a TemplateError that points at this part."""
         return TemplateError(message, self.offset, self.length, fix)
 
-    def missing(self, message: str, path: tuple[str, ...] | None, fix: str = "") -> TemplateError:
+    def missing_error(
+        self, message: str, path: tuple[str, ...] | None, fix: str = ""
+    ) -> TemplateError:
         """Return a MissingValueError that points at this part."""
         return MissingValueError(message, self.offset, self.length, fix, path)
 
@@ -139,14 +141,14 @@ class Link:
 class Chain:
     """A name with the parts read from it.
 
-    With `root` the parts are read from the value of another expression, and have no path.
+    With `root`, the parts are read from the value of another expression and have no path.
     """
 
     links: tuple[Link, ...]
     root: Deferred | None = None
 
     def reference(self) -> Reference:
-        """Return the part of the path that is known before an evaluation."""
+        """Return the fixed part of the path, which is known before an evaluation."""
         known: list[Link] = []
         for link in self.links:
             if not isinstance(link.key, str):
@@ -163,7 +165,7 @@ class Chain:
     def read(self, evaluation: Evaluation) -> object:
         """Return the value, and record it under its path.  Raises TemplateError.
 
-        What is read from a text or list is recorded as that text or list, whole.
+        Reading a part of a text or list records the whole text or list.
         """
         if self.root is not None:
             return self._read_from(self.root(evaluation), evaluation)
@@ -189,7 +191,7 @@ class Chain:
                 recorded = True
             if value is None:
                 message = f"{_describe_path(path)} is null"
-                raise link.missing(message, None, "add `| default(…)`")
+                raise link.missing_error(message, None, "add `| default(…)`")
             value = _read_item(value, key, path, link, evaluation)
         if recorded:
             return value
@@ -206,7 +208,7 @@ class Chain:
         return value
 
     def read_if_there(self, evaluation: Evaluation) -> tuple[bool, object]:
-        """Return whether the value is there, and the value; an absence is recorded, too."""
+        """Return whether the value exists, and the value; an absence is recorded too."""
         try:
             return True, self.read(evaluation)
         except MissingValueError as error:
@@ -219,7 +221,7 @@ class Chain:
 
 
 def _check_name(key: object, path: tuple[str, ...], link: Link) -> str:
-    """Return the key that a mapping is read by.  Raises TemplateError for one that is no text."""
+    """Return the key for a mapping.  Raises TemplateError if it is not text."""
     if isinstance(key, str):
         return key
     kind = "a slice" if isinstance(key, Slice) else describe_type(key)
@@ -236,11 +238,11 @@ def _missing_name(
     fix = did_you_mean(name, known)
     if not fix and known:
         fix = f"available: {', '.join(sorted(known)[:12])}"
-    return link.missing(message, None if recorded else (*path, name), fix)
+    return link.missing_error(message, None if recorded else (*path, name), fix)
 
 
 def _describe_path(path: tuple[str, ...]) -> str:
-    return f"`{dotted(path)}`" if path else "this value"
+    return f"`{join_path(path)}`" if path else "this value"
 
 
 # -- items and slices --
@@ -249,7 +251,7 @@ def _describe_path(path: tuple[str, ...]) -> str:
 def _read_item(
     value: object, key: object, path: tuple[str, ...], link: Link, evaluation: Evaluation
 ) -> object:
-    """Return a part of a value that is no mapping, or of which something is unknown."""
+    """Return a part of a value that is not a mapping, or of a partly unknown value."""
     if isinstance(value, Unknown) or isinstance(key, Unknown):
         if isinstance(key, Slice):
             return _slice_unknown(value, key.bounds(evaluation), path, link)
@@ -267,7 +269,7 @@ def _read_item(
 
 
 def _item_of_unknown(value: object, key: object, path: tuple[str, ...], link: Link) -> object:
-    """Return what is known of an item if the value or the key is unknown."""
+    """Return the possible values of an item if the value or the key is unknown."""
     kinds, key_kinds = kinds_of(value), kinds_of(key)
     found: list[object] = []
     if INTEGER in key_kinds and TEXT in kinds:
@@ -281,7 +283,7 @@ def _item_of_unknown(value: object, key: object, path: tuple[str, ...], link: Li
         raise _no_such_part(value, path, link)
     part = one_of(found)
     if isinstance(part, Unknown) and NULL in kinds:
-        # If the value is null the part is not there, as `default` notices.
+        # A null value has no parts; `default` handles the absence.
         return replace(part, part=True)
     return part
 
@@ -311,7 +313,7 @@ def _slice_unknown(
 
 
 def _check_bound(bound: object, link: Link) -> int | None:
-    """Return a bound of a slice, None for one that is unknown.  Raises TemplateError."""
+    """Return a bound of a slice; None if it is unknown.  Raises TemplateError."""
     if isinstance(bound, Unknown):
         if bound.kinds & {INTEGER, NULL}:
             return None
@@ -324,5 +326,5 @@ def _no_such_part(value: object, path: tuple[str, ...], link: Link) -> TemplateE
     message = f"{_describe_path(path)} is {describe_type(value)} and has no such part"
     if isinstance(value, Unknown) and value.may_be_null:
         # `default` stands in for parts of null.
-        return link.missing(message, None)
+        return link.missing_error(message, None)
     return link.error(message)

@@ -1,7 +1,7 @@
-"""Which names an expression needs: those of the branch that it takes, as far as values tell.
+"""Find the names that an expression needs, from the branches that known values select.
 
-`x if c else y`, `and`, `or`, `default(…)`, `is none` and `== null` choose.  A name that they only
-ask for may be null; a name whose value is used may not.
+`x if c else y`, `and`, `or`, `default(…)`, `is none` and `== null` choose between values. A name
+that is only tested may be null; a name whose value is used may not.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _CHOICES = frozenset({"CondExpr", "And", "Or", "Test"})
 
 @dataclass(slots=True)
 class Needs:
-    """The names that an expression reads, each as the path of a reference.
+    """The names that an expression reads, as reference paths.
 
-    `certain` are those whose value it uses, `possible` those that it only asks for, and those of
-    branches that may be taken.
+    `certain` are names whose value is used. `possible` are names that are only tested, or that are
+    in a branch that may be taken.
     """
 
     certain: set[tuple[str, ...]] = field(default_factory=set)
@@ -39,7 +39,7 @@ class Needs:
 
 
 def chooses(node: nodes.Node) -> bool:
-    """Whether values decide which names of an expression are read."""
+    """Return whether values decide which names of an expression are read."""
     kind = type(node).__name__
     if kind in _CHOICES or (kind == "Filter" and getattr(node, "name", "") == "default"):
         return True
@@ -61,7 +61,7 @@ def needs_of(
 
 
 class _Walk:
-    """Goes through the parts of an expression that are evaluated, or may be."""
+    """Visits the parts of an expression that are or may be evaluated."""
 
     def __init__(
         self, chains: Mapping[nodes.Node, Chain], value: Callable[[nodes.Node], object]
@@ -70,9 +70,9 @@ class _Walk:
         self.needs = Needs()
 
     def visit(self, node: Any, *, certain: bool, asks: bool = False) -> None:
-        """Note what a part reads.
+        """Note the names that a part reads.
 
-        `certain`: the part is evaluated.  `asks`: it may be null where it stands.
+        `certain`: the part is evaluated. `asks`: null is allowed at its position.
         """
         kind = type(node).__name__
         if node in self._chains:
@@ -92,7 +92,7 @@ class _Walk:
                 self.visit(child, certain=certain, asks=kind in ("Not", "Test"))
 
     def _chain(self, whole: Any, certain: bool, asks: bool) -> None:
-        """A name, and the names in its subscripts."""
+        """Note a name and the names in its subscripts."""
         chain = self._chains[whole]
         if chain.root is None:
             paths = self.needs.certain if certain and not asks else self.needs.possible
@@ -107,7 +107,7 @@ class _Walk:
 
     def _branches(self, test: Any, yes: Any, no: Any, certain: bool, asks: bool) -> None:
         self.visit(test, certain=certain, asks=True)
-        known, value = self._evaluated(test)
+        known, value = self._try_value(test)
         truth = truth_of(value) if known else None
         for branch, taken in ((yes, truth), (no, None if truth is None else not truth)):
             if branch is not None and taken is not False:
@@ -115,7 +115,7 @@ class _Walk:
 
     def _default(self, node: Any, certain: bool, asks: bool) -> None:
         self.visit(node.node, certain=certain, asks=True)
-        known, value = self._evaluated(node.node)
+        known, value = self._try_value(node.node)
         is_null = known and value is None
         if is_null or not known or (isinstance(value, Unknown) and value.may_be_null):
             for argument in node.args:
@@ -129,8 +129,8 @@ class _Walk:
         for operand in operands:
             self.visit(operand, certain=certain, asks=with_null)
 
-    def _evaluated(self, node: Any) -> tuple[bool, object]:
-        """Whether a part has a value, and the value: what is wrong with it is reported elsewhere."""
+    def _try_value(self, node: Any) -> tuple[bool, object]:
+        """Return whether a part has a value, and the value; errors are reported elsewhere."""
         try:
             return True, self._value(node)
         except TemplateError:

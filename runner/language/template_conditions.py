@@ -1,6 +1,7 @@
-"""What a condition of an expression says of the values in it: `x == null` that x is null wherever it holds.
+"""Derive known values from conditions: `x == null` means that x is null where it holds.
 
-By it a branch that reads what its own condition says is empty is found: most often the branches are swapped.
+Finds branches that read a value which their own condition says is empty. Usually the branches are
+swapped.
 """
 
 from __future__ import annotations
@@ -14,53 +15,66 @@ if TYPE_CHECKING:
     from .template_chains import Chain, Reference
 
 Facts = Mapping[tuple[str, ...], object]
-"""Values by the paths of what has them."""
+"""Reference path -> value."""
 _NOTHING: Facts = {}
 EMPTY = (None, "")
-"""Values that are of no use to a reader."""
+"""Values that count as empty."""
 
 
 class EmptyRead(NamedTuple):
-    """A name that is read where its value is known, by the condition of the branch or of the step."""
+    """A read of a name whose value is known from a condition."""
 
     reference: Reference
     value: object
 
 
-def facts(node: nodes.Node, chains: Mapping[nodes.Node, Chain], *, holds: bool) -> Facts:
-    """What is known of values where a condition holds, or where it does not."""
+def known_values(node: nodes.Node, chains: Mapping[nodes.Node, Chain], *, holds: bool) -> Facts:
+    """Return the values that are known if a condition holds, or if it does not."""
     part: Any = node
-    kind = type(node).__name__
-    if kind == "Not":
-        return facts(part.node, chains, holds=not holds)
-    if kind in ("And", "Or"):
-        if holds is (kind == "And"):
-            left = facts(part.left, chains, holds=holds)
-            return {**left, **facts(part.right, chains, holds=holds)}
-        return _NOTHING
-    if kind == "Test":
-        chain = chains.get(part.node)
-        known = part.name == "none" and holds and chain is not None and chain.root is None
-        return {chain.reference().path: None} if known and chain is not None else _NOTHING
-    if kind == "Compare" and len(part.ops) == 1 and part.ops[0].op == ("eq" if holds else "ne"):
-        return _equal(part.expr, part.ops[0].expr, chains)
+    match type(node).__name__:
+        case "Not":
+            return known_values(part.node, chains, holds=not holds)
+        case "And" if holds:
+            return _values_of_both(part, chains, holds=True)
+        case "Or" if not holds:
+            return _values_of_both(part, chains, holds=False)
+        case "Test" if holds and part.name == "none":
+            path = _path_of(part.node, chains)
+            return {path: None} if path is not None else _NOTHING
+        case "Compare" if len(part.ops) == 1:
+            operand = part.ops[0]
+            is_equal = operand.op == ("eq" if holds else "ne")
+            return _equal(part.expr, operand.expr, chains) if is_equal else _NOTHING
     return _NOTHING
+
+
+def _values_of_both(part: Any, chains: Mapping[nodes.Node, Chain], *, holds: bool) -> Facts:
+    left = known_values(part.left, chains, holds=holds)
+    return {**left, **known_values(part.right, chains, holds=holds)}
 
 
 def _equal(one: Any, other: Any, chains: Mapping[nodes.Node, Chain]) -> Facts:
+    """Return the value of the name in an equality of a name and a constant."""
     for name, value in ((one, other), (other, one)):
-        chain = chains.get(name)
-        if chain is not None and chain.root is None and type(value).__name__ == "Const":
-            return {chain.reference().path: value.value}
+        path = _path_of(name, chains)
+        if path is not None and type(value).__name__ == "Const":
+            return {path: value.value}
     return _NOTHING
+
+
+def _path_of(node: nodes.Node, chains: Mapping[nodes.Node, Chain]) -> tuple[str, ...] | None:
+    """Return the path of a node that is a name; None for other nodes."""
+    chain = chains.get(node)
+    return chain.reference().path if chain is not None and chain.root is None else None
 
 
 def empty_reads(
     node: nodes.Node, chains: Mapping[nodes.Node, Chain], known: Facts = _NOTHING
 ) -> Iterator[EmptyRead]:
-    """Each name that an expression reads where it is empty, or where a branch is one value under another name.
+    """Yield each read of a name whose value is known to be empty.
 
-    `known` holds wherever the expression is evaluated.
+    Also yields a branch that only repeats a known value, beside a constant branch. `known` holds
+    wherever the expression is evaluated.
     """
     kind = type(node).__name__
     part: Any = node
@@ -74,10 +88,10 @@ def empty_reads(
         ):
             if branch is None:
                 continue
-            here = facts(part.test, chains, holds=holds)
+            here = known_values(part.test, chains, holds=holds)
             yield from empty_reads(branch, chains, {**known, **here})
-            yield from _renamed(branch, other, chains, here)
-    elif kind not in ("Test", "Compare"):  # which ask for a value, and may know it
+            yield from _find_constant_branch(branch, other, chains, here)
+    elif kind not in ("Test", "Compare"):  # these may test a known value
         for child in node.iter_child_nodes():
             yield from empty_reads(child, chains, known)
 
@@ -90,14 +104,12 @@ def _read_of(chain: Chain, known: Facts) -> Iterator[EmptyRead]:
                 yield EmptyRead(reference, value)
 
 
-def _renamed(
+def _find_constant_branch(
     branch: Any, other: Any, chains: Mapping[nodes.Node, Chain], here: Facts
 ) -> Iterator[EmptyRead]:
-    """`x if x == "a" else "b"`: a branch of one value, where the value is known, beside a constant."""
-    chain = chains.get(branch)
-    if chain is None or chain.root is not None or type(other).__name__ != "Const":
+    """Yield the read of a known value in a branch beside a constant: `x if x == "a" else "b"`."""
+    path = _path_of(branch, chains)
+    if path is None or path not in here or type(other).__name__ != "Const":
         return
-    reference = chain.reference()
-    value = here.get(reference.path)
-    if reference.path in here and value not in EMPTY:
-        yield EmptyRead(reference, value)
+    if here[path] not in EMPTY:
+        yield EmptyRead(chains[branch].reference(), here[path])

@@ -1,7 +1,7 @@
-"""The operations of templates on values: arithmetic, comparison, filters.
+"""Operations of templates on values: arithmetic, comparison, filters.
 
-A closed set: no operation calls Python code of a value, and each that makes something longer is
-bounded.  `offset` is the place of the operation in its leaf, for errors.
+The set is closed: no operation calls Python code of a value, and results have a size limit.
+`offset` is the position of the operation in its leaf, for errors.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _ORDERED_TYPES = (NUMBERS | {BOOLEAN}, frozenset({TEXT}), frozenset({LIST}))
 def calculate(sign: str, left: object, right: object, offset: int) -> object:
     """Return `left sign right` of two numbers; `+` also joins two texts or two lists.
 
-    Raises TemplateError for other types, a division by zero and a result that is too large.
+    Raises TemplateError for other types, a division by zero, or a result that is too large.
     """
     if isinstance(left, Unknown) or isinstance(right, Unknown):
         return _calculate_unknown(sign, left, right, offset)
@@ -90,14 +90,14 @@ def calculate(sign: str, left: object, right: object, offset: int) -> object:
 
 
 def _can_join(left: object, right: object) -> bool:
-    """Whether `+` puts one value behind the other: both are text, or both are lists."""
+    """Return whether `+` joins the values: both are text, or both are lists."""
     if isinstance(left, str):
         return isinstance(right, str)
     return isinstance(left, list) and isinstance(right, list)
 
 
 def _calculate_unknown(sign: str, left: object, right: object, offset: int) -> Unknown:
-    """Return the types that the result may have if at least one side is unknown."""
+    """Return the possible types of a result if at least one operand is unknown."""
     left_kinds, right_kinds = kinds_of(left), kinds_of(right)
     kinds = set[str]()
     if left_kinds & NUMBERS and right_kinds & NUMBERS:
@@ -134,7 +134,7 @@ def apply_sign(sign: str, value: object, offset: int) -> object:
 def compare(name: str, left: object, right: object, offset: int) -> bool | None:
     """Return whether a comparison holds; None if a value is unknown.  Raises TemplateError.
 
-    `name` is jinja2's: `eq`, `lteq`, `notin`.
+    `name` is jinja2's name: `eq`, `lteq`, `notin`.
     """
     if holds_unknown(left) or holds_unknown(right):
         if not _are_comparable(name, kinds_of(left), kinds_of(right)):
@@ -147,7 +147,7 @@ def compare(name: str, left: object, right: object, offset: int) -> bool | None:
 
 
 def _are_comparable(name: str, left: frozenset[str], right: frozenset[str]) -> bool:
-    """Whether some values of these types can be compared."""
+    """Return whether some values of these types can be compared."""
     if name in ("eq", "ne"):
         return True
     if name in ("in", "notin"):
@@ -183,7 +183,7 @@ def to_json(value: object, offset: int) -> object:
     """Return a value as JSON text with sorted keys.  Raises TemplateError."""
     if holds_unknown(value):
         return A_TEXT
-    # Measured before it is written: an expression can name one long text a thousand times.
+    # Check the size first: an expression can repeat a long text a thousand times.
     if _budget_after(value, LONGEST_TEXT) < 0:
         raise too_long(offset, 6)
     try:
@@ -206,7 +206,7 @@ def length(value: object, offset: int) -> object:
 
 
 def numbers_below(value: object, offset: int) -> object:
-    """Return the whole numbers from 0 up to one less than a count.  Raises TemplateError."""
+    """Return the whole numbers from 0 up to, but not including, a count.  Raises TemplateError."""
     if isinstance(value, Unknown) and INTEGER in value.kinds:
         return Unknown(frozenset({LIST}), AN_INTEGER)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -219,7 +219,7 @@ def numbers_below(value: object, offset: int) -> object:
 
 
 def _budget_after(value: object, budget: int) -> int:
-    """Return the rest of a budget of characters after writing a value; negative once spent."""
+    """Return the remaining characters of a budget after a value; negative if exceeded."""
     if isinstance(value, str):
         return budget - len(value) - 2
     if isinstance(value, Mapping):
@@ -236,7 +236,7 @@ def _budget_after(value: object, budget: int) -> int:
 
 
 def apply_path_filter(name: str, value: object, offset: int) -> object:
-    """Return a part of a path: `name`, `stem`, `suffix` or `parent`.  Raises TemplateError."""
+    """Return the `name`, `stem`, `suffix` or `parent` of a path.  Raises TemplateError."""
     if isinstance(value, Unknown) and TEXT in value.kinds:
         return A_TEXT
     if not isinstance(value, str):
@@ -258,7 +258,7 @@ def _suffix(path: str) -> str:
 
 
 def _split_suffix(path: str) -> tuple[str, str]:
-    """Split the name of a path before its last suffix; `.bashrc` has none."""
+    """Split a path's name before its last suffix; `.bashrc` has none."""
     name = _name(path)
     dot = name.rfind(".")
     return (name[:dot], name[dot:]) if 0 < dot < len(name) - 1 else (name, "")

@@ -1,8 +1,8 @@
-"""Find and read the expressions of a leaf: `{{ … }}` with jinja2's syntax.
+"""Parse and evaluate the expressions of a leaf: `{{ … }}` with jinja2's syntax.
 
-jinja2's lexer and parser read an expression.  Its meaning is the closed set of operations that
-`_EVALUATE` lists: nothing is compiled to Python and nothing can be called, so there is nothing to
-escape from.  `{% %}` and `{# #}` are plain text.
+jinja2 only parses. Evaluation is limited to the operations in `_EVALUATE`: nothing is compiled to
+Python and no function can be called, so templates cannot run code. `{% %}` and `{# #}` are plain
+text.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .template_chains import (
     Slice,
 )
 from .template_choices import Needs, chooses, needs_of
-from .template_conditions import EmptyRead, Facts, empty_reads, facts
+from .template_conditions import EmptyRead, Facts, empty_reads, known_values
 from .template_values import (
     LONGEST_TEXT,
     NoTextError,
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 FILTERS = ("stem", "name", "suffix", "parent", "join", "tojson", "default", "length", "range")
 TESTS = ("defined", "none")
 _CALLS: Mapping[str, str] = {**{name: name for name in FILTERS}, "len": "length"}
-"""The filter that does what a call of this name is meant to do."""
+"""Function name -> the filter for the same purpose."""
 
 _LONGEST_EXPRESSION = 4_000  # characters
 _ARGUMENTS: Mapping[str, tuple[int, int]] = {"default": (1, 1), "join": (0, 1)}
@@ -96,7 +96,7 @@ class Expression:
             raise _nested_too_deeply(self.offset, self.length) from None
 
     def value(self, scope: Scope, reads: Reads | None = None) -> object:
-        """Return the typed value; `reads` gains each name that was read.  Raises TemplateError."""
+        """Return the typed value; `reads` collects each name read.  Raises TemplateError."""
         try:
             return self._evaluate(Evaluation(scope, reads))
         except RecursionError:
@@ -120,7 +120,7 @@ _SIGNS = ("-", "+")
 
 
 def find_expressions(text: str) -> Iterator[tuple[int, int]]:
-    """Yield start and end of each `{{ … }}` of a leaf.  Raises TemplateError."""
+    """Yield the start and end of each `{{ … }}` of a leaf.  Raises TemplateError."""
     end = 0
     while (start := text.find("{{", end)) >= 0:
         end = _end_of_expression(text, start)
@@ -128,9 +128,9 @@ def find_expressions(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _end_of_expression(text: str, start: int) -> int:
-    """Return the index behind the `}}` of the expression at `start`.
+    """Return the index after the `}}` of the expression at `start`.
 
-    Braces and quotes inside an expression are its own.
+    Braces and quotes inside an expression do not end it.
     """
     position, depth = start + 2, 0
     while (mark := _MARK.search(text, position)) is not None:
@@ -153,9 +153,9 @@ def _end_of_expression(text: str, start: int) -> int:
 
 
 def parse_expression(text: str, start: int, end: int) -> Expression:
-    """Return the expression that stands in a leaf between `start` and `end`.
+    """Return the expression in a leaf between `start` and `end`.
 
-    Raises TemplateError with what is wrong with its syntax, or with a word that templates lack.
+    Raises TemplateError for invalid syntax and unsupported words.
     """
     length = end - start
     source = text[start + 2 : end - 2]
@@ -185,7 +185,7 @@ def parse_expression(text: str, start: int, end: int) -> Expression:
 
 
 def empty_reads_of(text: str, start: int, end: int, known: Facts) -> list[EmptyRead]:
-    """Each name that an expression reads where its value is known to be empty.  Raises TemplateError.
+    """Return each read of a name whose value is known to be empty.  Raises TemplateError.
 
     `known` are values that are certain wherever the expression is evaluated.
     """
@@ -194,9 +194,9 @@ def empty_reads_of(text: str, start: int, end: int, known: Facts) -> list[EmptyR
 
 
 def facts_of(text: str, start: int, end: int) -> Facts:
-    """What is known of values where an expression is true.  Raises TemplateError."""
+    """Return the values that are known if an expression is true.  Raises TemplateError."""
     root, chains = _syntax(text, start, end)
-    return facts(root, chains, holds=True)
+    return known_values(root, chains, holds=True)
 
 
 def _syntax(text: str, start: int, end: int) -> tuple[nodes.Expr, Mapping[nodes.Node, Chain]]:
@@ -212,7 +212,7 @@ def _syntax(text: str, start: int, end: int) -> tuple[nodes.Expr, Mapping[nodes.
 
 
 def _refuse_whitespace_control(source: str, start: int, end: int) -> None:
-    message = "there is no whitespace control in templates"
+    message = "whitespace control is not available in templates"
     fix = "put a space between the braces and the sign"
     if source.startswith(_SIGNS):
         raise TemplateError(message, start + 2, 1, fix)
@@ -231,14 +231,16 @@ def _nested_too_deeply(offset: int, length: int) -> TemplateError:
 
 
 def _bracket_error(source: str, offset: int) -> TemplateError | None:
-    """Return the error about a bracket without its partner; None if that is not the fault."""
+    """Return the error of an unmatched bracket; None if all brackets match."""
     opened: list[re.Match[str]] = []
     for mark in _BRACKET.finditer(source):
         if mark[0] in _OPENING.values():
             opened.append(mark)
         elif mark[0] in _OPENING:
             if not opened:
-                return TemplateError(f"this `{mark[0]}` closes nothing", offset + mark.start(), 1)
+                return TemplateError(
+                    f"this `{mark[0]}` has no opening bracket", offset + mark.start(), 1
+                )
             if opened[-1][0] != _OPENING[mark[0]]:
                 break
             opened.pop()
@@ -249,7 +251,7 @@ def _bracket_error(source: str, offset: int) -> TemplateError | None:
 
 
 def _syntax_error(error: Exception, start: int, end: int) -> TemplateError:
-    """Return jinja2's complaint in words of ours, within the expression."""
+    """Return a readable error for jinja2's error, located inside the expression."""
     offset = getattr(error, "lineno", start)
     message = str(getattr(error, "message", error))
     ends_early = (
@@ -267,10 +269,10 @@ def _syntax_error(error: Exception, start: int, end: int) -> TemplateError:
 
 
 class _ExpressionReader:
-    """Reads one expression: its syntax tree, its chains and its references.
+    """Parses one expression into its syntax tree, chains and references.
 
-    jinja2 keeps a line number with each token and node.  It gets offsets in the leaf instead, so
-    `lineno` of a node is where it stands.
+    jinja2 keeps a line number with each token and node. Here the line numbers are offsets in the
+    leaf, so `lineno` of a node is its position.
     """
 
     def __init__(self, source: str, base: int) -> None:
@@ -279,11 +281,11 @@ class _ExpressionReader:
         self._source = source
         self._base = base  # offset of the source in the leaf
         self._tokens: list[tuple[int, str]] = []  # offset and text
-        self._token_at: dict[int, int] = {}  # offset -> index of the token that begins there
+        self._token_at: dict[int, int] = {}  # offset -> index of its token
 
     def read(self) -> nodes.Expr:
-        """Return the syntax tree.  Raises TemplateError for what is not in the language."""
-        # jinja2 would shorten it, and every offset after it would be wrong.
+        """Return the syntax tree.  Raises TemplateError for syntax outside the language."""
+        # jinja2 would shorten it and shift every later offset.
         carriage_return = self._source.find("\r")
         if carriage_return >= 0:
             message = "a carriage return cannot be in an expression"
@@ -333,7 +335,7 @@ class _ExpressionReader:
             raise TemplateSyntaxError(message, offset) from None
 
     def _word(self, offset: int) -> str:
-        """Return the token at `offset`; empty if none begins there."""
+        """Return the token at `offset`; empty if no token starts there."""
         index = self._token_at.get(offset)
         return "" if index is None else self._tokens[index][1]
 
@@ -342,7 +344,7 @@ class _ExpressionReader:
         return self._tokens[min(self._token_at[offset] + count, len(self._tokens) - 1)]
 
     def _end_of_bracket(self, offset: int) -> int:
-        """Return the offset behind the `]` that closes the `[` at `offset`."""
+        """Return the offset after the `]` that closes the `[` at `offset`."""
         depth = 0
         for position, raw in islice(self._tokens, self._token_at[offset], None):
             if raw == "[":
@@ -356,7 +358,7 @@ class _ExpressionReader:
     # -- checks --
 
     def _check(self, node: nodes.Node) -> None:
-        """Refuse nodes that are not in the language, and collect chains, here and below."""
+        """Refuse nodes outside the language, and collect the chains below a node."""
         kind = type(node).__name__
         if kind in _CHAIN_NODES:
             self._collect_chain(node)
@@ -407,7 +409,7 @@ class _ExpressionReader:
     # -- chains --
 
     def _collect_chain(self, whole: nodes.Node) -> None:
-        """Note the chain that ends with a node, and the reference that it is."""
+        """Add the chain that ends with a node, and its reference."""
         parts: list[Any] = []
         node: Any = whole
         while type(node).__name__ in ("Getattr", "Getitem"):
@@ -448,7 +450,7 @@ class _ExpressionReader:
         return Link(word, offset, len(word))
 
     def _fixed_subscript(self, node: nodes.Getitem, key: str | int) -> Link:
-        """Return the link of `['name']`, `[0]`, or `.0`, which jinja2 reads as a subscript."""
+        """Return the link of `['name']`, `[0]`, or `.0` (a subscript in jinja2)."""
         if self._word(node.lineno) == "[":
             return Link(key, node.lineno, self._end_of_bracket(node.lineno) - node.lineno)
         offset, word = self._token_after(node.lineno)
@@ -503,8 +505,8 @@ def _evaluate(
 class _Evaluator:
     """Evaluates nodes of one expression in a scope.
 
-    If a value is unknown, an operation has what is common to all values that it may have, and
-    fails only if it fails for each of them.
+    With an unknown operand, an operation returns what all its possible results have in common, and
+    fails only if every possible value fails.
     """
 
     __slots__ = ("_chains", "_evaluation")
@@ -542,7 +544,7 @@ class _Evaluator:
         return self._chains[node].read(self._evaluation)
 
     def _value_if_there(self, node: nodes.Expr) -> tuple[bool, object]:
-        """Return whether a value is there, and the value; only names can be absent."""
+        """Return whether a value exists, and the value; only names can be absent."""
         chain = self._chains.get(node)
         if chain is None or chain.root:
             return True, self.value(node)
@@ -569,7 +571,9 @@ class _Evaluator:
         if truth is not None:
             return left if truth else self.value(node.right)
         assert isinstance(left, Unknown)
-        return self._one_of_branches([node.right], [True if left == A_BOOLEAN else left.given])
+        return self._one_of_branches(
+            [node.right], [True if left == A_BOOLEAN else left.without_null]
+        )
 
     def _not(self, node: nodes.Not) -> object:
         truth = truth_of(self.value(node.node))
@@ -578,9 +582,10 @@ class _Evaluator:
     def _one_of_branches(
         self, branches: Sequence[nodes.Expr | None], others: list[object]
     ) -> object:
-        """Return the value of one of these branches or `others`; which one is unknown.
+        """Return the common value of branches if the condition is unknown.
 
-        Raises TemplateError only if there are no others and each branch has an error.
+        `others` are more possible values. Raises TemplateError only without others, if every branch
+        has an error.
         """
         found = others
         errors: list[TemplateError] = []
@@ -651,13 +656,13 @@ class _Evaluator:
     def _default(self, inner: nodes.Expr, arguments: Sequence[nodes.Expr]) -> object:
         """Return the value, or the argument if the value is absent or null.
 
-        An optional input is null if it is left out, so a default has to cover null.
+        An omitted optional input is null, so `default` must cover null.
         """
         _, value = self._value_if_there(inner)
         if value is None:
             return self.value(arguments[0])
         if isinstance(value, Unknown) and value.may_be_null:
-            others: list[object] = [value.given] if value.given.kinds else []
+            others: list[object] = [value.without_null] if value.without_null.kinds else []
             return self._one_of_branches(arguments, others)
         return value
 
@@ -670,7 +675,7 @@ class _Evaluator:
         return kinds_of(value) == {NULL}
 
     def _is_defined(self, node: nodes.Expr) -> object:
-        """Whether a name is there; what a skipped step would have made is not."""
+        """Return whether a name exists; outputs of skipped steps do not."""
         is_there, value = self._value_if_there(node)
         chain = self._chains.get(node)
         of_step = chain is not None and not chain.root and chain.reference().path[0] == "steps"

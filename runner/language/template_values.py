@@ -1,6 +1,6 @@
-"""The values of templates: their texts, the words for their types, and the error of a template.
+"""Values of templates: their texts, type names and errors.
 
-Knows neither expressions nor where a value comes from.
+Independent of expressions and of the source of values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ UNKNOWN_TEXT = "…"
 
 
 class TemplateError(RecipeError):
-    """A template that cannot be read or has no value.
+    """An invalid template, or one without a value.
 
     `offset` and `length` count characters inside the leaf.
     """
@@ -48,7 +48,7 @@ class StatePath(str):
 
 
 def text_of(value: object) -> str:
-    """Return the text of a typed value; every value has only one.  Raises TemplateError.
+    """Return the text of a typed value, which is unique.  Raises TemplateError.
 
     Numbers are Python's shortest round-trip decimals: `4`, `2.0`, `0.0001`, `1e-05`.
     """
@@ -84,7 +84,7 @@ def text_of(value: object) -> str:
 
 
 def _text_of_unknown(value: Unknown) -> str:
-    """Return a placeholder, or raise the error of the first of its types that has no text."""
+    """Return a placeholder, or raise the error of the first type without a text."""
     if not value.textless:
         return UNKNOWN_TEXT
     examples: dict[str, object] = {LIST: [], MAPPING: {}, NULL: None}
@@ -92,7 +92,7 @@ def _text_of_unknown(value: Unknown) -> str:
 
 
 def text_at(value: object, offset: int, length: int = 1) -> str:
-    """Return the text of a value.  Raises TemplateError that points at `offset` of the leaf."""
+    """Return the text of a value.  Raises TemplateError at `offset` of the leaf."""
     try:
         return text_of(value)
     except NoTextError as error:
@@ -100,7 +100,7 @@ def text_at(value: object, offset: int, length: int = 1) -> str:
 
 
 def describe_type(value: object) -> str:
-    """Return the type of a value in words, for a sentence: `a number`, `text or null`."""
+    """Return a value's type for messages: `a number`, `text or null`."""
     if isinstance(value, Unknown):
         return value.word
     if value is None:
@@ -115,12 +115,12 @@ def describe_type(value: object) -> str:
 
 
 def is_plain_number(value: object) -> bool:
-    """Whether arithmetic works on a value: an int or a float, but no boolean."""
+    """Return whether a value is an int or a float, not a boolean."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def check_size(value: object, offset: int) -> object:
-    """Return a value, unless it is a number that is too large.  Raises TemplateError."""
+    """Return a value.  Raises TemplateError for a number that is too large."""
     if isinstance(value, int) and value.bit_length() > _WIDEST_INTEGER:
         raise TemplateError("this number is too large", offset)
     if isinstance(value, float) and not math.isfinite(value):
@@ -129,9 +129,9 @@ def check_size(value: object, offset: int) -> object:
 
 
 def sort_names(value: object) -> object:
-    """Return a mapping sorted by name, other values unchanged.
+    """Return a mapping sorted by name; other values are unchanged.
 
-    The key of a step cannot tell one order from another, so no rendered text may either.
+    The cache key ignores the order of names, so rendered text must not depend on it.
     """
     if isinstance(value, Mapping):
         return {key: sort_names(value[key]) for key in sorted(value)}
@@ -139,7 +139,7 @@ def sort_names(value: object) -> object:
 
 
 def too_long(offset: int, length: int) -> TemplateError:
-    """Return the error for a text above LONGEST_TEXT."""
+    """Return the error for a text longer than LONGEST_TEXT."""
     return TemplateError(
         f"this text is longer than {LONGEST_TEXT:,} characters",
         offset,

@@ -1,7 +1,7 @@
-"""Sizes, durations and money as people write them, and their one canonical text.
+"""Parse and format sizes, durations and money.
 
-`GB` is 10⁹ bytes and `GiB` is 2³⁰, as on the box of a card and as in `free -h`.  A number without
-its unit is refused: its meaning is not agreed on.
+`GB` is 10⁹ bytes and `GiB` is 2³⁰. A number without a unit is refused, because its meaning is
+ambiguous.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _MONEY = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,4})?) USD")
 
 
 def size(text: str) -> int:
-    """Return the bytes of `24GB`, `16GiB`, `1.5TB`.
+    """Return the bytes in `24GB`, `16GiB`, `1.5TB`.
 
-    Raises ValueError with a sentence for the author.
+    Raises ValueError with a message for the author.
     """
     found = _SIZE.fullmatch(text)
     if found is None or found[2] not in _SIZES:
@@ -38,9 +38,9 @@ def size(text: str) -> int:
 
 
 def duration(text: str) -> float:
-    """Return the seconds of `30s`, `5m`, `1h30m`, `2d`.
+    """Return the seconds in `30s`, `5m`, `1h30m`, `2d`.
 
-    Raises ValueError with a sentence for the author.
+    Raises ValueError with a message for the author.
     """
     found = _DURATION.fullmatch(text)
     if found is None or not text:
@@ -51,19 +51,22 @@ def duration(text: str) -> float:
         if number:
             total += Fraction(number) * seconds
     if not total:
-        raise ValueError(f'"{text}" is no duration; remove the key instead')
+        raise ValueError(f'"{text}" is not a duration; remove the key instead')
     return float(total)
 
 
 class Interval(NamedTuple):
-    """How far apart two events may be: in seconds, or in steps of a training."""
+    """The distance of two events, in seconds or in training steps."""
 
     seconds: float | None = None
     steps: int | None = None
 
 
 def interval(text: str) -> Interval:
-    """Return the interval of `5m` or `500 steps`.  Raises ValueError with a sentence for the author."""
+    """Return the interval in `5m` or `500 steps`.
+
+    Raises ValueError with a message for the author.
+    """
     number, _, unit = text.partition(" ")
     if unit in ("step", "steps") and number.isdecimal():
         return Interval(steps=int(number))
@@ -71,7 +74,7 @@ def interval(text: str) -> Interval:
 
 
 def money(text: str) -> float:
-    """Return the US dollars of `5 USD`.  Raises ValueError with a sentence for the author."""
+    """Return the US dollars in `5 USD`.  Raises ValueError with a message for the author."""
     found = _MONEY.fullmatch(text)
     if found is None:
         raise ValueError(f'"{text}" is not an amount; write US dollars, such as 5 USD or 0.50 USD')
@@ -87,7 +90,7 @@ def size_text(size: int) -> str:
 
 
 def about(size: float) -> str:
-    """Return bytes for reading, three digits or so: `812 B`, `1.5 MB`, `24.0 GB`."""
+    """Return bytes rounded to about three digits: `812 B`, `1.5 MB`, `24.0 GB`."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
@@ -96,7 +99,7 @@ def about(size: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return `1h30m` for 5400: the largest units first, without units of which there are none."""
+    """Return a duration with the largest units first: `1h30m` for 5400."""
     rest = round(Fraction(seconds).limit_denominator(10**6), 6)
     parts: list[str] = []
     for unit, factor in zip("dhm", _SECONDS, strict=False):
@@ -109,7 +112,7 @@ def duration_text(seconds: float) -> str:
 
 
 def money_text(dollars: float) -> str:
-    """Return `5 USD` or `0.50 USD`; parts of a cent are kept, if there are any."""
+    """Return `5 USD` or `0.50 USD`; fractions of a cent are kept."""
     if dollars == int(dollars):
         return f"{int(dollars)} USD"
     text = f"{dollars:.4f}"

@@ -1,8 +1,8 @@
-"""Values that are not known yet, each by the types that it may have.
+"""Unknown values, each with its possible types.
 
-Templates are evaluated with them before a run: an operation on an unknown value is unknown, and
-fails only if it would fail for every value of its types.  A list or mapping is known if its items
-are counted, even if some of the items are unknown.
+Templates are evaluated with them before a run. An operation on an unknown value is unknown, and
+fails only if it fails for every possible value. A list or mapping is known if the number of its
+items is, even with unknown items.
 """
 
 from __future__ import annotations
@@ -35,41 +35,41 @@ _WORDS: Final = {
 class Unknown:
     """A value that has one of these types.
 
-    `items` is each part of a list or mapping; None if nothing is known of them.
+    `items` stands for every part of a list or mapping; None if nothing is known about the parts.
     """
 
     kinds: frozenset[str]
     items: Unknown | None = None
-    part: bool = False  # a part of another unknown value, which may not be there at all
+    part: bool = False  # a part of another unknown value; may be absent
 
     @property
-    def given(self) -> Unknown:
-        """The value if it is not null."""
+    def without_null(self) -> Unknown:
+        """The same value, without the possibility of null."""
         return replace(self, kinds=self.kinds - {NULL}, part=False)
 
     @property
     def may_be_null(self) -> bool:
-        """Whether the value may be null, or not there."""
+        """Whether the value may be null or absent."""
         return NULL in self.kinds or self.part
 
     @property
     def textless(self) -> bool:
-        """Whether no value of its types has a text."""
+        """Whether no possible value has a text."""
         return self.kinds <= _TEXTLESS
 
     @property
     def word(self) -> str:
-        """The types of the value in words, for a sentence."""
+        """The types of the value for messages."""
         return " or ".join(dict.fromkeys(_WORDS[kind] for kind in _WORDS if kind in self.kinds))
 
 
 def unknown(*kinds: str, items: Unknown | None = None) -> Unknown:
-    """Return a value of one of these types."""
+    """Return an unknown value of one of these types."""
     return Unknown(frozenset(kinds), items)
 
 
 ANYTHING: Final = unknown(NULL, BOOLEAN, INTEGER, FRACTION, TEXT, LIST, MAPPING)
-GIVEN: Final = ANYTHING.given
+GIVEN: Final = ANYTHING.without_null
 A_TEXT: Final = unknown(TEXT)
 A_BOOLEAN: Final = unknown(BOOLEAN)
 AN_INTEGER: Final = unknown(INTEGER)
@@ -78,7 +78,7 @@ TEXTS: Final = unknown(LIST, items=A_TEXT)
 
 
 def of_input(type: str, items: str | None = None, *, required: bool = True) -> Unknown:
-    """Return a value of an input of this type, which is null if it may be."""
+    """Return the unknown value of an input of this type; optional inputs may be null."""
     found = {
         "integer": AN_INTEGER,
         "number": Unknown(NUMBERS),
@@ -91,7 +91,7 @@ def of_input(type: str, items: str | None = None, *, required: bool = True) -> U
 
 
 def kinds_of(value: object) -> frozenset[str]:
-    """Return the types that a value may have."""
+    """Return the possible types of a value."""
     if isinstance(value, Unknown):
         return value.kinds
     if value is None:
@@ -108,7 +108,7 @@ def kinds_of(value: object) -> frozenset[str]:
 
 
 def holds_unknown(value: object) -> bool:
-    """Whether a value, or any part of it, is unknown."""
+    """Return whether a value, or any part of it, is unknown."""
     if isinstance(value, Unknown):
         return True
     if isinstance(value, Mapping):
@@ -117,9 +117,9 @@ def holds_unknown(value: object) -> bool:
 
 
 def one_of(values: Iterable[object]) -> object:
-    """Return the value that is one of these.
+    """Return the common value of several candidates.
 
-    The same value if they are all equal, otherwise an unknown value that may be each of them.
+    Equal candidates give their value; different ones give an unknown value with all their types.
     """
     candidates = list(values)
     if not candidates:
@@ -135,19 +135,19 @@ def one_of(values: Iterable[object]) -> object:
 
 
 def item_of(holder: object) -> Unknown:
-    """Return any part of a list or mapping; it may not be there."""
+    """Return an unknown part of a list or mapping, which may be absent."""
     return replace(_items_of([holder]) or ANYTHING, part=True)
 
 
 def truth_of(value: object) -> bool | None:
-    """Return whether a value counts as true; None if that is not known."""
+    """Return whether a value counts as true; None if this is unknown."""
     if isinstance(value, Unknown):
         return False if value.kinds == {NULL} else None
     return bool(value)
 
 
 def _items_of(holders: Iterable[object]) -> Unknown | None:
-    """Return what each item of these lists and mappings may be; None if that is not known."""
+    """Return the common value of all items of these lists and mappings; None if unknown."""
     found: list[object] = []
     for holder in holders:
         if isinstance(holder, Unknown):

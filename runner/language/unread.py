@@ -1,4 +1,4 @@
-"""Inputs that nothing in a recipe reads: their values would change nothing, in silence."""
+"""Find inputs that nothing in a recipe reads, so that their values have no effect."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _PROSE_KEYS = frozenset({"doc", "summary"})
 """Keys whose text is for people."""
 
 
-def unread(recipe: Recipe) -> list[str]:
-    """Return the inputs that no template, `secret`, `secrets` or `retries` of a recipe names."""
+def find_unread(recipe: Recipe) -> list[str]:
+    """Return the inputs that no template, `secret`, `secrets` or `retries` of a recipe reads."""
     names = set(recipe.inputs) - _named_by_keys(recipe)
     for leaf in _texts(recipe.document.value):
         if not names:
@@ -42,25 +42,25 @@ def _named_by_keys(recipe: Recipe) -> set[str]:
 
 
 def warnings(recipe: Recipe) -> Iterator[Problem]:
-    """Yield a warning for each input that nothing reads."""
-    for name in unread(recipe):
+    """Yield a warning for each unused input."""
+    for name in find_unread(recipe):
         yield _problem(recipe, name, ("inputs", name), key=True, severity="warning")
 
 
-def refused(
+def find_refused(
     recipe: Recipe,
     given: Iterable[str],
     preset: str | None,
     origins: Mapping[str, str] = NOWHERE,
 ) -> list[Problem]:
-    """Return the problems of values for inputs that nothing reads: given ones and presets'."""
+    """Return the problems of values for unused inputs, given or from presets."""
     given = list(given)
-    chosen = presets.chosen(recipe, preset)
+    chosen = presets.combine(recipe, preset)
     preset_inputs = chosen.inputs if chosen is not None else {}
     if not given and not preset_inputs:
         return []
     found = []
-    idle = set(unread(recipe))
+    idle = set(find_unread(recipe))
     for name in given:
         whole = name.partition(".")[0]
         if whole in idle:
@@ -97,7 +97,7 @@ def _problem(
 
 
 def _texts(tree: Any) -> Iterator[str]:
-    """Yield every text in a recipe that has a template."""
+    """Yield every text with a template in a recipe."""
     if isinstance(tree, str):
         if has(tree):
             yield tree
@@ -111,11 +111,11 @@ def _texts(tree: Any) -> Iterator[str]:
 
 
 def _inputs_read(leaf: str) -> set[str] | None:
-    """Return the inputs that a text reads; None if it may read any."""
+    """Return the inputs that a text reads; None if it may read any input."""
     try:
         paths = [found.path for found in references(leaf) if found.path[0] == "inputs"]
     except TemplateError:
-        # Reported elsewhere; the inputs that it names were meant to be read.
+        # An invalid template is reported elsewhere, and its inputs count as used.
         return None if "inputs[" in leaf else set(re.findall(r"inputs\.(\w+)", leaf))
     if any(len(path) == 1 for path in paths):
         return None

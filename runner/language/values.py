@@ -1,4 +1,4 @@
-"""The types of values in a YAML document: a leaf, a tree of leaves, the path to one of them."""
+"""Type aliases for YAML data: leaf, tree of leaves, and path in a tree."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Where: TypeAlias = "tuple[str | int, ...]"
 
 
 def is_finite(value: float) -> bool:
-    """Whether a number is finite, also as a float: an integer of 309 digits and more is not."""
+    """Return whether a number fits a finite float; integers of more than 308 digits do not."""
     try:
         return math.isfinite(value)
     except OverflowError:
@@ -19,5 +19,5 @@ def is_finite(value: float) -> bool:
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether a value is a number; a truth value is none."""
+    """Return whether a value is a number; booleans are not."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""Explain a YAML parser's complaints: the mistakes that people make, and what to write instead."""
+"""Explain a YAML parser's errors as common mistakes, with a fix for each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Mistake(NamedTuple):
-    """A mistake between two places of a text."""
+    """A mistake between two offsets of a text."""
 
     code: str
     message: str
@@ -22,10 +22,10 @@ class Mistake(NamedTuple):
 
 
 def rest_of_value(text: str, start: int, *, comments: bool = False) -> str:
-    """Return the text of a plain value as its author saw it.
+    """Return the source text of a plain value from an index on.
 
-    Up to the end of the line, or of the item in a flow collection.  `comments`: also what stands
-    behind a `#`.
+    It ends with the line, or with the item in a flow collection. `comments`: include text after a
+    `#`.
     """
     line = re.compile(r"[^\r\n]*" if comments else r"(?:[^\r\n#]|(?<=\S)#)*").match(text, start)
     value = line.group().rstrip() if line else ""
@@ -37,15 +37,15 @@ def rest_of_value(text: str, start: int, *, comments: bool = False) -> str:
     return value
 
 
-def quoted(value: str) -> str:
-    """Return a text in quotes, double ones unless it needs single ones."""
+def quote(value: str) -> str:
+    """Return a text in quotes: double quotes unless it needs single ones."""
     if "\\" in value or '"' in value:
         return "'" + value.replace("'", "''") + "'"
     return f'"{value}"'
 
 
 def unquoted_expression(text: str, index: int) -> Mistake:
-    """Return the mistake of a `{{` outside quotes at `index`: YAML reads it as a mapping."""
+    """Return the mistake of an unquoted `{{` at `index`, which YAML reads as a mapping."""
     start = index
     while start and text[start - 1] not in " \t\r\n,[":
         start -= 1
@@ -56,15 +56,12 @@ def unquoted_expression(text: str, index: int) -> Mistake:
     end = tail.end() if tail else end
     message = "an expression must be in quotes: YAML reads `{` as a mapping"
     return Mistake(
-        "unquoted-expression", message, start, end, f"quote it: {quoted(text[start:end])}"
+        "unquoted-expression", message, start, end, f"quote it: {quote(text[start:end])}"
     )
 
 
 def explain(text: str, error: MarkedYAMLError) -> Mistake:
-    """Return a parser's complaint as a mistake that people make.
-
-    If it is none that is known, at least as a place and a sentence.
-    """
+    """Return a parser's error as a known mistake, or else as a position and a sentence."""
     complaint = _Complaint.of(text, error)
     for find in _MISTAKES:
         mistake = find(complaint)
@@ -78,13 +75,13 @@ def explain(text: str, error: MarkedYAMLError) -> Mistake:
 
 @dataclass(frozen=True, slots=True)
 class _Complaint:
-    """What a parser says is wrong, and where."""
+    """A parser's error and its position."""
 
     text: str
     problem: str
     context: str
     index: int  # of the problem
-    begun: int  # index of what the parser was reading
+    begun: int  # start of the current construct
     line_start: int  # of the line with the problem
     line: str
 
@@ -103,7 +100,7 @@ def _start_of_line(text: str, index: int) -> int:
     return text.rfind("\n", 0, index) + 1
 
 
-# -- one kind of mistake each: None if it is not that --
+# -- each function detects one kind of mistake, or returns None --
 
 
 def _braces(complaint: _Complaint) -> Mistake | None:
@@ -128,7 +125,7 @@ def _tab(complaint: _Complaint) -> Mistake | None:
 
 
 def _start_of_text(complaint: _Complaint) -> Mistake | None:
-    """A text that begins with a character that means something."""
+    """Return the mistake of an unquoted text that starts with a special character."""
     text, context = complaint.text, complaint.context
     if "alias" in context:
         return _unquoted_start(text, complaint.begun, "a pattern")
@@ -171,7 +168,7 @@ def _block(complaint: _Complaint) -> Mistake | None:
     text, context, index = complaint.text, complaint.context, complaint.index
     line_start, line = complaint.line_start, complaint.line
     if "block" in context and not text[line_start:index].strip():
-        message = "this line does not line up with the lines above it"
+        message = "the indentation does not match the lines above"
         fix = "indent all lines of one level alike"
         return Mistake("indent", message, index, index + len(line.strip()), fix)
     if "block mapping" in context:
@@ -210,11 +207,11 @@ _END_OF_ITEM = re.compile(r"[^\s,]*?(?=,|\s|\]\s*(?:#.*)?$|\}\s*(?:#.*)?$)", re.
 def _unquoted_start(text: str, start: int, what: str) -> Mistake:
     rest = rest_of_value(text, start)
     message = f"{what} that starts with {text[start : start + 1]} must be in quotes"
-    return Mistake("unquoted-text", message, start, start + len(rest), f"quote it: {quoted(rest)}")
+    return Mistake("unquoted-text", message, start, start + len(rest), f"quote it: {quote(rest)}")
 
 
 def _in_brackets(text: str, index: int, begun: int, line_start: int) -> Mistake:
-    """Return the mistake at `index` of a list or mapping whose bracket is at `begun`."""
+    """Return the mistake at `index` in a list or mapping whose bracket is at `begun`."""
     if text[index : index + 1] in ("[", "{") and index and not text[index - 1].isspace():
         return _bracket_in_value(text, index, line_start)
     opening = text[begun : begun + 1]
@@ -226,7 +223,7 @@ def _in_brackets(text: str, index: int, begun: int, line_start: int) -> Mistake:
 
 
 def _bracket_in_value(text: str, index: int, line_start: int) -> Mistake:
-    """Return the mistake of a value within brackets that has the bracket at `index` inside."""
+    """Return the mistake of a value in brackets that contains the bracket at `index`."""
     start = index
     while start > line_start and text[start - 1] not in " \t,[{":
         start -= 1
@@ -234,7 +231,7 @@ def _bracket_in_value(text: str, index: int, line_start: int) -> Mistake:
     end = closing.end() if closing else index + 1
     kind = "list" if text[index] == "[" else "mapping"
     message = f"`{text[index]}` inside a value within brackets starts a new {kind}"
-    return Mistake("unquoted-text", message, start, end, f"quote it: {quoted(text[start:end])}")
+    return Mistake("unquoted-text", message, start, end, f"quote it: {quote(text[start:end])}")
 
 
 def _bare_braces(line: str) -> int:
@@ -250,7 +247,7 @@ def _bare_braces(line: str) -> int:
 def _unquoted_colon(index: int, line_start: int, line: str) -> Mistake:
     head = re.match(r"\s*(?:- +)*(?:\"[^\"]*\"|'[^']*'|[^\s:]+) *:\s+", line)
     value = line[head.end() :].rstrip() if head and line_start + head.end() <= index else ""
-    fix = f"quote the whole value: {quoted(value)}" if value else "quote the value"
+    fix = f"quote the whole value: {quote(value)}" if value else "quote the value"
     return Mistake(
         "unquoted-colon",
         "a colon and a space inside a value must be in quotes",

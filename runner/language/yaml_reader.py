@@ -1,7 +1,7 @@
-"""Read YAML 1.2 (core) in one walk over the parser's events: values, their places, mistakes.
+"""Read YAML 1.2 (core schema) in one pass over parser events: values, positions, mistakes.
 
-Stricter than YAML where YAML surprises: no tags, no merge keys, no duplicate keys, keys are
-strings, one document, finite numbers; aliases are expanded, within a budget.
+Stricter than YAML: no tags, no merge keys, no duplicate keys, only text keys, one document, finite
+numbers. Aliases are expanded up to a limit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from runner.errors import Location, Problem
 
 from .node_places import NO_NODE, Places
 from .scalar_places import inside
-from .yaml_mistakes import Mistake, explain, quoted, rest_of_value, unquoted_expression
+from .yaml_mistakes import Mistake, explain, quote, rest_of_value, unquoted_expression
 from .yaml_scalars import FIRST_OF_NO_STRING, plain_value
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ Locate = Callable[[int, int], Location]
 
 
 class LimitError(Exception):
-    """A text with too much of something: reading ends where it was noticed, at `index`."""
+    """A text that exceeds a limit; reading stops at `index`."""
 
     def __init__(self, code: str, message: str, index: int, fix: str = "") -> None:
         super().__init__(message)
@@ -49,9 +49,9 @@ def _scalar_too_long(index: int) -> LimitError:
 
 
 class _Feed:
-    """A text that the parser reads in pieces.
+    """A text that the parser reads in chunks.
 
-    `check` is called with the index of each piece before it is read, and may raise LimitError.
+    `check` is called with the index of each chunk before it is read, and may raise LimitError.
     """
 
     def __init__(self, text: str, check: Callable[[int], None]) -> None:
@@ -85,7 +85,7 @@ _REFUSED_KEY = object()  # stands for a key that is no text
 
 @dataclass(slots=True)
 class _Level:
-    """A collection that is being read."""
+    """The current state of an open collection."""
 
     node: int
     is_flow: bool
@@ -100,7 +100,7 @@ class _Level:
 
 
 class YamlReader:
-    """One walk over the events of a text.  `locate` gives the place of two indices."""
+    """One pass over the events of a text; `locate` returns the location of two indices."""
 
     def __init__(self, text: str, locate: Locate) -> None:
         self.text, self.locate = text, locate
@@ -108,16 +108,16 @@ class YamlReader:
         self.problems: list[Problem] = []
         # The innermost collection; the outermost level holds the document.
         self._level = _Level(NO_NODE, False, [], None, None)
-        self._outer: list[_Level] = []  # the collections around it
+        self._outer: list[_Level] = []  # enclosing collections
         self._anchors: dict[str, tuple[int, object]] = {}
         self._names: dict[str, str] = {}  # mappings share the strings of their keys
         self._expanded = 0  # nodes made by aliases
         self._refused_depth = 0  # inside a key that is refused already: its level
         self._last_count = 0  # nodes at the last check of limits
-        self._quiet_since = 0  # index of the text since which there was no new node
+        self._quiet_since = 0  # index of the last new node in the text
 
     def read(self) -> Tree:
-        """Return the value of the text; it is meaningless if there are problems.
+        """Return the value of the text, which is invalid if there are problems.
 
         Raises LimitError.
         """
@@ -171,9 +171,9 @@ class YamlReader:
             self._report("empty", "the file is empty", 0, 1)
 
     def _check_limits(self, index: int) -> None:
-        """Refuse a text with too much before `index`, or without a node in a long stretch.
+        """Raise LimitError for too many nodes before `index`, or a long text without a node.
 
-        So a huge value is never held whole.
+        So a huge value is never held in full.
         """
         count = len(self.places.starts)
         if count > MAX_NODES:
@@ -220,12 +220,12 @@ class YamlReader:
             return plain_value(text)
         except ValueError:
             message = "a number must be finite and of reasonable length"
-            fix = f"if this is text, quote it: {quoted(text)}"
+            fix = f"if this is text, quote it: {quote(text)}"
             self._report("number", message, start, end, fix)
             return text
 
     def _put_key(self, event: Any, value: object, start: int, end: int) -> None:
-        """Note the key whose value comes next."""
+        """Set the key of the next value."""
         level = self._level
         keys = cast("dict[str, int]", level.keys)
         is_merge = value == "<<" and not event.style
@@ -237,7 +237,7 @@ class YamlReader:
             level.key = value
 
     def _start_of_content(self, event: Any, end: int) -> int:
-        """Return the index at which a node begins behind its anchor and tag; a tag is refused."""
+        """Return the index of a node after its anchor and tag; report a tag."""
         start: int = event.start_mark.index
         if event.tag:
             self._report_tag(start)
@@ -246,7 +246,7 @@ class YamlReader:
     # -- collections and aliases --
 
     def _open(self, event: Any, value: object, keys: dict[str, int] | None) -> None:
-        """Begin a list, or a mapping, which has `keys`."""
+        """Open a list, or a mapping if it has `keys`."""
         start = event.start_mark.index
         if len(self._outer) >= MAX_DEPTH:
             raise LimitError("too-deep", f"nested deeper than {MAX_DEPTH} levels", start)
@@ -264,7 +264,7 @@ class YamlReader:
         self._level = _Level(node, bool(event.flow_style), value, keys, key)
 
     def _close(self, event: Any) -> None:
-        """End the innermost collection, and put it into the one around it."""
+        """Close the innermost collection, and put it into its parent."""
         places, level = self.places, self._level
         # A block ends with its last node: the parser has read on to the next token.
         end = event.end_mark.index if level.is_flow else places.ends[-1]
@@ -284,7 +284,7 @@ class YamlReader:
         value: object = None
         if target == NO_NODE:
             message = f"`*{event.anchor}` refers to an anchor that nothing defines"
-            fix = f"if this is text, quote it: {quoted(rest_of_value(self.text, start))}"
+            fix = f"if this is text, quote it: {quote(rest_of_value(self.text, start))}"
             self._report("alias", message, start, end, fix)
         elif any(level.node == target for level in (*self._outer, self._level)):
             self._report("alias", f"`*{event.anchor}` contains itself", start, end)
@@ -296,7 +296,7 @@ class YamlReader:
         self._put(value)
 
     def _copy(self, value: object, index: int) -> object:
-        """Return a copy of the value that the alias at `index` stands for.  Raises LimitError."""
+        """Return a copy of the value of the alias at `index`.  Raises LimitError."""
         self._expanded += 1
         if self._expanded >= MAX_EXPANDED:
             message = f"aliases expand to more than {MAX_EXPANDED:,} values"
@@ -325,7 +325,7 @@ class YamlReader:
             self.problems.append(Problem(code, message, self.locate(start, end), fix))
 
     def _report_syntax(self, mistake: Mistake) -> None:
-        """Report a mistake, unless the same kind was reported for its line."""
+        """Report a mistake, once per kind and line."""
         line = self.locate(mistake.start, mistake.end).line
         for known in self.problems:
             if known.code == mistake.code and known.where and known.where.line == line:
@@ -339,8 +339,8 @@ class YamlReader:
     def _report_tag(self, start: int) -> None:
         found = re.compile(r"(?:&\S+\s+)?(![^\s,\[\]{}]*)").match(self.text, start)
         first, last = found.span(1) if found else (start, start + 1)
-        message = f"`{self.text[first:last]}` is a YAML tag, and tags are not used here"
-        fix = f"if this is text, quote it: {quoted(rest_of_value(self.text, first))}"
+        message = f"`{self.text[first:last]}` is a YAML tag, and tags are not allowed in recipes"
+        fix = f"if this is text, quote it: {quote(rest_of_value(self.text, first))}"
         self._report("tag", message, first, last, fix)
 
     def _report_collection_as_key(self, start: int) -> None:
@@ -360,7 +360,7 @@ class YamlReader:
             fix = f'quote it: "{event.value}"' if event.value else ""
             self._report("key", message, start, max(end, start + 1), fix)
         elif value == "<<" and not event.style:
-            message = "merge keys (`<<`) are not used here"
+            message = "merge keys (`<<`) are not allowed in recipes"
             self._report("merge-key", message, start, end, "write out each key")
         elif event.anchor:
             self._report("key", "a key may not have an anchor", event.start_mark.index, end)
@@ -375,14 +375,14 @@ class YamlReader:
             return
         written = self.text[start:end]
         name, colon, rest = written.partition(":")
-        fix = "a value with a comma in it is quoted; a key is followed by a colon and a space"
+        fix = "quote a value that contains a comma, and write a colon and a space after a key"
         if colon and written[0] not in "\"'":
             fix = f"put a space after the colon: {name}: {rest}"
         self._report("no-value", f"`{written}` has no value", start, end, fix)
 
 
 def _describe_key(text: str, value: object) -> str:
-    """Return in a word what a key is that is no text."""
+    """Return a description of a key that is not text."""
     if not text:
         return "empty"
     if value is None:
@@ -391,12 +391,12 @@ def _describe_key(text: str, value: object) -> str:
 
 
 def _lacks_colon(text: str, index: int) -> bool:
-    """Whether the empty value at `index` of a mapping follows no colon, as `y` in `{a: x,y}`."""
+    """Return whether the empty value at `index` follows no colon, as `y` in `{a: x,y}`."""
     return not text[max(0, index - 200) : index].rstrip().endswith(":")
 
 
 def _length_of_properties(source: str) -> int:
-    """Return how many characters a node's anchor and tag take."""
+    """Return the length of a node's anchor and tag in characters."""
     found = re.match(r"(?:[&!][^\s,\[\]{}]*(?:\s+|$)|#[^\r\n]*\s*)*", source)
     return found.end() if found else 0
 
@@ -408,7 +408,7 @@ _DEEPER = re.compile(r"(?m)^[ \t]+(?=\S)")
 
 
 def find_doubtful_scalars(text: str, places: Places) -> Iterator[Mistake]:
-    """Yield scalars that are valid YAML and probably meant otherwise."""
+    """Yield valid YAML scalars that probably mean something else."""
     for node, (start, end) in enumerate(zip(places.starts, places.ends, strict=True)):
         if node in places.folded:
             yield from _kept_line_break(text, start, end, places.folded[node])
@@ -431,7 +431,7 @@ def _cut_by_comment(text: str, start: int, end: int) -> Iterator[Mistake]:
     comment = _COMMENT.match(text, end)
     if comment is None:
         return
-    line = quoted(rest_of_value(text, start, comments=True))
-    message = "what follows ` #` is a comment, not part of the value"
+    line = quote(rest_of_value(text, start, comments=True))
+    message = "the text after ` #` is a comment, not part of the value"
     fix = f"to keep it, quote the value: {line}; for a comment, put a space after `#`"
     yield Mistake("comment", message, comment.start(1), comment.end(1), fix)

@@ -1,4 +1,4 @@
-"""Plain scalars of the YAML 1.2 core schema, and the characters that no file may hold."""
+"""Plain scalars of the YAML 1.2 core schema, and forbidden characters."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Write values as YAML that readers of versions 1.1 and 1.2 read back equal, and read YAML.
+"""Write and read YAML that versions 1.1 and 1.2 parse alike.
 
-Texts such as `1e-5`, `0o17` and `yes` are quoted, because one of the versions takes them for
-something else; numbers have a form that both know.
+Texts such as `1e-5`, `0o17` and `yes` are quoted, because one of the versions reads them as another
+type. Numbers are written in a form common to both.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _ESCAPED = re.compile(f"{REFUSED_CHARACTERS.pattern[:-1]}\ufeff]")
 def block(value: object, *, indented: bool = False, width: int = 80) -> str:
     """Return a value as lines of YAML.
 
-    `indented`: lists stand deeper than their keys, short ones on one line, and texts of several
-    lines are blocks.
+    `indented`: lists are deeper than their keys, short lists are on one line, and multi-line texts
+    are blocks.
     """
     import yaml
 
@@ -55,7 +55,7 @@ def block(value: object, *, indented: bool = False, width: int = 80) -> str:
 
 
 def flow(value: object) -> str:
-    """Return a value on one line: JSON that is YAML, too."""
+    """Return a value on one line, as JSON that is also YAML."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{flow(key)}: {flow(item)}" for key, item in value.items()) + "}"
     if isinstance(value, (list, tuple)):
@@ -71,7 +71,7 @@ def flow(value: object) -> str:
 
 
 def scalar(value: object) -> str:
-    """Return a value on one line, a text without quotes if every reader takes it for that text."""
+    """Return a value on one line; text is unquoted if every version reads it as the same text."""
     if not isinstance(value, str):
         return flow(value)
     if not value or "\n" in value or _ESCAPED.search(value):
@@ -83,7 +83,7 @@ def scalar(value: object) -> str:
 def load(text: str) -> Any:
     """Return the value of a YAML 1.2 file of another tool.  Raises yaml.YAMLError.
 
-    It may have tags and merge keys; numbers that a recipe may not have are text.
+    Allows tags and merge keys. Numbers outside the limits of recipes become text.
     """
     import yaml
 

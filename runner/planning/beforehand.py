@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import Problem
-from ..language.inputs import derived
+from ..language.inputs import find_dependents
 from ..language.template import TemplateError, evaluate, references
 from ..language.unknowns import A_TEXT, ANYTHING, TEXTS, Unknown, of_input, unknown
 from .assemble import run_settings
@@ -136,18 +136,18 @@ class _UnknownInputs:
         if scope.used_by is None:
             if self._open:
                 return set(inputs) - set(trial.given)
-            return derived(scope.recipe, trial.given, scope.preset, trial.made_up)
+            return find_dependents(scope.recipe, trial.given, scope.preset, trial.made_up)
         outer, step, combination = scope.used_by
         given = step.uses.given if step.uses is not None else {}
         above = {("inputs", name) for name in self.of(outer)}
         above |= {("matrix", axis) for axis in combination if _open_axis(step, axis, above)}
         direct = {name for name, leaf in given.items() if _mentions(leaf, above)}
-        return derived(scope.recipe, given, scope.preset, direct)
+        return find_dependents(scope.recipe, given, scope.preset, direct)
 
 
 def _unknown_of(spec: Input, *, given: bool) -> Unknown:
     found = of_input(spec.type, spec.items, required=spec.required)
-    return found.given if given else found
+    return found.without_null if given else found
 
 
 def _scene(draft: Draft, scope: Scope, open_inputs: _UnknownInputs) -> Scene:
@@ -170,7 +170,7 @@ def _scene(draft: Draft, scope: Scope, open_inputs: _UnknownInputs) -> Scene:
     names["outputs"] = dict.fromkeys(names["outputs"], A_TEXT)
     names["steps"] = _AnySteps({id: AnyResults(_vague(made)) for id, made in steps.items()})
     optional: dict[tuple[str, ...], object] = {
-        ("inputs", n): value.given for n, value in inputs.items() if value.may_be_null
+        ("inputs", n): value.without_null for n, value in inputs.items() if value.may_be_null
     }
     return Scene(names, optional)
 

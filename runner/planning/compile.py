@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..digest import Digest
 from ..language import presets
-from ..language.imports import started
+from ..language.imports import find_starts
 from ..language.recipe import AutoCode, GitCode, Resources
 from ..language.unknowns import Unknown
 from ..paths import escapes, heads
@@ -135,7 +135,7 @@ def compile_plan(
         recipe,
         values,
         digest,
-        whole.limits if (whole := presets.chosen(recipe, preset)) else None,
+        whole.limits if (whole := presets.combine(recipe, preset)) else None,
     )
 
 
@@ -191,7 +191,7 @@ class _Compiler:
         scope.variables.update(variables or {})
         if self.sketch.top is None:
             self.sketch.top = scope
-        chosen = presets.chosen(recipe, preset)
+        chosen = presets.combine(recipe, preset)
         self.depth.append(recipe.id)
         self.sketch.problems += [
             found for found in find_misplaced_paths(recipe) if found not in self.sketch.problems
@@ -255,7 +255,7 @@ class _Compiler:
             )
         if type not in ("file", "dataset", "model") or not isinstance(value, str):
             return value
-        value, member = spec.parted(value)
+        value, member = spec.split_member(value)
         kind = self.kind_of(value)
         if kind != "path" and spec.stream:
             return PathValue(value, "stream", (value, ()))
@@ -850,7 +850,7 @@ def _author(step: Step, recipe: Recipe, own: _Settled) -> Author:
 def _code_text(item: str | Glob | AutoCode, step: Step, env: Mapping[str, object]) -> str:
     """An item of `code` as a node holds it."""
     if isinstance(item, AutoCode):
-        return encode_automatic(started(step.run, step.accelerate), python_path(env))
+        return encode_automatic(find_starts(step.run, step.accelerate), python_path(env))
     return item if isinstance(item, str) else encode_pattern(item.pattern, item.exclude)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ..language.inputs import divided
-from ..secrets import SHORTEST, Secret, tokenlike, unusable
+from ..language.inputs import split_secrets
+from ..secrets import SHORTEST, Secret, describe_unusable, is_tokenlike
 from .plan import Plan
 from .step import StepSpec
 
@@ -38,7 +38,7 @@ def variables_passed(
 ) -> Passed:
     """`files` is what its `env_file` holds.  A variable of the caller's that `pass_env` names comes before one of a file."""
     found = {**files, **{name: environ[name] for name in spec.pass_env if name in environ}}
-    hidden = {name for name, value in found.items() if tokenlike(name, value)}
+    hidden = {name for name, value in found.items() if is_tokenlike(name, value)}
     plain = {name: value for name, value in found.items() if name not in hidden}
     return Passed(
         plain, [Secret(name, found[name]) for name in sorted(hidden) if name not in spec.env]
@@ -50,7 +50,7 @@ def of_addresses(addresses: Iterable[str]) -> list[Secret]:
     return [
         Secret("address", part)
         for address in addresses
-        for part in divided(address)[1]
+        for part in split_secrets(address)[1]
         if len(part) >= SHORTEST
     ]
 
@@ -58,5 +58,5 @@ def of_addresses(addresses: Iterable[str]) -> list[Secret]:
 def faults(id: str, spec: StepSpec, environ: Mapping[str, str]) -> Iterator[str]:
     """A sentence for each secret of a step whose value keeps it from running."""
     for _input, name, source, required in spec.secrets:
-        if wrong := unusable(source, environ.get(source), required=required):
+        if wrong := describe_unusable(source, environ.get(source), required=required):
             yield f"{id}: the secret {name}, which is ${source}, {wrong}"

@@ -13,8 +13,8 @@ from ..language.template import (
     TemplateError,
     args,
     argv,
-    dotted,
     evaluate,
+    join_path,
     references,
     render,
     text_of,
@@ -193,7 +193,7 @@ def _try_part(
         if path in scene.optional:
             error = _error(use, _with_value(scene.names, path, scene.optional[path]))
             if error is not None:
-                yield where, _prefix_error(f"where {dotted(path)} has a value: ", error)
+                yield where, _prefix_error(f"where {join_path(path)} has a value: ", error)
                 return
 
 
@@ -218,7 +218,7 @@ def _blame_null(
     for path in nulls:
         if _error(use, _with_value(scene.names, path, scene.optional.get(path, GIVEN))) is None:
             moment = "on the first attempt" if path[0] == "state" else "here"
-            return _prefix_error(f"{dotted(path)} is null {moment}: ", error)
+            return _prefix_error(f"{join_path(path)} is null {moment}: ", error)
     names = scene.names
     for path in nulls:
         names = _with_value(names, path, scene.optional.get(path, GIVEN))

@@ -77,7 +77,7 @@ class UsedRecipes:
         if axes is None or not scope.pending.isdisjoint(wanted):
             self.sketch.wait(scope, step, wanted)
             return
-        inner_preset = uses.preset or presets.known(other, preset)
+        inner_preset = uses.preset or presets.filter_known(other, preset)
         results: list[dict[str, Any]] = []
         below: list[Draft] = []
         instances: list[Instance] = []

@@ -1,1 +1,4 @@
-"""Delivering what runs have to tell: the outbox to its receivers, over HTTP, by a program, by chat.  Knows the store, never a plan or a host."""
+"""Webhook deliveries: send the outbox to its receivers by HTTP, program or chat.
+
+Knows the store, but no plans or hosts.
+"""

@@ -1,4 +1,4 @@
-"""Which addresses a stranger may have us connect to: public ones, looked up once, with no other way to write them."""
+"""Address checks for users' webhooks: only public IP addresses, resolved once."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Final, NamedTuple, TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
 from ..errors import Invalid, Problem
-from ..storage.reach import public
+from ..storage.reach import is_public
 
 Resolve: TypeAlias = Callable[[str, int], Sequence[str]]
-"""The addresses of a name."""
+"""Resolves a host name to IP addresses."""
 _NAME: Final = re.compile(
     r"(?=.{1,253}$)([a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9])?\.)+[a-z][a-z0-9-]{0,61}[a-z0-9]\.?",
     re.IGNORECASE,
@@ -21,7 +21,7 @@ _NAME: Final = re.compile(
 
 
 class Endpoint(NamedTuple):
-    """What is connected to: `address` is an IP address, `host` the name that the certificate has to show."""
+    """The target of a connection: `address` is an IP address, `host` the certificate's name."""
 
     host: str
     port: int
@@ -29,12 +29,15 @@ class Endpoint(NamedTuple):
 
 
 def resolve_host(host: str, port: int) -> Sequence[str]:
-    """The addresses of a name, by the resolver of this machine.  Raises OSError."""
+    """Resolve a host name with the system resolver. Raises OSError."""
     return [str(found[4][0]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
 
 
 def public_endpoint(url: str, resolve: Resolve = resolve_host) -> Endpoint:
-    """Where a request to a stranger's URL goes.  Raises Invalid for one that is not https, or that is not on the public internet alone."""
+    """Return the endpoint of a user's webhook URL.
+
+    Raises Invalid unless the URL is https and resolves only to public addresses.
+    """
     parts = _split_url(url)
     if parts.scheme != "https":
         raise _bad_address("does not start with https://")
@@ -44,7 +47,7 @@ def public_endpoint(url: str, resolve: Resolve = resolve_host) -> Endpoint:
     try:
         found: Sequence[str] = [
             str(ipaddress.ip_address(host))
-        ]  # written out, in its usual form; decimal, octal and short ones are none
+        ]  # only the usual notation; decimal, octal and short forms are rejected
     except ValueError:
         if not _NAME.fullmatch(host):
             raise _bad_address("has no public host name") from None
@@ -52,7 +55,7 @@ def public_endpoint(url: str, resolve: Resolve = resolve_host) -> Endpoint:
             found = resolve(host, port)
         except OSError as error:
             raise _bad_address("has a host that cannot be resolved") from error
-    if not found or not all(map(public, found)):
+    if not found or not all(map(is_public, found)):
         raise _bad_address("resolves to a private address")
     return Endpoint(host, port, found[0])
 

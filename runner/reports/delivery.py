@@ -1,4 +1,4 @@
-"""A thread that delivers the outbox of one workspace, beside whatever its process does.  At least once, in order for each run and receiver."""
+"""Delivery thread for a workspace's outbox. At least once, in order for each run and receiver."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ from .rules import Watch
 from .sending import PATIENCE, Answer
 
 BACKOFF: Final = (5.0, 30.0, 300.0, 1800.0, 7200.0, 28800.0, 86400.0)
-"""Seconds before the second try, and each one after it."""
+"""Seconds before the second and each further attempt."""
 JITTER: Final = 0.2
 GIVE_UP: Final = sum(BACKOFF)
-"""Seconds after which a receiver that always asks for later is given up."""
+"""Seconds after which a receiver that always asks to retry later is abandoned."""
 LOOK: Final = 1.0
 FAR_LOOK: Final = 3.0
-"""Seconds between two looks where the runs are in a database that many share."""
+"""Seconds between polls of a shared run database."""
 SOON: Final = 0.05
-"""Seconds between two looks while letters are due."""
+"""Seconds between polls while deliveries are due."""
 AT_ONCE: Final = 8
-"""Receivers that are served at the same time."""
+"""Maximum receivers served concurrently."""
 
 _log = Log("reports")
 
 
 class Verdict(NamedTuple):
-    """What becomes of a letter after a try: `wait` is None where it is not tried again."""
+    """Outcome of an attempt: `wait` is None if the delivery is not retried."""
 
     delivered: bool = False
     wait: float | None = None
     counts: bool = True
     stops: bool = False
-    """All that waits for the receiver is given up."""
+    """All deliveries to the receiver are abandoned."""
     reason: str = ""
     failure: str = ""
-    """The kind of what `reason` says."""
+    """Kind of failure for `reason`."""
 
 
 def judge_answer(answer: Answer, letter: Waiting, now: float, chance: float) -> Verdict:
-    """What an answer means.  `chance` is between 0 and 1."""
+    """Return the outcome of a response. `chance` is a random number from 0 to 1."""
     if 200 <= answer.status < 300:
         return Verdict(delivered=True)
     reason = f"HTTP {answer.status} {answer.words}".strip() if answer.status else answer.words
@@ -74,11 +74,13 @@ def judge_answer(answer: Answer, letter: Waiting, now: float, chance: float) -> 
 
 class _FinishedTry(NamedTuple):
     letter: Waiting
-    answer: Answer | None  # None: there was no time left for it
+    answer: Answer | None  # None if the time ran out
 
 
 class Delivery(Thread):
-    """Delivers until `end` is called.  It has a connection of its own to the store of the workspace at `root`."""
+    """Delivers until `end` is called, with its own connection to the store of the workspace at
+    `root`.
+    """
 
     def __init__(
         self,
@@ -94,7 +96,7 @@ class Delivery(Thread):
         self._busy: set[str] = set()
 
     def end(self, seconds: float = 0.0) -> None:
-        """Stop, when nothing is due any more, or after so many seconds."""
+        """Stop when nothing is due, or after `seconds`."""
         self._drain_until = time.monotonic() + seconds
         self._over.set()
         self._tried.put(None)
@@ -112,7 +114,7 @@ class Delivery(Thread):
                     return
 
     def _deliver(self, ws: Workspace) -> None:
-        """Send what is due and store what comes of it, until nothing is left to do at the end."""
+        """Send due deliveries and store the outcomes, until stopped and finished."""
         receivers, outbox = Receivers(ws), ws.store.runs.outbox
         watch = Watch(ws) if ws.letters is not None else None
         look = FAR_LOOK if ws.store.runs.shared else LOOK
@@ -135,7 +137,7 @@ class Delivery(Thread):
             self._settle(outbox, wait)
 
     def _send(self, ws: Workspace, receivers: Receivers, outbox: Outbox) -> None:
-        """Send what is due to the receivers that are free."""
+        """Send due deliveries to free receivers."""
         by_receiver: dict[str, list[tuple[Waiting, Try]]] = defaultdict(list)
         rows: dict[str, RunRow | None] = {}
         for letter in outbox.take(receivers.known, self._busy):
@@ -148,23 +150,25 @@ class Delivery(Thread):
             self._busy.add(receiver)
             Thread(
                 target=self._try, args=(receiver, letters), name="delivery", daemon=True
-            ).start()  # a process does not wait for it at its end
+            ).start()  # the process does not wait for this thread at exit
 
     def _try(self, receiver: str, letters: Sequence[tuple[Waiting, Try]]) -> None:
-        """In a thread of its own: one receiver, one letter after another."""
+        """Send the deliveries of one receiver in order, in a separate thread."""
         deadline = time.monotonic() + HOLD - 2 * PATIENCE
         for letter, attempt in letters:
             answer: Answer | None = None
             if time.monotonic() < deadline:
                 try:
                     answer = attempt()
-                except Exception as error:  # what a library of others raises is this receiver's trouble alone; its words may have a secret
+                # errors of third-party libraries affect only this receiver; their text may contain
+                # a secret
+                except Exception as error:
                     answer = Answer(0, f"sending failed: {type(error).__name__}")
             self._tried.put(_FinishedTry(letter, answer))
         self._tried.put(receiver)
 
     def _settle(self, outbox: Outbox, wait: float) -> None:
-        """Store what came of the tries that are over; wait for one at most so long."""
+        """Store finished attempts, waiting at most `wait` seconds for the first."""
         try:
             done = self._tried.get(timeout=wait)
             while True:
@@ -196,7 +200,7 @@ class Delivery(Thread):
 
 
 def deliver(root: Path, environ: Mapping[str, str]) -> None:
-    """Send what is due, until nothing is."""
+    """Send all due deliveries, and return."""
     delivery = Delivery(root, environ)
     delivery.start()
     delivery.end(HOLD)

@@ -1,6 +1,9 @@
-"""The program of `[hooks] spend`: asked before a run costs anything, and given what it cost.  JSON on its standard input, an exit status back.
+"""The program of `[hooks] spend`: reserves the cost of a run and is charged afterwards.
 
-It may be asked twice for the same `id`, which is its key: what was reserved, charged or refunded under it already is not done again.
+Receives JSON on stdin, and answers by its exit status.
+
+The program may be called twice with the same `id`, an idempotency key: it must not repeat a
+completed operation.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from ..storage.workspace import Workspace
 from .sending import Answer
 
 PATIENCE: Final = 30.0
-"""Seconds that the program may take."""
+"""Timeout of the program in seconds."""
 GIVEN: Final = 200
 REFUSED: Final = 402
 _WORDS: Final = 300
@@ -29,14 +32,16 @@ LOOK: Final = 0.05
 
 
 def refusal(ws: Workspace, run: str) -> str:
-    """Ask for what a new run may cost, once, before it works; why nothing was given, or empty.
+    """Reserve the cost of a new run, once, before it starts.
 
-    A program that cannot be asked gives nothing.
+    Returns the reason of a refusal, or an empty text.
+
+    A program that cannot be run refuses.
     """
     outbox = ws.store.runs.outbox
     with ws.locks.hold(
         "points"
-    ):  # of this machine one asks at a time; what another does, the letter says
+    ):  # one process of this machine at a time; the delivery row guards against other machines
         while (letter := outbox.of(run, RESERVE)) is not None:
             if letter.state == "dead":
                 return letter.reason
@@ -53,12 +58,15 @@ def refusal(ws: Workspace, run: str) -> str:
 
 
 def receiver(argv: Sequence[str]) -> str:
-    """The program, as the outbox has it."""
+    """Return the program's receiver name in the outbox."""
     return f"spend {shlex.join(argv)}"
 
 
 def ask(argv: Sequence[str], body: str, root: Path, environ: Mapping[str, str]) -> Answer:
-    """Ask the program, in the folder `root`.  A status that is not 0 is a refusal, with what it printed."""
+    """Call the program in the directory `root`.
+
+    A nonzero exit status is a refusal, with the output as its reason.
+    """
     try:
         done = subprocess.run(
             argv, input=body, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=PATIENCE, cwd=root,

@@ -1,4 +1,6 @@
-"""How messages are sent to each kind of receiver: webhooks, the training platform, chats, the program of `[hooks] spend`."""
+"""Senders for each kind of receiver: webhooks, the training platform, chats, and the program of
+`[hooks] spend`.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,11 @@ DONE: Final = 200
 TOKEN: Final = "the reporting token of a job"  # noqa: S105
 SECRET: Final = "the secret of a webhook"  # noqa: S105
 Try: TypeAlias = Callable[[], Answer]
-"""One try; called in any thread."""
+"""One attempt, callable in any thread."""
 
 
 class Receivers:
-    """The receivers that this process can tell, by its settings and environment."""
+    """The receivers that this process can reach with its settings and environment."""
 
     def __init__(self, ws: Workspace) -> None:
         self._root, self._environ = ws.own, ws.environ
@@ -38,10 +40,10 @@ class Receivers:
         self._webhooks: Mapping[str, Receiver] = {each.url: each for each in webhooks}
         self._spend = ws.spend
         self.known = frozenset(self._prefixes(config.notify if config is not None else ()))
-        """What `Outbox.take` is asked for."""
+        """Receiver prefixes for `Outbox.take`."""
 
     def _prefixes(self, notify: Iterable[Receiver]) -> Iterator[str]:
-        """Yield how the names of the known receivers begin."""
+        """Yield the prefixes of the known receivers' names."""
         yield "hook POST "
         yield from (f"webhook POST {url} " for url in self._webhooks)
         yield from (f"notify {each.url} " for each in notify)
@@ -57,7 +59,7 @@ class Receivers:
             yield f"{points.receiver(self._spend)} "
 
     def to_send(self, letter: Waiting, run: RunRow | None) -> Try:
-        """Return how a letter is sent; `run` is None if it is no longer stored."""
+        """Return the send function for a delivery; `run` is None if it is no longer stored."""
         kind, _, rest = letter.receiver.partition(" ")
         if kind == "notify":
             return lambda: self._notify(letter, rest)
@@ -82,7 +84,7 @@ class Receivers:
         return send(method, url, headers, letter.body.encode(), endpoint)
 
     def _secrets(self, kind: str, url: str, run: RunRow | None) -> Sequence[str]:
-        """Return what a receiver is shown, or what is signed with. Raises CannotRun."""
+        """Return the credentials or signing secrets of a receiver. Raises CannotRun."""
         if kind == "webhook":
             return self._webhook_secrets(url)
         if kind == "hook":
@@ -96,7 +98,7 @@ class Receivers:
         return [(self._environ.get("JOB_TOKEN") or self._environ.get("API_KEY", "")).strip()]
 
     def _webhook_secrets(self, url: str) -> Sequence[str]:
-        """Return the secrets that the settings name for a webhook. Raises CannotRun."""
+        """Return the secrets of a webhook from the settings. Raises CannotRun."""
         name = self._webhooks[url].secret
         if not name:
             return ()
@@ -106,7 +108,7 @@ class Receivers:
         return secrets.split()
 
     def _notify(self, letter: Waiting, name: str) -> Answer:
-        """Send a letter by chat or mail, to the address in the variable `name`."""
+        """Send a message by chat or mail to the address in the variable `name`."""
         address = self._environ.get(name, "")
         if not address:
             return Answer(0, f"{name} is not set in this environment")
@@ -123,7 +125,7 @@ class Receivers:
 
 
 def _sealed_secret(run: RunRow | None, url: str) -> str:
-    """Return the sealed secret of a run's own webhook; empty if it has none."""
+    """Return the encrypted secret of a run's own webhook; empty without one."""
     webhooks = run.data.get("webhooks") if run is not None else None
     if isinstance(webhooks, list):
         for each in webhooks:
@@ -133,7 +135,7 @@ def _sealed_secret(run: RunRow | None, url: str) -> str:
 
 
 def _sealed_token(run: RunRow | None) -> str:
-    """Return the sealed reporting token of a platform's job; empty if it has none."""
+    """Return the encrypted reporting token of a platform job; empty without one."""
     job = run.data.get("job") if run is not None else None
     return str(job.get("token") or "") if isinstance(job, dict) else ""
 
@@ -156,7 +158,7 @@ def _headers(kind: str, letter: Waiting, secrets: Sequence[str]) -> dict[str, st
 
 
 def _signature(secret: str, letter: Waiting, now: datetime) -> str:
-    """Raises CannotRun for a secret that is none."""
+    """Sign a message. Raises CannotRun for an invalid secret."""
     try:
         from standardwebhooks.webhooks import Webhook
 
@@ -170,7 +172,7 @@ def _signature(secret: str, letter: Waiting, now: datetime) -> str:
 
 
 def _describe(letter: Waiting) -> str:
-    """Return a letter in a sentence, for people."""
+    """Format a message as a sentence."""
     facts = json.loads(letter.body)["data"]
     state = facts.get("state") or facts.get("alert")
     about = facts.get("message") or facts.get("error") or facts.get("reason") or ""

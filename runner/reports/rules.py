@@ -1,4 +1,4 @@
-"""What is worth an alert about a run that works: rules as data, and a look at what they judge.  Each is sent once a run."""
+"""Alert rules for running runs, and their evaluation. Each alert is sent once per run."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from ..storage.records.runs import RunRow
 from ..storage.workspace import Workspace
 
 EVERY: Final = 30.0
-"""Seconds between two looks."""
+"""Seconds between two evaluations."""
 LOOKED_AT: Final = 200
-"""Runs, the newest, among which those that work are looked for."""
+"""Number of newest runs to search for running ones."""
 
 
 class RunCondition(NamedTuple):
-    """What is known of a run at one look."""
+    """Measurements of a run at one evaluation."""
 
-    coming: float = 0.0  # minutes since a machine was asked for that is not up
-    silent: float = 0.0  # minutes since its worker was seen last
-    hours: float = 0.0  # of its time, as a share of its limit
-    cost: float = 0.0  # the same of its cost
-    full: float = 0.0  # the used share of the disk
-    waits: float = 0.0  # minutes that the oldest message has waited
+    coming: float = 0.0  # minutes since the request of a machine that is not up yet
+    silent: float = 0.0  # minutes since the last sign of its worker
+    hours: float = 0.0  # used fraction of the time limit
+    cost: float = 0.0  # used fraction of the cost limit
+    full: float = 0.0  # used fraction of the disk
+    waits: float = 0.0  # waiting minutes of the oldest delivery
 
 
 class AlertRule(NamedTuple):
-    """An alert where a value of `Seen` is above a limit."""
+    """An alert if a field of `RunCondition` exceeds a limit."""
 
     name: str
     value: str
     above: float
-    words: str  # the value stands for {}
+    words: str  # {} is replaced by the value
 
 
 RULES: Final = (
@@ -55,7 +55,7 @@ RULES: Final = (
 
 
 def find_alerts(seen: RunCondition) -> dict[str, str]:
-    """The alerts that a look gives, by name, with words."""
+    """Return the alerts of an evaluation: messages by name."""
     found: dict[str, str] = {}
     for rule in RULES:
         value = getattr(seen, rule.value)
@@ -65,21 +65,21 @@ def find_alerts(seen: RunCondition) -> dict[str, str]:
 
 
 class Watch:
-    """Looks at the runs of one workspace, and puts the alerts into the outbox."""
+    """Evaluates the rules for a workspace's runs, and adds alerts to the outbox."""
 
     def __init__(self, ws: Workspace) -> None:
         self._ws = ws
         self._due = time.monotonic() + EVERY
-        self._alive: dict[str, float] = {}  # when a run's worker was seen last, by our own clock
+        self._alive: dict[str, float] = {}  # last sign of each run's worker, by the local clock
 
     def look(self) -> None:
-        """Look, if it is time."""
+        """Evaluate the rules if the interval has passed."""
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + EVERY
             self.judge(time.time())
 
     def judge(self, now: float) -> None:
-        """Post the alerts of every run that works, each once."""
+        """Add the alerts of every running run, each once."""
         runs, letters = self._ws.store.runs, self._ws.letters
         working = [row for row in runs.latest(last=LOOKED_AT) if row.state == "ACTIVE"]
         self._alive = {row.id: self._alive[row.id] for row in working if row.id in self._alive}
@@ -118,12 +118,12 @@ class Watch:
                 )
 
     def _share_of_time(self, row: RunRow, now: float) -> float:
-        """Return how much of its time limit a run has used, 0 without one."""
+        """Return the used fraction of a run's time limit, 0 without a limit."""
         limit = _limits(row).get("time")
         return (now - self._began(row)) / float(limit) if limit else 0.0
 
     def _began(self, row: RunRow) -> float:
-        """Return when work on a run began."""
+        """Return the start time of a run."""
         for event in self._ws.store.runs.events(row.id, 0, 5):
             if event.after == "ACTIVE":
                 return event.at
@@ -136,13 +136,13 @@ def _limits(row: RunRow) -> Mapping[str, Any]:
 
 
 def _minutes_coming(leases: Iterable[LeaseRow], now: float) -> float:
-    """Return the longest time since a machine was asked for that is not up yet."""
+    """Return the longest wait for a machine that is not up yet, in minutes."""
     asked = [lease.asked for lease in leases if lease.state in ("ASKED", "COMING")]
     return (now - min(asked)) / 60 if asked else 0.0
 
 
 def _share_of_cost(row: RunRow, ledger: Ledger, leases: Iterable[LeaseRow]) -> float:
-    """Return how much of its cost limit a run has spent, 0 without one."""
+    """Return the used fraction of a run's cost limit, 0 without a limit."""
     limit = _limits(row).get("cost")
     if not limit:
         return 0.0

@@ -1,4 +1,6 @@
-"""Secrets that have to be sent again, and so are stored: AES-GCM under the key of RECIPE_KEY_FILE, which is in no database."""
+"""Encrypted secrets for later delivery: AES-GCM with the key in RECIPE_KEY_FILE, which is never in
+the database.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,19 @@ from ..errors import CannotRun
 
 VARIABLE: Final = "RECIPE_KEY_FILE"
 LEAST: Final = 32
-"""Bytes of a key file."""
+"""Minimum bytes of a key file."""
 HOW: Final = f"head -c 32 /dev/urandom > key; chmod 600 key; export {VARIABLE}=$PWD/key"
 _MARK: Final = "aesgcm:"
 _NONCE: Final = 12
 
 
 def can_seal(environ: Mapping[str, str]) -> bool:
-    """Whether there is a key file."""
+    """Return True if a key file is configured."""
     return bool(environ.get(VARIABLE))
 
 
 def seal(secret: str, purpose: str, environ: Mapping[str, str]) -> str:
-    """A secret as it may be stored; it opens for the same `purpose` only.  Raises CannotRun without a key."""
+    """Encrypt a secret for one `purpose`. Raises CannotRun without a key."""
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     nonce = os.urandom(_NONCE)
@@ -38,7 +40,7 @@ def seal(secret: str, purpose: str, environ: Mapping[str, str]) -> str:
 
 
 def unseal(sealed: str, purpose: str, environ: Mapping[str, str]) -> str:
-    """The secret.  Raises CannotRun where the key is another one, or what is stored is damaged."""
+    """Decrypt a secret. Raises CannotRun for another key or damaged data."""
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -55,7 +57,7 @@ def unseal(sealed: str, purpose: str, environ: Mapping[str, str]) -> str:
 
 
 def without(value: object) -> object:
-    """A value without the secrets that are sealed in it, which are sealed differently each time."""
+    """Remove encrypted secrets from a value, because each encryption differs."""
     if isinstance(value, Mapping):
         return {
             name: without(inner)

@@ -1,4 +1,7 @@
-"""One request over HTTP: at most `PATIENCE` seconds, no redirect, its answer but status and Retry-After left unread."""
+"""A single HTTP request with a timeout of `PATIENCE` seconds, without redirects.
+
+Reads only the status and Retry-After.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ from urllib.parse import urlsplit
 from .addresses import Endpoint
 
 PATIENCE: Final = 10.0
-"""Seconds that one try takes at most."""
+"""Total timeout of a request in seconds."""
 
 
 class Answer(NamedTuple):
-    """How a receiver answered.  `status` is 0 where it did not; `retry_after` is in seconds."""
+    """The response of a receiver. `status` is 0 without a response; `retry_after` is in seconds."""
 
     status: int
     words: str = ""
@@ -35,7 +38,7 @@ def send(
     endpoint: Endpoint | None = None,
     patience: float = PATIENCE,
 ) -> Answer:
-    """Send a request, to the very address of `place` if it is given."""
+    """Send a request, to the IP address of `endpoint` if given."""
     parts = urlsplit(url)
     host, secure = parts.hostname or "", parts.scheme == "https"
     port = parts.port or (443 if secure else 80)
@@ -50,7 +53,7 @@ def send(
     wires: list[socket.socket] = [wire]
     late = threading.Timer(
         max(0.0, deadline - time.monotonic()), _cut, [wires]
-    )  # a timeout of a socket begins anew with each byte
+    )  # a socket timeout restarts with each byte
     late.start()
     try:
         if secure:

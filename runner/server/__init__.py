@@ -1,1 +1,4 @@
-"""The REST server of a workspace: it stores runs, sets requests and reads.  It carries nothing out; workers do.  Only `recipe serve` imports it."""
+"""The REST server of a workspace. It queues, controls and reads runs; workers execute them.
+
+Only commands that start a server import this package.
+"""

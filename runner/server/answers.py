@@ -1,4 +1,4 @@
-"""How the server answers when it refuses: one shape for every error, without paths of this machine."""
+"""Error responses: one JSON format for all errors, without local paths."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ from ..storage.records.runs import KEY_IN_USE
 
 
 class ProblemView(BaseModel):
-    """One thing that is wrong with a request."""
+    """One problem of a request."""
 
     code: str
     message: str
     fix: str = ""
-    input: str = Field(
-        default="", description="The input that it is about; empty where it is about none."
-    )
+    input: str = Field(default="", description="The input with the problem, or empty.")
 
 
 class Fault(BaseModel):
-    """Why a request was refused, and what to do."""
+    """The reason for an error response, and a fix."""
 
     code: str
     message: str
@@ -37,13 +35,13 @@ class Fault(BaseModel):
 
 
 class ErrorView(BaseModel):
-    """What every error looks like."""
+    """The body of every error response."""
 
     error: Fault
 
 
 class Refused(Exception):
-    """A request that is refused with this HTTP status."""
+    """An error response with this HTTP status."""
 
     def __init__(
         self, status: int, code: str, message: str, fix: str = "", problems: Sequence[Problem] = ()
@@ -60,16 +58,16 @@ class Refused(Exception):
 
 
 class NoSuchRun(Refused):
-    """There is no such run, or it is not the caller's to see."""
+    """The run does not exist, or the token gives no access to it."""
 
     def __init__(self) -> None:
         super().__init__(404, "not-found", "unknown run", "list the runs with GET /v1/runs")
 
 
 LONGEST: Final = 1000
-"""Characters of a message."""
+"""Maximum number of characters in a message."""
 MOST: Final = 100
-"""Problems of one answer."""
+"""Maximum number of problems in one response."""
 _PATH = re.compile(r"(?<![\w:/.~-])(?:~|(?!/v1/))(?:/[\w.@+%=-]+)+/([\w.@+%=-]*)")
 STATUS: Final[Mapping[type[RecipeError], tuple[int, str]]] = {
     Invalid: (422, "invalid"),
@@ -80,34 +78,43 @@ STATUS: Final[Mapping[type[RecipeError], tuple[int, str]]] = {
 }
 
 
-def plain(text: str, root: Path) -> str:
-    """A text without the folders of this machine: a path below the workspace begins there, of any other only the last name stays."""
+def hide_local_paths(text: str, root: Path) -> str:
+    """Remove local directories from a text.
+
+    Paths in the workspace become relative. Other absolute paths are reduced to their last
+    component.
+    """
     text = whole(text)
     for folder in (str(root), str(shipped())):
         text = text.replace(f"{folder}/", "").replace(folder, ".")
     return _PATH.sub(lambda found: f"…/{found[1]}", text)
 
 
-def plain_value(value: object, root: Path) -> object:
-    """The same for every text in a value as JSON has it."""
+def hide_paths_in_value(value: object, root: Path) -> object:
+    """Remove local directories from all texts in a JSON value."""
     if isinstance(value, str):
-        return plain(value, root)
+        return hide_local_paths(value, root)
     if isinstance(value, Mapping):
-        return {plain(str(name), root): plain_value(inner, root) for name, inner in value.items()}
+        return {
+            hide_local_paths(str(name), root): hide_paths_in_value(inner, root)
+            for name, inner in value.items()
+        }
     return (
-        [plain_value(inner, root) for inner in value] if isinstance(value, (list, tuple)) else value
+        [hide_paths_in_value(inner, root) for inner in value]
+        if isinstance(value, (list, tuple))
+        else value
     )
 
 
 def _short(text: str, root: Path) -> str:
-    text = plain(text, root)
+    text = hide_local_paths(text, root)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
-def body(
+def error_body(
     root: Path, code: str, message: str, fix: str = "", problems: Iterable[Problem] = ()
 ) -> bytes:
-    """The body of an error."""
+    """Return the JSON body of an error response."""
     shown = [
         ProblemView(
             code=each.code,
@@ -123,8 +130,8 @@ def body(
     return ErrorView(error=fault).model_dump_json().encode("utf-8", "replace")
 
 
-def of_error(error: RecipeError) -> Refused:
-    """An error of ours, as a refusal."""
+def refusal_of(error: RecipeError) -> Refused:
+    """Convert a RecipeError to an error response."""
     status, code = next(
         (found for kind, found in STATUS.items() if isinstance(error, kind)), (422, "refused")
     )

@@ -1,4 +1,4 @@
-"""The application: its routes together, and how an error of ours becomes an answer."""
+"""The ASGI application: routes and error handlers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from . import (
     streams,
 )
 from .answers import ErrorView, Refused
-from .asking import Asking
+from .asking import BackgroundRequests
 from .feed import Feed
 from .guard import Guard
 from .market import Market
@@ -52,9 +52,12 @@ from .room import InRoom, Room
 from .tickets import Tickets
 
 AT_ONCE = 8
-"""Requests that read or survey at the same time; others wait.  Each has a connection of its own."""
+"""Maximum number of requests that read or plan in threads at once.
+
+Each has a database connection.
+"""
 WARM_UP = 1.0
-"""Seconds after which a server that has begun prepares for plans."""
+"""Seconds after startup at which the planner's fork server is started."""
 PREVIEW_SECONDS = 10.0
 PREVIEW_MEMORY = 512 << 20
 _CODES = {404: "not-found", 405: "no-such-method"}
@@ -71,33 +74,33 @@ class Health(BaseModel):
 
 @router.get(
     "/health",
-    summary="Whether the server answers; more only with a token",
+    summary="Health of the server; details require a token",
     response_model_exclude_unset=True,
 )
 def health(request: Request, room: InRoom) -> Health:
     if request.scope["state"]["caller"] is None:
         return Health(status="ok")
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         active = len(ws.store.runs.page(Wanted(states=["ACTIVE"]), LOOKED_AT))
     return Health(status="ok", version=VERSION, gpu=platform.gpu(), active_jobs=active)
 
 
 def application(room: Room, hosts: Set[str], feed: Feed | None = None) -> ASGIApp:
-    """What the server of a workspace serves to clients that call it by one of `hosts`, with ports."""
+    """Return the guarded application, which accepts requests for these `hosts` (with ports) only."""
     tickets = Tickets(room.tokens)
     app = routes(room, feed or Feed(room), tickets)
     return Guard(app, room.root, room.tokens, tickets, hosts)
 
 
 def routes(room: Room, feed: Feed, tickets: Tickets) -> FastAPI:
-    """Every address, for requests that the guard has let pass."""
+    """Return the application with all routes, for requests that have passed the guard."""
     planner = Planner()
     previewer = Planner(PREVIEW_SECONDS, PREVIEW_MEMORY, PREVIEWS)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         current_default_thread_limiter().total_tokens = AT_ONCE
-        # The first answers come before the first plan.
+        # Let the server answer its first requests before it starts the fork server.
         asyncio.get_running_loop().call_later(WARM_UP, planner.start)
         yield
         await feed.close()
@@ -122,7 +125,7 @@ def routes(room: Room, feed: Feed, tickets: Tickets) -> FastAPI:
         responses=errors,
     )
     app.state.room, app.state.planner, app.state.previewer = room, planner, previewer
-    app.state.feed, app.state.tickets, app.state.asking = feed, tickets, Asking()
+    app.state.feed, app.state.tickets, app.state.asking = feed, tickets, BackgroundRequests()
     app.state.market = Market()
     for part in (
         router,
@@ -145,10 +148,12 @@ def routes(room: Room, feed: Feed, tickets: Tickets) -> FastAPI:
         app.include_router(part)
 
     async def answer(request: HTTPConnection, error: Exception) -> Response:
-        refused = _refused(error, request)
+        refused = _refusal_of(error, request)
         if refused.status == 405:
             refused.headers = {"allow": ", ".join(_methods(app, request.url.path))}
-        text = answers.body(room.root, refused.code, refused.message, refused.fix, refused.problems)
+        text = answers.error_body(
+            room.root, refused.code, refused.message, refused.fix, refused.problems
+        )
         return Response(text, refused.status, refused.headers, media_type="application/json")
 
     for kind in (
@@ -164,7 +169,7 @@ def routes(room: Room, feed: Feed, tickets: Tickets) -> FastAPI:
 
 
 def _methods(app: FastAPI, path: str) -> list[str]:
-    """The methods of an address; several routes may have it."""
+    """Return the HTTP methods of a path. Several routes may share the path."""
     found: dict[str, object] = {}
     for template, methods in app.openapi()["paths"].items():
         if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", template), path):
@@ -172,15 +177,15 @@ def _methods(app: FastAPI, path: str) -> list[str]:
     return sorted(map(str.upper, found)) or ["GET"]
 
 
-def _refused(error: Exception, request: HTTPConnection) -> Refused:
-    """Any error as a refusal.  What an unexpected error of ours was about stays in the log."""
+def _refusal_of(error: Exception, request: HTTPConnection) -> Refused:
+    """Convert any exception to an error response. Details of unexpected errors are only logged."""
     match error:
         case Refused():
             return error
         case RecipeError():
-            return answers.of_error(error)
+            return answers.refusal_of(error)
         case ValidationException():
-            return _invalid(error, _fields(request))
+            return _validation_refusal(error, _fields(request))
         case HTTPException():
             words = {404: "there is no such address", 405: "this address has no such method"}.get(
                 error.status_code, str(error.detail)
@@ -200,7 +205,7 @@ def _refused(error: Exception, request: HTTPConnection) -> Refused:
 
 
 def _fields(request: HTTPConnection) -> list[str]:
-    """What the body of a request to this address may have."""
+    """Return the field names accepted in the body of a request."""
     kinds = [each.field_info.annotation for each in request.scope["route"].dependant.body_params]
     models = [
         kind
@@ -221,11 +226,16 @@ _WORDS = {
     "Field required": " is missing",
     "Value error, ": "",
 }
-"""What pydantic says, and what we say."""
+"""Replacements for pydantic's messages."""
 
 
-def _invalid(error: ValidationException, fields: Sequence[str]) -> Refused:
-    """Every problem of a request whose body has these fields, by the place of each; what was given is not repeated."""
+def _validation_refusal(error: ValidationException, fields: Sequence[str]) -> Refused:
+    """Return an error response with all validation problems.
+
+    It never repeats the values in the request.
+
+    `fields` are the known field names, for suggestions.
+    """
     problems = []
     for each in error.errors():
         place = ".".join(str(part) for part in each["loc"][1:]) or str(each["loc"][0])

@@ -1,4 +1,4 @@
-"""What a run made: listed, given out as it is stored, and seen without its program."""
+"""Routes for outputs of a run: list, download and preview."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ class FileView(BaseModel):
     path: _Name
     bytes: int
     content: _Name = Field(
-        description="f: or, of a program, x: and the digest of its bytes; l: and where a link leads; d: of an empty folder."
+        description="`f:` (file) or `x:` (executable) and the digest, `l:` and a link target, or `d:` for an empty directory."
     )
 
-    type: str = Field(description="Its media type, by its name; of a picture by its first bytes.")
+    type: str = Field(description="Media type, detected by name, or by content for images.")
     step: int | None = Field(
-        description="The step of a training that its path tells, as samples/step-000250/cat.png does."
+        description="Training step in the path, for example 250 in samples/step-000250/cat.png."
     )
 
 
 class ArtifactView(OutputView):
     type: str = Field(
-        description="Its media type, by its first bytes where these tell; inode/directory of a folder."
+        description="Media type, detected by content if possible; inode/directory for a directory."
     )
-    step: int | None = Field(description="The step of a training that its path tells.")
-    stored: bool = Field(description="Whether its bytes are here.")
+    step: int | None = Field(description="Training step in the path.")
+    stored: bool = Field(description="True if the content is stored in this workspace.")
     files: list[FileView] = Field(
-        description=f"Of a folder: what is in it, the first {FILES} after `after`, sorted."
+        description=f"Sorted files of a directory, the first {FILES} after `after`."
     )
 
 
@@ -57,29 +57,29 @@ class ArtifactList(BaseModel):
     artifacts: list[ArtifactView]
 
 
-@router.get("", dependencies=READ_RUN, summary="The outputs of the steps of a run")
+@router.get("", dependencies=READ_RUN, summary="List the outputs of a run")
 def artifacts(
     run: str,
     room: InRoom,
-    name: Annotated[str, Query(max_length=400, description="Only this output.")] = "",
+    name: Annotated[str, Query(max_length=400, description="Return only this output.")] = "",
     after: Annotated[
         str,
         Query(
             max_length=4096,
-            description="Only files whose paths are greater: the next page of a folder.",
+            description="Return only files whose paths sort after this one, to get the next page.",
         ),
     ] = "",
 ) -> ArtifactList:
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         found = list_artifacts(ws, run_of(ws, run), name, after)
         return ArtifactList(artifacts=[ArtifactView.model_validate(each) for each in found])
 
 
-_Path = Annotated[str, Query(max_length=4096, description="Of a folder: which of its files.")]
+_Path = Annotated[str, Query(max_length=4096, description="Path of a file in an output directory.")]
 
 
 @router.get(
-    "/{name:path}", dependencies=READ_RUN, summary="The bytes of an output, or of a file in one that is a folder", response_class=Response,
+    "/{name:path}", dependencies=READ_RUN, summary="Download an output, or a file in an output directory", response_class=Response,
     responses={200: {"content": {_BYTES: {"schema": {"type": "string", "format": "binary"}}, "image/webp": {}}}, 206: {"content": {_BYTES: {}}}},
 )  # fmt: skip
 async def artifact(
@@ -93,27 +93,29 @@ async def artifact(
         Query(
             ge=0,
             le=WIDEST,
-            description="Of a picture: draw it anew as WebP, at most so many pixels wide and high.",
+            description="Re-encode an image as WebP, at most this many pixels wide and high.",
         ),
     ] = 0,
     range: Annotated[str, Header(max_length=100)] = "",
 ) -> Response:
     if width:
-        data = await previewer.call(drawn, room, run, name, path, width)
+        data = await previewer.call(draw_image, room, run, name, path, width)
         return Response(data, media_type="image/webp")
-    return await run_in_threadpool(_whole, room, run, name, path, range)
+    return await run_in_threadpool(_send_file, room, run, name, path, range)
 
 
-def _whole(room: Room, run: str, name: str, path: str, range: str) -> Response:
-    with room.reading() as ws:
+def _send_file(room: Room, run: str, name: str, path: str, range: str) -> Response:
+    with room.borrow_workspace() as ws:
         found = find_file(ws, run_of(ws, run), name, path)
         shown = (path or name).rpartition("/")[2]
-        return ranged.sent(open_stored(ws, found.place), range, shown, _BYTES, tag=found.digest)
+        return ranged.file_response(
+            open_stored(ws, found.place), range, shown, _BYTES, tag=found.digest
+        )
 
 
-def drawn(room: ServedWorkspace, run: str, name: str, path: str, width: int) -> bytes:
-    """A picture of a run, drawn anew.  Raises Refused, or a RecipeError."""
-    with room.working() as ws:
+def draw_image(room: ServedWorkspace, run: str, name: str, path: str, width: int) -> bytes:
+    """Return an image output re-encoded as WebP. Raises Refused, or a RecipeError."""
+    with room.open_workspace() as ws:
         found = find_file(ws, run_of(ws, run), name, path)
         with open_stored(ws, found.place) as file:
             try:
@@ -125,36 +127,38 @@ def drawn(room: ServedWorkspace, run: str, name: str, path: str, width: int) -> 
 
 
 class PreviewView(BaseModel):
-    """What can be seen of a file without its program."""
+    """A preview of a file's content."""
 
     kind: Literal["picture", "audio", "text", "table", "tensors", "none"] = Field(
-        description="A picture is fetched with `?width=`, audio as the bytes of the file."
+        description="To show a picture, download the file with `?width=`; for audio, download the file."
     )
-    type: str = Field(description="Its media type, by its first bytes where these tell.")
+    type: str = Field(description="Media type, detected by content if possible.")
     bytes: int
-    words: str = Field(description="What is missing, or why nothing is shown; else empty.")
+    words: str = Field(description="Reason for a partial or missing preview, otherwise empty.")
     text: str
     columns: list[str]
     rows: list[list[str]]
-    facts: dict[str, str] = Field(description="Such as the number of rows, or of parameters.")
+    facts: dict[str, str] = Field(
+        description="Properties such as the number of rows or parameters."
+    )
 
 
 @previews.get(
     "",
     dependencies=READ_RUN,
-    summary="The first of a file's text, rows or tensors",
-    description=f"At most {READ} bytes are read, in a process with limits of time and memory. SVG and HTML are not shown.",
+    summary="Preview a file's text, rows or tensors",
+    description=f"Reads at most {READ} bytes, in a process with time and memory limits. SVG and HTML files have no preview.",
 )
 async def preview(
     run: str,
     room: InRoom,
     previewer: InPreviewer,
-    name: Annotated[str, Query(max_length=400, description="Of the output.")],
+    name: Annotated[str, Query(max_length=400, description="Name of the output.")],
     path: _Path = "",
 ) -> PreviewView:
-    size, kind = await run_in_threadpool(_named, room, run, name, path)
+    size, kind = await run_in_threadpool(_size_and_type, room, run, name, path)
     try:
-        found = await previewer.call(previewed, room, run, name, path)
+        found = await previewer.call(preview_file, room, run, name, path)
     except Refused as refused:
         if refused.code != "preview-too-large":
             raise
@@ -162,17 +166,17 @@ async def preview(
     return PreviewView.model_validate({**found._asdict(), "bytes": size})
 
 
-def _named(room: Room, run: str, name: str, path: str) -> tuple[int, str]:
-    """The bytes of a file, and its type by its name."""
-    with room.reading() as ws:
+def _size_and_type(room: Room, run: str, name: str, path: str) -> tuple[int, str]:
+    """Return the size of a file in bytes, and its media type by name."""
+    with room.borrow_workspace() as ws:
         found = find_file(ws, run_of(ws, run), name, path)
         with open_stored(ws, found.place) as file:
             return os.fstat(file.fileno()).st_size, type_of(path or found.path)
 
 
-def previewed(room: ServedWorkspace, run: str, name: str, path: str) -> Preview:
-    """What can be seen of a file.  Raises Refused, or a RecipeError."""
-    with room.working() as ws:
+def preview_file(room: ServedWorkspace, run: str, name: str, path: str) -> Preview:
+    """Return the preview of a file. Raises Refused, or a RecipeError."""
+    with room.open_workspace() as ws:
         found = find_file(ws, run_of(ws, run), name, path)
         with open_stored(ws, found.place) as file:
             return read_preview(file, path or found.path, os.fstat(file.fileno()).st_size)

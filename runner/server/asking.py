@@ -1,4 +1,4 @@
-"""Requests that may take longer than their client waits: they are answered first, and done then."""
+"""Long requests, such as cancel and pause. They continue in the background after the response."""
 
 from __future__ import annotations
 
@@ -17,30 +17,33 @@ from ..storage.workspace import Workspace
 from .room import Room, run_of
 
 WAIT: Final = 3.0
-"""Seconds for which a request is waited for before it is answered."""
+"""Maximum number of seconds before a request is answered."""
 GOES_ON: Final = "stopping its jobs, which have up to 30 seconds"
 Asked: TypeAlias = Callable[[Workspace, str], Outcome]
 
 _log = logging.getLogger("uvicorn.error")
 
 
-class Asking:
-    """The requests of one server that are being done.  Used by its event loop alone."""
+class BackgroundRequests:
+    """The running requests of a server. Use only in its event loop."""
 
     def __init__(self) -> None:
         self._pending: dict[tuple[str, str], asyncio.Future[Outcome]] = {}
 
     async def ask(self, room: Room, run: str, verb: str, request: Asked) -> Outcome:
-        """Ask something of a run; not done where it takes longer than `WAIT`, and goes on.  Raises as the request does.
+        """Send a request to a run.
 
-        The same request again waits for the first. Meanwhile the run is claimed, so no worker takes it.
+        If it takes longer than `WAIT`, return an outcome that is not done.
+
+        The request then continues in the background. A repeated request waits for the first one.
+        The run is claimed in the meantime, so no worker takes it. Raises the errors of the request.
         """
         pending = self._pending.get((run, verb)) or self._begin(room, run, verb, request)
         done, _ = await asyncio.wait({pending}, timeout=WAIT)
         if done:
             return pending.result()
-        pending.add_done_callback(lambda late: _told(late, run, verb))
-        return await run_in_threadpool(_standing, room, run)
+        pending.add_done_callback(lambda late: _log_late_error(late, run, verb))
+        return await run_in_threadpool(_read_outcome, room, run)
 
     def _begin(self, room: Room, run: str, verb: str, request: Asked) -> asyncio.Future[Outcome]:
         loop = asyncio.get_running_loop()
@@ -51,34 +54,34 @@ class Asking:
         def work() -> None:
             settle: Callable[[], None]
             try:
-                with room.reading() as ws:
+                with room.borrow_workspace() as ws:
                     outcome = request(ws, run_of(ws, run).id)
                 settle = lambda: pending.set_result(outcome)  # noqa: E731
             except Exception as error:
                 failed = error
                 settle = lambda: pending.set_exception(failed)  # noqa: E731
-            with suppress(RuntimeError):  # the server has stopped
+            with suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(settle)
 
-        # No thread that the server waits for when it stops: then the claim is free, and the run NEEDS_RECOVERY as before.
+        # A daemon thread, so the server can exit without waiting. The claim is then released, and the run is NEEDS_RECOVERY as before.
         threading.Thread(target=work, name=f"{verb} {run}", daemon=True).start()
         return pending
 
 
-def _standing(room: Room, run: str) -> Outcome:
-    with room.reading() as ws:
+def _read_outcome(room: Room, run: str) -> Outcome:
+    with room.borrow_workspace() as ws:
         return Outcome(run, ws.store.runs.get(run).state, False, [GOES_ON])
 
 
-def _told(pending: asyncio.Future[Outcome], run: str, verb: str) -> None:
-    """What became of a request whose client was answered before: an error is for the log."""
+def _log_late_error(pending: asyncio.Future[Outcome], run: str, verb: str) -> None:
+    """Log the error of a request that was answered before it finished."""
     if not pending.cancelled() and (error := pending.exception()) is not None:
         _log.error("%s of run %s, which was answered before, failed: %s", verb, run, error)
 
 
-async def _asking(request: Request) -> Asking:
-    found: Asking = request.app.state.asking
+async def _get_requests(request: Request) -> BackgroundRequests:
+    found: BackgroundRequests = request.app.state.asking
     return found
 
 
-InAsking = Annotated[Asking, Depends(_asking)]
+InRequests = Annotated[BackgroundRequests, Depends(_get_requests)]

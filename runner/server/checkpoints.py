@@ -1,4 +1,4 @@
-"""The checkpoints of a run over HTTP."""
+"""Routes for the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from ..api.checkpoints import NotHere, find_checkpoints, resume_from
-from .answers import Refused, plain_value
+from .answers import Refused, hide_paths_in_value
 from .planner import InPlanner
 from .room import OPERATE_RUN, READ_RUN, Given, InRoom, ServedWorkspace, run_of
 
@@ -14,31 +14,35 @@ router = APIRouter(prefix="/v1/runs/{run}/checkpoints", tags=["runs"])
 
 
 class CheckpointView(BaseModel):
-    """A checkpoint that a step of a run has kept."""
+    """A checkpoint of a step."""
 
     step: str
-    state: str = Field(description="The state of the step that it belongs to.")
+    state: str = Field(description="Name of the step's checkpoint directory (`state`).")
     name: str
-    number: int | None = Field(description="The last number in its name.")
-    at_step: int | None = Field(description="The step of the training that it was made at.")
+    number: int | None = Field(description="The last number in the checkpoint's name.")
+    at_step: int | None = Field(description="Training step of the checkpoint.")
     bytes: int
     made: str
-    whole: bool = Field(description="Whether a training can resume from it; `why` says why not.")
+    whole: bool = Field(
+        description="True if a training can resume from the checkpoint. Otherwise, `why` gives the reason."
+    )
     why: str
-    aside: bool = Field(description="Put aside, so that an earlier one counts.")
-    newest: bool = Field(description="The one that a run resumes from.")
-    best: bool = Field(description="The one that the trainer says was the best so far.")
+    aside: bool = Field(
+        description="True if the checkpoint was set aside in favor of an earlier one."
+    )
+    newest: bool = Field(description="True for the checkpoint from which a run resumes.")
+    best: bool = Field(description="True for the best checkpoint according to the trainer.")
 
 
 class CheckpointList(BaseModel):
     checkpoints: list[CheckpointView]
     unknown: list[str] = Field(
-        description="Steps whose checkpoints cannot be found before the steps they need are done."
+        description="Steps whose checkpoints are unknown until their dependencies finish."
     )
 
 
 class Chosen(Given):
-    """The checkpoint from which the next run is to resume."""
+    """The checkpoint from which the next run resumes."""
 
     step: str = Field(max_length=400)
     state: str = Field(max_length=200)
@@ -47,41 +51,41 @@ class Chosen(Given):
 
 class ChosenView(BaseModel):
     name: str = Field(
-        description="The checkpoint that counts now; `retry` from its step resumes from it."
+        description="The newest remaining checkpoint. A `retry` from its step resumes from this checkpoint."
     )
 
 
 @router.get(
     "",
     dependencies=READ_RUN,
-    summary="The checkpoints of a run's steps, the newest first, and which one is the best",
+    summary="List the checkpoints of a run, newest first",
 )
 async def checkpoints(run: str, room: InRoom, planner: InPlanner) -> CheckpointList:
-    return await planner.call(listed, room, run)
+    return await planner.call(read_checkpoints, room, run)
 
 
-def listed(room: ServedWorkspace, run: str) -> CheckpointList:
-    """The checkpoints that a run's steps have here.  Raises Refused, or a RecipeError."""
-    with room.working() as ws:
+def read_checkpoints(room: ServedWorkspace, run: str) -> CheckpointList:
+    """Return the checkpoints of a run in this workspace. Raises Refused, or a RecipeError."""
+    with room.open_workspace() as ws:
         try:
             found = find_checkpoints(ws, run_of(ws, run)).facts()
         except NotHere as error:
             raise _not_here(error) from None
-        return CheckpointList.model_validate(plain_value(found, ws.root))
+        return CheckpointList.model_validate(hide_paths_in_value(found, ws.root))
 
 
 @router.post(
     "/resume",
     dependencies=OPERATE_RUN,
-    summary="Put newer checkpoints aside, so that the next run resumes from this one",
+    summary="Set newer checkpoints aside, so that the next run resumes from this one",
 )
 async def resume(run: str, room: InRoom, planner: InPlanner, chosen: Chosen) -> ChosenView:
-    return await planner.call(chose, room, run, chosen)
+    return await planner.call(set_checkpoint, room, run, chosen)
 
 
-def chose(room: ServedWorkspace, run: str, chosen: Chosen) -> ChosenView:
-    """Choose the checkpoint that counts.  Raises Refused, or a RecipeError."""
-    with room.working() as ws:
+def set_checkpoint(room: ServedWorkspace, run: str, chosen: Chosen) -> ChosenView:
+    """Set aside newer checkpoints. Raises Refused, or a RecipeError."""
+    with room.open_workspace() as ws:
         row = run_of(ws, run)
         try:
             name = resume_from(ws, row, chosen.step, chosen.state, chosen.number)

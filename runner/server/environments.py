@@ -1,4 +1,4 @@
-"""What a run was given, and with what it was carried out, over HTTP."""
+"""Routes for the inputs and the environment of a run."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from ..api.environments import read_environment, read_inputs
-from .answers import plain_value
+from .answers import hide_paths_in_value
 from .room import READ_RUN, InRoom, run_of
 
 router = APIRouter(prefix="/v1/runs/{run}", tags=["runs"])
 
 
 class CodeView(BaseModel):
-    """The git repository that the workspace is in, as it was when the run began."""
+    """The git state of the workspace when the run started."""
 
     commit: str
     branch: str
-    changed: list[str] = Field(description="Files that differ from the commit: the first 100.")
+    changed: list[str] = Field(description="Files that differ from the commit, at most 100.")
     changed_count: int
     untracked: list[str] = Field(
-        description="Files and folders in no commit, whose contents are not kept: the first 100."
+        description="Untracked files and directories, at most 100. Their contents are not recorded."
     )
     untracked_count: int
-    diff: str = Field(description="Against the commit; the first 256 KiB.")
+    diff: str = Field(description="Diff against the commit, at most 256 KiB.")
     diff_cut: bool
 
 
 class MachineView(BaseModel):
-    """The machine of the worker."""
+    """The worker's machine."""
 
     system: str
     cpus: int
@@ -46,30 +46,30 @@ class RentedView(BaseModel):
 
 
 class PythonView(BaseModel):
-    """An interpreter with which steps ran."""
+    """A Python interpreter that ran steps."""
 
     path: str
     version: str
     steps: list[str]
-    packages: list[str] = Field(description="NAME==VERSION.")
-    words: str = Field(description="When these were installed, or why none are known.")
+    packages: list[str] = Field(description="Packages as NAME==VERSION.")
+    words: str = Field(description="When the packages were recorded, or why they are unknown.")
 
 
 class LockView(BaseModel):
     kind: Literal["lock", "code"]
     name: str
-    content: str = Field(description="The digest that is in the keys of steps.")
+    content: str = Field(description="Digest in the cache keys of steps.")
 
 
 class EnvironmentView(BaseModel):
     at: str | None
-    recipe: str = Field(description="The version of recipe itself.")
+    recipe: str = Field(description="Version of the recipe program.")
     code: CodeView | None
     machine: MachineView
     rented: list[RentedView]
     pythons: list[PythonView]
     locks: list[LockView]
-    words: list[str] = Field(description="What is not known, and why.")
+    words: list[str] = Field(description="Missing information, with reasons.")
 
 
 class InputView(BaseModel):
@@ -83,24 +83,24 @@ class InputView(BaseModel):
 
 class InputList(BaseModel):
     inputs: list[InputView]
-    words: str = Field(description="Why defaults are not known, or may be others; else empty.")
+    words: str = Field(description="Why defaults are unknown or may have changed, otherwise empty.")
 
 
 @router.get(
     "/environment",
     dependencies=READ_RUN,
-    summary="Commit and diff of the code, packages, system and GPUs with which a run began",
+    summary="Show the commit, diff, packages, system and GPUs of a run",
 )
 def environment(run: str, room: InRoom) -> EnvironmentView:
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         found = read_environment(ws, run_of(ws, run))
-        return EnvironmentView.model_validate(plain_value(found, ws.root))
+        return EnvironmentView.model_validate(hide_paths_in_value(found, ws.root))
 
 
 @router.get(
-    "/inputs", dependencies=READ_RUN, summary="The inputs of a run beside the recipe's defaults"
+    "/inputs", dependencies=READ_RUN, summary="Show the inputs of a run, with the recipe's defaults"
 )
 def inputs(run: str, room: InRoom) -> InputList:
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         found = read_inputs(ws, run_of(ws, run))
-        return InputList.model_validate(plain_value(found, ws.root))
+        return InputList.model_validate(hide_paths_in_value(found, ws.root))

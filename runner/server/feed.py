@@ -1,4 +1,4 @@
-"""What runs do, given to all who follow them: one thread reads the store, for one follower or a thousand."""
+"""Live updates of runs. One thread reads the store, for any number of clients."""
 
 from __future__ import annotations
 
@@ -17,44 +17,47 @@ from typing import Final, NamedTuple
 
 from starlette.concurrency import run_in_threadpool
 
-from ..api.logs import Part, parts
+from ..api.logs import AttemptLog, list_attempt_logs
 from ..api.values import moment
 from ..errors import NotFound, RecipeError
 from ..storage.records.runs import FINAL, RunRow
 from ..storage.workspace import Workspace
-from .answers import NoSuchRun, Refused, plain
-from .followed import Followed, SentMove, take_up, write
+from .answers import NoSuchRun, Refused, hide_local_paths
+from .followed import SentEvent, StreamState, load_state, save_state
 from .messages import OVER, STOPS, TOKEN_GONE, TOO_SLOW, End, Form, Message
 from .room import Room, run_of
-from .run_reader import PAGE, PIECE, RunReader, move
+from .run_reader import PAGE, PIECE, RunReader, event_message
 from .tokens import Token
 
 LOOK: Final = 0.2
-"""Seconds between two looks at the store."""
+"""Seconds between two reads of the store."""
 CHECK: Final = 1.0
-"""Seconds after which the streams of a token that was removed, or has expired, end."""
+"""Seconds after which streams of a removed or expired token end."""
 STREAMS: Final = 20
-"""Streams that one token may have open."""
+"""Maximum number of open streams per token."""
 QUIET: Final = 15.0
-"""Seconds of silence after which a stream says that it is alive."""
+"""Seconds without messages after which an `alive` event is sent."""
 BUFFER: Final = 1 << 20
-"""Bytes that wait for one reader at most: one that is slower is dropped."""
+"""Maximum number of unsent bytes per client. Slower clients are disconnected."""
 GRACE: Final = 10.0
-"""Seconds in which a stream that ends has to have been read; then its connection is cut."""
+"""Seconds that a client has to read the end of a stream before its connection is closed."""
 RECENT: Final = 500
-"""Moves of a followed run that are kept for those who follow it next."""
+"""Number of events kept of a followed run, for new followers."""
 KEPT: Final = 10_000
-"""Moves of all runs that are kept for those who connect again."""
+"""Number of events kept of all runs, for clients that reconnect."""
 LINGER: Final = 60.0
-"""Seconds for which all runs are read on after the last who followed them has gone."""
+"""Seconds for which all runs are still read after their last follower has left."""
 SPAN: Final = 60.0
-"""Seconds before the end of a stream of all runs from which moves are sent again, if the server has not kept them."""
+"""Seconds of earlier events that are repeated to a reconnecting client if its position is unknown."""
 BUDGET: Final = 0.1
-"""Seconds of one look for numbers and logs: of many runs they come less often."""
+"""Maximum number of seconds per read for metrics and logs.
+
+With many runs, each is read less often.
+"""
 LAST_WORDS: Final = 0.5
-"""Seconds in which followers are told that the server stops."""
+"""Seconds in which followers receive the message that the server stops."""
 WAKE: Final = 20
-"""Followers that are woken at once: others are served in between."""
+"""Number of followers that are woken before other requests get a turn."""
 
 _AGAIN: Final = "a move is told apart by its `run` and `seq`"
 GAP: Final = {
@@ -70,55 +73,58 @@ CUT: Final = {
 _log = logging.getLogger("uvicorn.error")
 
 
-class Beat(NamedTuple):
-    """A run as it stood a moment ago, and the attempts that it had begun."""
+class RunSnapshot(NamedTuple):
+    """The latest state of a run, and its started attempts."""
 
     row: RunRow
-    parts: Sequence[Part]
+    parts: Sequence[AttemptLog]
 
     @property
     def over(self) -> bool:
         return self.row.state in FINAL
 
 
-class Look(NamedTuple):
-    """What is to be looked at: runs with the kinds that are wanted of each, and of all others, if anybody follows all."""
+class ReadRequest(NamedTuple):
+    """A read request: the runs to read, with the wanted kinds of messages.
+
+    `every` are the kinds wanted of all other runs, or None if no client follows all runs.
+    """
 
     runs: Mapping[str, frozenset[str]]
     every: frozenset[str] | None
     first: frozenset[str]
-    """Runs of which nothing is known to who follows them."""
+    """Runs that are read for the first time for a follower."""
 
 
-class News(NamedTuple):
-    """What is new of one run."""
+class RunUpdate(NamedTuple):
+    """New messages of one run."""
 
-    beat: Beat
+    beat: RunSnapshot
     seen: int
     messages: Sequence[Message]
     over: bool
     recent: Sequence[Message]
-    """Moves that it made before it was followed."""
+    """Events from before the run was followed."""
     last: Sequence[Message]
-    """The last of its progress and metrics, and its warnings."""
+    """The latest progress and metrics, and all warnings."""
 
 
 class Reader:
-    """Looks at the store.  Used by one thread."""
+    """Reader of the store for all followers. Use in one thread."""
 
     def __init__(self, room: Room, upcoming: Mapping[str, int] | None) -> None:
         self._room = room
         self._ws: Workspace | None = None
         self._readers: dict[str, RunReader] = {}
         self._next: dict[str, int] | None = None if upcoming is None else dict(upcoming)
-        """Of each run the number of the event that comes next, while all runs are followed."""
+        """Number of the next event of each run, while all runs are followed."""
         self._version, self._looked = -1, 0.0
         self.behind = False
-        """Whether there is more to read at once."""
+        """True if more events can be read immediately."""
 
     @property
-    def upcoming(self) -> Mapping[str, int] | None:
-        """Of each run the number of the event that comes next, while all runs are followed."""
+    def next_events(self) -> Mapping[str, int] | None:
+        """Number of the next event of each run, or None if not all runs are followed."""
         return self._next
 
     def close(self) -> None:
@@ -130,10 +136,13 @@ class Reader:
             self._ws.close()
             self._ws = None
 
-    def look(self, look: Look) -> dict[str, News | None]:
-        """What is new since the last look; None of a run that is not there.  Raises RecipeError."""
-        ws = self._ws = self._ws or self._room.working()
-        found: dict[str, News | None] = {}
+    def look(self, look: ReadRequest) -> dict[str, RunUpdate | None]:
+        """Return the new messages of each run, or None for a run that does not exist.
+
+        Raises RecipeError.
+        """
+        ws = self._ws = self._ws or self._room.open_workspace()
+        found: dict[str, RunUpdate | None] = {}
         recent: dict[str, Sequence[Message]] = {}
         for run in look.runs.keys() - self._readers.keys():
             try:
@@ -146,9 +155,9 @@ class Reader:
         for run, some in messages.items():
             reader = self._readers[run]
             if some or run in look.first or reader.over:
-                beat = Beat(reader.row, reader.parts)
+                beat = RunSnapshot(reader.row, reader.parts)
                 before = recent.get(run, ())
-                found[run] = News(beat, reader.seen, some, reader.over, before, reader.last)
+                found[run] = RunUpdate(beat, reader.seen, some, reader.over, before, reader.last)
         self._drop(look)
         return found
 
@@ -160,11 +169,11 @@ class Reader:
     def _read_moves(
         self,
         ws: Workspace,
-        look: Look,
+        look: ReadRequest,
         messages: dict[str, list[Message]],
-        found: dict[str, News | None],
+        found: dict[str, RunUpdate | None],
     ) -> None:
-        moved = self._moved(ws, look)
+        moved = self._find_changed_runs(ws, look)
         total, self.behind = 0, False
         for run in moved:
             if total > PIECE:
@@ -172,8 +181,8 @@ class Reader:
                 break
             try:
                 reader = self._readers.get(run) or self._begin_at(ws, run)
-                messages[run] = reader.moves(ws)
-            except NotFound:  # it was deleted
+                messages[run] = reader.read_events(ws)
+            except NotFound:  # the run was deleted
                 found[run] = None
                 if run in self._readers:
                     self._readers.pop(run).close()
@@ -182,15 +191,15 @@ class Reader:
             self.behind = self.behind or reader.behind
 
     def _begin_at(self, ws: Workspace, run: str) -> RunReader:
-        """Read a run from where the stream of all runs is."""
+        """Start reading a run at the position of the stream of all runs."""
         assert self._next is not None
         reader = RunReader(ws.store.runs.get(run), self._next[run] - 1)
         reader.begin(ws, 0)
         self._readers[run] = reader
         return reader
 
-    def _moved(self, ws: Workspace, look: Look) -> list[str]:
-        """The runs that have moves which were not read, or are worked on and were not followed."""
+    def _find_changed_runs(self, ws: Workspace, look: ReadRequest) -> list[str]:
+        """Return the runs with unread events, and active runs that are not followed yet."""
         runs = ws.store.runs
         version, now = runs.news(), time.time()
         is_same = not runs.shared and version == self._version and not self.behind
@@ -198,12 +207,12 @@ class Reader:
         if is_same and now - self._looked < CHECK:
             return []
         self._version, self._looked = version, now
-        standing = runs.standing(list(self._readers))
+        standing = runs.states_of(list(self._readers))
         gone = [run for run in self._readers if run not in standing]
         if look.every is None:
             self._next = None
         else:
-            standing |= self._all(ws, now)
+            standing |= self._find_all_positions(ws, now)
         moved = []
         for run, (state, number) in standing.items():
             reader = self._readers.get(run)
@@ -216,38 +225,43 @@ class Reader:
                 moved.append(run)
         return [*gone, *moved]
 
-    def _all(self, ws: Workspace, now: float) -> dict[str, tuple[str, int]]:
-        """How all runs stand that may have moved."""
+    def _find_all_positions(self, ws: Workspace, now: float) -> dict[str, tuple[str, int]]:
+        """Return the state and next event number of all runs that may have changed."""
         runs = ws.store.runs
-        standing = runs.standing_since(now - SPAN)
+        standing = runs.states_since(now - SPAN)
         if self._next is None:
             self._next = {run: number for run, (_, number) in standing.items()}
             return standing
-        ended = runs.standing([run for run in self._next if run not in standing])
+        ended = runs.states_of([run for run in self._next if run not in standing])
         for run in self._next.keys() - standing.keys():
             state, number = ended.get(run, ("", 0))
             if run not in self._readers and (not state or self._next[run] >= number):
                 del self._next[run]
         for run in standing:
-            # A run that was not there at the last look is new: its first move has number 1.
+            # A run that was missing at the last read is new. Its first event has number 1.
             self._next.setdefault(run, 1)
         return {run: stands for run, stands in (standing | ended).items() if run in self._next}
 
-    def _read_live(self, ws: Workspace, look: Look, messages: dict[str, list[Message]]) -> None:
-        """As many runs as there is time for; the next look begins with others."""
+    def _read_live(
+        self, ws: Workspace, look: ReadRequest, messages: dict[str, list[Message]]
+    ) -> None:
+        """Read metrics and logs of runs within the time budget.
+
+        The next call starts with other runs.
+        """
         deadline, total = time.monotonic() + BUDGET, 0
         for run in list(self._readers):
             reader = self._readers.pop(run)
             self._readers[run] = reader
             kinds = look.runs.get(run, frozenset()) | (look.every or frozenset())
-            some = reader.live(ws, kinds)
+            some = reader.read_live(ws, kinds)
             messages.setdefault(run, []).extend(some)
             total += sum(len(each.json) for each in some)
             if total > PIECE or time.monotonic() > deadline:
                 return
 
-    def _drop(self, look: Look) -> None:
-        """Forget runs that have no follower any more."""
+    def _drop(self, look: ReadRequest) -> None:
+        """Close the readers of runs without followers."""
         for run, reader in list(self._readers.items()):
             if self._next is not None:
                 self._next[run] = reader.seen + 1
@@ -258,7 +272,7 @@ class Reader:
 
 
 class Follower:
-    """One who follows, and what waits for him."""
+    """A client of a stream, with its unsent messages."""
 
     def __init__(
         self, caller: Token, form: Form, kinds: frozenset[str], cut: Callable[[], None]
@@ -266,19 +280,19 @@ class Follower:
         self.caller, self.form, self.kinds = caller, form, kinds
         self.ended = False
         self.why: End | None = None
-        """Why the stream ended, unless he left."""
+        """Reason for the end of the stream, unless the client left."""
         self.known: dict[str, int] = {}
-        """Of a run: the number up to which its moves are not sent."""
+        """Number of the last event already sent, by run."""
         self._cut = cut
         self._waiting: list[bytes] = []
         self.size = 0
-        """Bytes that wait."""
+        """Number of unsent bytes."""
         self._sleeping: asyncio.Future[None] | None = None
         self._cutting: asyncio.TimerHandle | None = None
         self._last = time.monotonic()
 
     def texts(self, messages: Iterable[Message]) -> list[bytes]:
-        """Those of these moves that are for him, as they are sent."""
+        """Return the encoded events that this client has not received and may see."""
         only = self.caller.run
         return [
             each.text(self.form)
@@ -289,7 +303,10 @@ class Follower:
         ]
 
     def put(self, messages: Iterable[Message]) -> None:
-        """Let these wait for him; he is woken by `wake`.  If too much waits he is dropped."""
+        """Queue messages for this client; `wake` sends them.
+
+        A client with too many unsent bytes is dropped.
+        """
         for message in messages:
             if message.kind not in self.kinds or self.ended:
                 continue
@@ -301,7 +318,7 @@ class Follower:
                 self.end(TOO_SLOW)
 
     def tell(self, kind: str, **data: object) -> None:
-        """A message of the server's own, whatever kinds are followed."""
+        """Queue a message of the server itself, regardless of the followed kinds."""
         if not self.ended:
             self._add(Message(kind, "", data))
             self.wake()
@@ -317,7 +334,7 @@ class Follower:
             self._sleeping.set_result(None)
 
     def end(self, end: End) -> None:
-        """Send why, and nothing after it."""
+        """Send the reason for the end, and no further messages."""
         if self.ended:
             return
         self.tell("end", **end._asdict())
@@ -326,20 +343,23 @@ class Follower:
         self.wake()
 
     def leave(self) -> None:
-        """He is gone."""
+        """Handle the disconnect of the client."""
         self.ended = True
         self._waiting.clear()
         if self._cutting is not None:
             self._cutting.cancel()
         self.wake()
 
-    def stay(self, now: float) -> None:
-        """Say that the stream is alive, if nothing was sent for long."""
+    def send_alive(self, now: float) -> None:
+        """Send an `alive` event after a long time without messages."""
         if not self._waiting and now - self._last >= QUIET:
             self.tell("alive", at=moment(time.time()))
 
     async def take(self) -> list[bytes]:
-        """What waits for him, as soon as there is something; nothing where the stream is over."""
+        """Wait for unsent messages and return them.
+
+        Return an empty list after the end of the stream.
+        """
         while not self._waiting and not self.ended:
             self._sleeping = asyncio.get_running_loop().create_future()
             await self._sleeping
@@ -347,8 +367,8 @@ class Follower:
         self._last = time.monotonic()
         return found
 
-    async def rest(self, seconds: float) -> None:
-        """Wait, but no longer than the stream is open."""
+    async def wait(self, seconds: float) -> None:
+        """Wait for some seconds, or until the stream ends."""
         if not self.ended:
             self._sleeping = asyncio.get_running_loop().create_future()
             with suppress(TimeoutError):
@@ -356,54 +376,57 @@ class Follower:
 
 
 class Channel:
-    """One run that is followed."""
+    """A followed run and its followers."""
 
     def __init__(self) -> None:
         self.ready = _future()
         self.followers: set[Follower] = set()
         self.seen = 0
-        """The number of the last move that followers have got."""
+        """Number of the last event sent to followers."""
         self.recent: deque[Message] = deque(maxlen=RECENT)
         self.last: Sequence[Message] = ()
-        """What who follows next is told first: progress, the last metrics, warnings."""
-        self.beat: Beat | None = None
+        """First messages for a new follower: progress, latest metrics, warnings."""
+        self.beat: RunSnapshot | None = None
         self.over = False
         self.wanted_until = 0.0
         self._asked: frozenset[str] = frozenset()
         self._followed: Counter[str] = Counter()
 
     def behind(self, number: int) -> list[Message]:
-        """The moves behind this number, up to a piece of them; none that have to be read from the store."""
+        """Return one batch of kept events after this number, or [] if they must be read from the store."""
         if not self.recent or number < self.recent[0].seq - 1:
             return []
-        return _piece(islice(self.recent, number + 1 - self.recent[0].seq, None))
+        return _first_batch(islice(self.recent, number + 1 - self.recent[0].seq, None))
 
     @property
     def kinds(self) -> frozenset[str]:
-        """What is read: what its followers want, and those who are about to come."""
+        """The kinds of messages that current and expected followers want."""
         asked = self._asked if time.monotonic() < self.wanted_until else frozenset()
         return asked | {"move"} | self._followed.keys()
 
     def join(self, follower: Follower) -> None:
-        """Give a follower everything that comes."""
+        """Send all further messages to a follower."""
         self.followers.add(follower)
         self._followed.update(follower.kinds)
 
     def leave(self, follower: Follower) -> None:
-        """Give it nothing more, if it joined."""
+        """Stop sending messages to a follower."""
         if follower in self.followers:
             self.followers.remove(follower)
-            self._followed -= Counter(follower.kinds)  # kinds with no follower are left out
+            self._followed -= Counter(follower.kinds)  # drop kinds without followers
 
     def want(self, kinds: frozenset[str]) -> None:
-        """Read these, too: `ready` is done when they are."""
+        """Start reading these kinds of messages. `ready` completes after the first read."""
         if self.ready.done() and not kinds <= self.kinds:
             self.ready = _future()
         self._asked = self.kinds | kinds
         self.wanted_until = time.monotonic() + GRACE
 
-    def take(self, news: News, kinds: frozenset[str]) -> None:
-        """Take note of what is new of these kinds, before followers get it."""
+    def take(self, news: RunUpdate, kinds: frozenset[str]) -> None:
+        """Record new messages before followers receive them.
+
+        `kinds` are the kinds that were read.
+        """
         self.beat, self.over, self.seen = news.beat, news.over, news.seen
         self.recent.extend(news.recent)
         self.last = news.last
@@ -413,36 +436,36 @@ class Channel:
 
 
 class AllRuns:
-    """All runs, while somebody follows them: the moves that were sent last are kept for those who connect again."""
+    """The stream of all runs. It keeps the latest events for clients that reconnect."""
 
-    def __init__(self, before: Followed | None) -> None:
+    def __init__(self, before: StreamState | None) -> None:
         self.followers: set[Follower] = set()
         self.number = 0
         self._coming: set[Follower] = set()
         self._until = 0.0
-        self._begin_anew()
+        self._reset()
         if before is not None:
-            self._go_on(before)
+            self._restore(before)
 
-    def _go_on(self, before: Followed) -> None:
-        """Continue where the server before this one was."""
+    def _restore(self, before: StreamState) -> None:
+        """Restore the position of the previous server process."""
         self._epoch, self.number = before.epoch, before.number
         for each in before.sent:
             message = Message("move", each.run, each.data, seq=each.seq)
             message.place = each.place
             self._kept.append((each.number, message))
-        # Its followers have as long to come back as those who leave.
+        # Followers of the previous server have LINGER seconds to reconnect.
         self._until, self._is_read = time.monotonic() + LINGER, True
 
-    def noted(self, upcoming: Mapping[str, int]) -> Followed:
-        """What the next server has to know."""
+    def to_state(self, upcoming: Mapping[str, int]) -> StreamState:
+        """Return the state that the next server process needs."""
         sent = [
-            SentMove(number, each.place, each.run, each.seq, each.data)
+            SentEvent(number, each.place, each.run, each.seq, each.data)
             for number, each in self._kept
         ]
-        return Followed(self._epoch, self.number, upcoming, sent)
+        return StreamState(self._epoch, self.number, upcoming, sent)
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         self._ready: asyncio.Future[None] | None = None
         self._epoch = os.urandom(4).hex()
         self._kept: deque[tuple[int, Message]] = deque(maxlen=KEPT)
@@ -451,41 +474,43 @@ class AllRuns:
 
     @property
     def ready(self) -> asyncio.Future[None]:
-        """Done when the first look is."""
+        """A future that completes after the first read."""
         if self._ready is None:
             self._ready = _future()
         return self._ready
 
     def place(self, number: int, at: float) -> str:
-        """Where the stream is behind the move of this number, which was read at that time."""
+        """Return the stream position after event `number`, which was read at time `at`."""
         return f"{self._epoch}-{number}-{int(at * 1000)}"
 
     def number_of(self, place: str) -> int:
         return int(place.split("-")[1])
 
     def has(self, place: str) -> bool:
-        """Whether everything behind a place is kept."""
+        """Return True if all events after a position are kept."""
         oldest = self._kept[0][0] if self._kept else self.number + 1
         number = self.number_of(place)
         return place.startswith(self._epoch) and oldest - 1 <= number <= self.number
 
     def want(self, follower: Follower) -> None:
-        """Somebody is about to follow."""
+        """Announce a new follower."""
         self._coming.add(follower)
         self._until = time.monotonic() + LINGER
 
     def behind(self, number: int) -> list[Message]:
-        """The moves behind this number, up to a piece of them."""
+        """Return one batch of kept events after this number."""
         first = self._kept[0][0] if self._kept else 0
-        return _piece(each for _, each in islice(self._kept, max(0, number + 1 - first), None))
+        return _first_batch(
+            each for _, each in islice(self._kept, max(0, number + 1 - first), None)
+        )
 
     def join(self, follower: Follower) -> None:
-        """Send how far runs are, and everything that comes."""
+        """Send a follower the progress of all runs and all further messages."""
         self.followers.add(follower)
         self.give(follower, self._progress.values())
 
     def give(self, follower: Follower, messages: Iterable[Message]) -> None:
-        """Send what the follower's token may see."""
+        """Send a follower the messages that its token may see."""
         only = follower.caller.run
         follower.put(each for each in messages if only in ("", each.run))
 
@@ -496,16 +521,16 @@ class AllRuns:
         self.followers.discard(follower)
 
     def kinds(self, now: float) -> frozenset[str] | None:
-        """The kinds that are wanted of all runs; None: they have no follower any more."""
+        """Return the wanted kinds of messages, or None if no client follows all runs."""
         if not self._coming and now > self._until:
             if self._is_read:
-                self._begin_anew()
+                self._reset()
             return None
         self._is_read = True
         return frozenset({"move"}).union(*(each.kinds for each in self._coming))
 
     def take(self, run: str, messages: Sequence[Message], over: bool, at: float) -> None:
-        """Take note of what is new of a run, before followers get it."""
+        """Record new messages of a run before followers receive them."""
         for message in messages:
             if message.kind == "move":
                 self.number += 1
@@ -517,26 +542,26 @@ class AllRuns:
             self._progress.pop(run, None)
 
     def fail(self, error: Exception) -> None:
-        """Nothing can be read."""
+        """Report a read error to waiting followers and start over."""
         if not self.ready.done():
             self.ready.set_exception(error)
-        self._begin_anew()
+        self._reset()
 
 
 def _future() -> asyncio.Future[None]:
-    """A future whose error need not be looked at."""
+    """Return a future whose exception may stay unread without a warning."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     future.add_done_callback(lambda done: done.cancelled() or done.exception())
     return future
 
 
 class Feed:
-    """All who follow runs of one server.  Used by its event loop alone."""
+    """All followers of a server. Use only in its event loop."""
 
     def __init__(self, room: Room, followed: Path | None = None) -> None:
-        """`followed` is the file in which the place of the stream of all runs outlives the server."""
+        """Restore the stream position from file `followed`, written by the previous server process."""
         self._room, self._path = room, followed
-        before = None if followed is None else take_up(followed)
+        before = None if followed is None else load_state(followed)
         self._upcoming = None if before is None else before.upcoming
         self._followers: set[Follower] = set()
         self._streams: Counter[str] = Counter()
@@ -550,22 +575,23 @@ class Feed:
 
     @property
     def streams(self) -> int:
-        """How many streams are open."""
+        """Number of open streams."""
         return len(self._followers)
 
     # -- who follows
 
     @contextmanager
-    def following(
+    def follow(
         self,
         caller: Token,
         form: Form,
         kinds: frozenset[str],
         cut: Callable[[], None] = lambda: None,
     ) -> Iterator[Follower]:
-        """Count another stream of a token, until it is left.  Raises Refused where it would be one too many.
+        """Register a stream of a token for the duration of the context.
 
-        `cut` ends the connection of a client that does not read why its stream ends.
+        Raises Refused if the token has too many streams. `cut` closes the connection of a client
+        that does not read the end of its stream.
         """
         if self._is_stopping:
             raise Refused(503, STOPS.code, STOPS.message, "reconnect in a few seconds")
@@ -591,9 +617,9 @@ class Feed:
                 del self._streams[caller.id]
 
     async def channel(self, run: str, kinds: frozenset[str] = frozenset()) -> Channel:
-        """A run of which somebody is about to follow these kinds: they are read from now on.
+        """Return the channel of a run, and start reading these kinds of messages.
 
-        Raises Refused where there is no such run, RecipeError where it cannot be read.
+        Raises Refused if the run does not exist, and RecipeError if it cannot be read.
         """
         channel = self._channels.get(run)
         if channel is None:
@@ -603,18 +629,23 @@ class Feed:
         await asyncio.shield(channel.ready)
         return channel
 
-    async def now(self, run: str) -> Beat:
-        """The run as it is: what an event of it says is already true."""
+    async def read_snapshot(self, run: str) -> RunSnapshot:
+        """Read the current state of a run from the store."""
 
-        def looked() -> Beat:
-            with self._room.reading() as ws:
+        def read_snapshot() -> RunSnapshot:
+            with self._room.borrow_workspace() as ws:
                 row = run_of(ws, run)
-                return Beat(row, parts(ws.store.runs.events(run)))
+                return RunSnapshot(row, list_attempt_logs(ws.store.runs.events(run)))
 
-        return await run_in_threadpool(looked)
+        return await run_in_threadpool(read_snapshot)
 
-    async def run(self, run: str, after: int, follower: Follower) -> AsyncIterator[list[bytes]]:
-        """What one run did behind move `after`, and what it does, until it is over.  Raises Refused."""
+    async def stream_run(
+        self, run: str, after: int, follower: Follower
+    ) -> AsyncIterator[list[bytes]]:
+        """Yield the messages of one run after event `after`, until the run finishes.
+
+        Raises Refused.
+        """
         channel = await self.channel(run, follower.kinds)
         number = after
         while not follower.ended and number < channel.seen:
@@ -624,11 +655,10 @@ class Feed:
             number = page[-1].seq if page else channel.seen
             if texts := follower.texts(page):
                 yield texts
-            if (
-                run not in self._channels
-            ):  # it was not followed for as long as the client took to read
+            # The channel may have expired while the client was reading.
+            if run not in self._channels:
                 channel = await self.channel(run, follower.kinds)
-        # Nothing is awaited from here to the first that comes, so nothing is lost and nothing is sent twice.
+        # No await from here to `take`, so no message is lost or repeated.
         follower.known[run] = number
         channel.join(follower)
         follower.put(channel.last)
@@ -637,8 +667,8 @@ class Feed:
         while found := await follower.take():
             yield found
 
-    async def every(self, after: str, follower: Follower) -> AsyncIterator[list[bytes]]:
-        """What all runs do that the token may see: behind the place `after`, or from now on."""
+    async def stream_all(self, after: str, follower: Follower) -> AsyncIterator[list[bytes]]:
+        """Yield the messages of all runs visible to the token, after position `after` or from now on."""
         channels = self._all
         channels.want(follower)
         self._read_now()
@@ -649,7 +679,7 @@ class Feed:
         if after and channels.has(after):
             number = channels.number_of(after)
         elif after:
-            missed = await run_in_threadpool(self._missed, after, follower.caller.run)
+            missed = await run_in_threadpool(self._read_missed, after, follower.caller.run)
             for message in missed:
                 message.place = after
                 follower.known[message.run] = message.seq
@@ -662,20 +692,20 @@ class Feed:
             number += len(page)
             if texts := follower.texts(page):
                 yield texts
-        # Nothing is awaited from here to the first that comes.
+        # No await from here to `take`, so no message is lost or repeated.
         channels.join(follower)
         while found := await follower.take():
             yield found
 
     def _page(self, run: str, number: int) -> list[Message]:
-        with self._room.reading() as ws:
-            return [move(ws, each) for each in ws.store.runs.events(run, number, PAGE)]
+        with self._room.borrow_workspace() as ws:
+            return [event_message(ws, each) for each in ws.store.runs.events(run, number, PAGE)]
 
-    def _missed(self, after: str, only: str) -> list[Message]:
+    def _read_missed(self, after: str, only: str) -> list[Message]:
         since = int(after.rpartition("-")[2]) / 1000 - SPAN
-        with self._room.reading() as ws:
+        with self._room.borrow_workspace() as ws:
             events = ws.store.runs.moves_since(since, KEPT)
-            return [move(ws, each) for each in events if only in ("", each.run)]
+            return [event_message(ws, each) for each in events if only in ("", each.run)]
 
     # -- reading
 
@@ -683,14 +713,14 @@ class Feed:
         self._woken.set()
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(self._read())
-            self._reading.add_done_callback(self._over)
+            self._reading.add_done_callback(self._continue_reading)
 
-    def _over(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and self._wanted():
+    def _continue_reading(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and self._next_request():
             self._read_now()
 
-    def _wanted(self) -> Look | None:
-        """What is to be read; None: there is no follower."""
+    def _next_request(self) -> ReadRequest | None:
+        """Return the next read request, or None if there are no followers."""
         now = time.monotonic()
         for run, channel in list(self._channels.items()):
             if not channel.followers and channel.wanted_until < now:
@@ -700,65 +730,66 @@ class Feed:
             return None
         runs = {run: channel.kinds for run, channel in self._channels.items()}
         first = (run for run, channel in self._channels.items() if not channel.ready.done())
-        return Look(runs, every, frozenset(first))
+        return ReadRequest(runs, every, frozenset(first))
 
     async def _read(self) -> None:
         loop, reader = asyncio.get_running_loop(), Reader(self._room, self._upcoming)
         self._upcoming = None
         with ThreadPoolExecutor(1, "feed") as thread:
             try:
-                while (look := self._wanted()) is not None and not self._is_stopping:
+                while (look := self._next_request()) is not None and not self._is_stopping:
                     self._woken.clear()
                     at = time.time()
                     try:
                         found = await loop.run_in_executor(thread, reader.look, look)
-                    except (
-                        Exception
-                    ) as error:  # of whatever kind: no client waits for what will not come
+                    # Any error ends the streams, so that no client waits forever.
+                    except Exception as error:
                         self._fail(error)
                         await asyncio.sleep(CHECK)
                         continue
                     await self._give(look, found, at)
-                    # Who begins now gets nothing of what came while no server ran.
+                    # New followers do not receive events from the time without a server.
                     if look.every is not None and not reader.behind and not self._all.ready.done():
                         self._all.ready.set_result(None)
                     await self._check(thread)
                     if reader.behind:
-                        await self._drained()
+                        await self._wait_until_drained()
                     else:
                         with suppress(TimeoutError):
                             await asyncio.wait_for(self._woken.wait(), LOOK)
             finally:
                 if self._is_stopping:
-                    self._upcoming = reader.upcoming
+                    self._upcoming = reader.next_events
                 await loop.run_in_executor(thread, reader.close)
 
-    async def _drained(self) -> None:
-        """Wait until followers have taken most of what they were given, but no longer than a look takes else."""
+    async def _wait_until_drained(self) -> None:
+        """Wait at most `LOOK` seconds until followers have received most of their messages."""
         deadline = time.monotonic() + LOOK
         while time.monotonic() < deadline:
             await asyncio.sleep(LOOK / 20)
             if all(each.size < BUFFER // 4 for each in self._followers):
                 return
 
-    async def _give(self, look: Look, found: Mapping[str, News | None], at: float) -> None:
+    async def _give(
+        self, look: ReadRequest, found: Mapping[str, RunUpdate | None], at: float
+    ) -> None:
         for run, news in found.items():
             channel = self._channels.get(run)
             if news is None:
-                self._gone(run)
+                self._end_streams_of(run)
                 continue
             if look.every is not None:
                 self._all.take(run, news.messages, news.over, at)
             if channel is not None and run in look.runs:
                 channel.take(news, look.runs[run])
-            # Who joins from here on has these already.
+            # Followers that join later have received these messages already.
             every = list(self._all.followers) if look.every is not None else []
             of_run = list(channel.followers) if channel is not None else []
-            await _in_turn(every, partial(self._all.give, messages=news.messages))
-            await _in_turn(of_run, partial(_give_run, news=news))
+            await _call_for_each(every, partial(self._all.give, messages=news.messages))
+            await _call_for_each(of_run, partial(_send_update, news=news))
 
-    def _gone(self, run: str) -> None:
-        """There is no such run, or it was deleted."""
+    def _end_streams_of(self, run: str) -> None:
+        """End the streams of a run that does not exist or was deleted."""
         channel = self._channels.pop(run, None)
         if channel is None:
             return
@@ -768,9 +799,9 @@ class Feed:
             follower.end(End("failed", "the run was deleted", "list the runs with GET /v1/runs"))
 
     def _fail(self, error: Exception) -> None:
-        """The store cannot be read."""
+        """End all streams because the store cannot be read."""
         if isinstance(error, RecipeError):
-            words = plain(str(error), self._room.root)
+            words = hide_local_paths(str(error), self._room.root)
         else:
             _log.error("the runs cannot be read", exc_info=error)
             words = "an internal error ended the stream"
@@ -783,7 +814,7 @@ class Feed:
             follower.end(End("failed", words, "reconnect; check the server with GET /health"))
 
     async def _check(self, thread: ThreadPoolExecutor) -> None:
-        """End the streams of tokens that are none any more, and let the others be seen to be alive."""
+        """End streams of removed or expired tokens, and send `alive` events to the others."""
         now = time.monotonic()
         if now - self._checked < CHECK:
             return
@@ -792,19 +823,19 @@ class Feed:
         try:
             tokens = await loop.run_in_executor(thread, self._room.tokens.all)
         except RecipeError:
-            return  # every request says so
-        known = {token.id for token in tokens if not token.expired}
+            return  # every request reports this error
+        known = {token.id for token in tokens if not token.is_expired}
         for number, follower in enumerate(list(self._followers), 1):
             if follower.caller.id not in known:
                 follower.end(TOKEN_GONE)
-            follower.stay(now)
+            follower.send_alive(now)
             if number % WAKE == 0:
                 await asyncio.sleep(0)
 
     # -- the end
 
     async def stop(self) -> None:
-        """End every stream, with a word to those who follow."""
+        """End every stream with the message that the server stops."""
         self._is_stopping = True
         self._woken.set()
         for follower in list(self._followers):
@@ -813,20 +844,20 @@ class Feed:
             await asyncio.wait_for(self._left.wait(), LAST_WORDS)
 
     async def close(self) -> None:
-        """Read nothing more."""
+        """Stop reading, and save the position of the stream of all runs."""
         self._is_stopping = True
         self._woken.set()
         if self._reading is not None:
             await asyncio.wait({self._reading})
         if self._path is not None and self._upcoming is not None:
             try:
-                write(self._path, self._all.noted(self._upcoming))
+                save_state(self._path, self._all.to_state(self._upcoming))
             except OSError as error:
                 _log.warning("the next server sends moves of the last minute again: %s", error)
 
 
-def _piece(messages: Iterable[Message]) -> list[Message]:
-    """The first of these, with some bytes together."""
+def _first_batch(messages: Iterable[Message]) -> list[Message]:
+    """Return the first messages, up to about `PIECE` bytes."""
     found, size = [], 0
     for message in messages:
         found.append(message)
@@ -836,8 +867,8 @@ def _piece(messages: Iterable[Message]) -> list[Message]:
     return found
 
 
-async def _in_turn(followers: Sequence[Follower], what: Callable[[Follower], None]) -> None:
-    """Serve followers, a few at once: others are served in between."""
+async def _call_for_each(followers: Sequence[Follower], what: Callable[[Follower], None]) -> None:
+    """Call a function for each follower, with regular turns for other tasks."""
     for number, follower in enumerate(followers, 1):
         what(follower)
         follower.wake()
@@ -845,7 +876,7 @@ async def _in_turn(followers: Sequence[Follower], what: Callable[[Follower], Non
             await asyncio.sleep(0)
 
 
-def _give_run(follower: Follower, news: News) -> None:
+def _send_update(follower: Follower, news: RunUpdate) -> None:
     follower.put(news.messages)
     if news.over:
         follower.end(OVER)

@@ -1,4 +1,7 @@
-"""Where the stream of all runs was when a server stopped: the next one continues there, so that followers get each move once."""
+"""Position of the stream of all runs, saved so that the next server process continues there.
+
+Clients then receive each event once.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 
-class SentMove(NamedTuple):
-    """A move that followers may have got."""
+class SentEvent(NamedTuple):
+    """An event that may have been sent to followers."""
 
     number: int
     place: str
@@ -19,19 +22,22 @@ class SentMove(NamedTuple):
     data: Mapping[str, Any]
 
 
-class Followed(NamedTuple):
-    """What a server knew of the stream of all runs."""
+class StreamState(NamedTuple):
+    """State of the stream of all runs."""
 
     epoch: str
     number: int
-    """The number in the stream of the last move that was sent."""
+    """Number of the last event sent in the stream."""
     upcoming: Mapping[str, int]
-    """Of each run the number of the event that comes next."""
-    sent: Sequence[SentMove]
+    """Number of the next event of each run."""
+    sent: Sequence[SentEvent]
 
 
-def write(path: Path, followed: Followed) -> None:
-    """Leave it for the next server, in a file of the owner alone.  Raises OSError where the disk does not take it."""
+def save_state(path: Path, followed: StreamState) -> None:
+    """Save the state for the next server process, readable by its owner only.
+
+    Raises OSError if the file cannot be written.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)
@@ -40,15 +46,18 @@ def write(path: Path, followed: Followed) -> None:
     new.replace(path)
 
 
-def take_up(path: Path) -> Followed | None:
-    """What the last server left; None where it left nothing, as it was killed, or nothing that can be read.
+def load_state(path: Path) -> StreamState | None:
+    """Read and delete the state of the previous server process.
 
-    It is deleted: a server that is killed after this has sent moves of which the file knows nothing.
+    None if no readable state exists, for example because the process was killed. Deletion prevents
+    the use of an outdated state after a later kill.
     """
     try:
         text = path.read_text()
         path.unlink()
         epoch, number, upcoming, sent = json.loads(text)
-        return Followed(str(epoch), int(number), dict(upcoming), [SentMove(*each) for each in sent])
+        return StreamState(
+            str(epoch), int(number), dict(upcoming), [SentEvent(*each) for each in sent]
+        )
     except (OSError, ValueError, TypeError):
         return None

@@ -1,4 +1,4 @@
-"""What every request passes before it is looked at: where it comes from, how large it is, what its body is, and whose token it bears."""
+"""Checks of every request before routing: host, origin, size, JSON body and token."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from .tickets import Tickets
 from .tokens import Token, Tokens
 
 TURNS: Final = 8
-"""Requests that begin in one round of the event loop."""
+"""Number of requests that start in one iteration of the event loop."""
 LARGEST: Final = 1 << 20
-"""Bytes of a body."""
+"""Maximum size of a request body in bytes."""
 DRAINED: Final = 8 << 20
-"""Bytes of a body that is too large which are read all the same: a client that is still sending would not see the answer."""
+"""Bytes read of an oversized body. A client that is still sending would not see the response."""
 HEADERS: Final = 64
 LONGEST_HEAD: Final = 32 << 10
-"""Bytes of a request's address and headers."""
+"""Maximum size of a request's URL and headers in bytes."""
 PATIENCE: Final = 30.0
-"""Seconds in which a request has to be here as a whole."""
+"""Seconds within which a request must arrive completely."""
 DEEPEST: Final = 32
-"""Levels of a body."""
+"""Maximum nesting depth of a JSON body."""
 LONGEST: Final = 1 << 16
-"""Characters of one text in a body."""
+"""Maximum number of characters of a text in a body."""
 _NOWHERE = re.compile(rb"(?i)%2f|%5c|%00|//|(?:^|/)(?:\.|%2e){1,2}(?:/|$)")
 _SAFE: Final = {
     b"x-content-type-options": b"nosniff",
@@ -43,9 +43,9 @@ _SAFE: Final = {
 
 
 class Turns:
-    """Lets requests begin a few at a time, in the order in which they came.
+    """Start requests a few at a time, in order of arrival.
 
-    A server that was started anew is asked by all its followers at once: those who have connected are served in between.
+    After a restart, all followers reconnect at once. Connected clients are served in between.
     """
 
     def __init__(self) -> None:
@@ -76,9 +76,9 @@ class Turns:
 
 
 class Guard:
-    """Refuses what is not to reach the application, and hands on whose request it is as `scope["state"]["caller"]`.
+    """ASGI middleware that rejects invalid requests and sets `scope["state"]["caller"]`.
 
-    That is a Token, or None on /health and for the parts of the page.
+    The caller is a Token, or None for /health and the files of the web page.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Guard:
             await _refuse(send, self._root, refused)
             return
 
-        async def replayed() -> Message:
+        async def replay_body() -> Message:
             nonlocal given
             if given is None:
                 return await receive()
@@ -112,10 +112,10 @@ class Guard:
             given = None
             return message
 
-        await self._app(scope, replayed, _safe(send))
+        await self._app(scope, replay_body, _add_security_headers(send))
 
     async def _open(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a WebSocket pass, of a client that sends a token or, as a browser has to, a ticket."""
+        """Accept a WebSocket with a token, or with a ticket, because browsers cannot send a token."""
         try:
             headers = self._headers(scope)
             secret, scope["query_string"] = _without_ticket(scope["query_string"])
@@ -135,7 +135,11 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _headers(self, scope: Scope) -> Mapping[bytes, bytes]:
-        """The headers by name.  Raises Refused for too many of them, another host or origin, and a path that leads nowhere."""
+        """Return the headers by name.
+
+        Raises Refused for too many or repeated headers, an unknown host or origin, and an invalid
+        path.
+        """
         if len(scope["headers"]) > HEADERS:
             raise Refused(431, "too-many-headers", f"a request may have at most {HEADERS} headers")
         if (
@@ -181,12 +185,18 @@ class Guard:
         return headers
 
     def _caller(self, path: str, headers: Mapping[bytes, bytes]) -> Token | None:
-        """Whose request it is.  Raises Refused: only /health and the parts of the page, which hold no data, are answered without a token."""
+        """Return the token of a request.
+
+        None for /health without a token and for the files of the web page, which contain no data.
+        Raises Refused for other requests without a valid token.
+        """
         kind, _, secret = headers.get(b"authorization", b"").partition(b" ")
         if path in page.PARTS or (not kind and path == "/health"):
             return None
         token = (
-            self._tokens.of(secret.strip().decode("latin-1")) if kind.lower() == b"bearer" else None
+            self._tokens.find(secret.strip().decode("latin-1"))
+            if kind.lower() == b"bearer"
+            else None
         )
         if token is None:
             words = "the token is unknown or expired" if kind else "a token is required"
@@ -197,7 +207,7 @@ class Guard:
 
 
 async def _body(headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:
-    """The whole body of a request that has one.  Raises Refused for one that is no JSON of a sensible size."""
+    """Read the body of a request. Raises Refused if it is too large or not JSON."""
     length = headers.get(b"content-length", b"0")
     if length == b"0" and b"transfer-encoding" not in headers:
         return None
@@ -207,17 +217,17 @@ async def _body(headers: Mapping[bytes, bytes], receive: Receive) -> bytes | Non
     if kind != b"application/json" or b"content-encoding" in headers:
         raise Refused(415, "not-json", "send the body as application/json, without compression")
     try:
-        data = await asyncio.wait_for(_whole(receive), PATIENCE)
+        data = await asyncio.wait_for(_receive_body(receive), PATIENCE)
     except TimeoutError:
         raise Refused(
             408, "too-slow", f"the request did not arrive completely within {PATIENCE:.0f} s"
         ) from None
     if data:
-        _examine(data)
+        _check_json(data)
     return data
 
 
-async def _whole(receive: Receive) -> bytes:
+async def _receive_body(receive: Receive) -> bytes:
     data, size = bytearray(), 0
     while True:
         message = await receive()
@@ -238,10 +248,10 @@ def _too_large() -> Refused:
     )
 
 
-def _examine(data: bytes) -> None:
-    """Raises Refused for what is no JSON, or is JSON that nothing of ours should have to read."""
+def _check_json(data: bytes) -> None:
+    """Raise Refused if a body is not JSON, is nested too deeply, or contains an invalid text."""
     try:
-        value = json.loads(data.decode("utf-8"), parse_constant=_no_number)
+        value = json.loads(data.decode("utf-8"), parse_constant=_reject_constant)
     except (ValueError, RecursionError):
         raise Refused(
             400, "not-json", "the body is not valid JSON, or is nested too deeply"
@@ -272,7 +282,7 @@ def _examine(data: bytes) -> None:
     raise Refused(400, "not-json", f"the body is nested deeper than {DEEPEST} levels")
 
 
-def _no_number(word: str) -> float:
+def _reject_constant(word: str) -> float:
     raise ValueError(word)
 
 
@@ -285,14 +295,14 @@ def _is_unicode(text: str) -> bool:
 
 
 def _without_ticket(query: bytes) -> tuple[str, bytes]:
-    """The ticket in the parameters of an address, and the others."""
+    """Return the ticket in a query string, and the query string without it."""
     pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
     secret = next((value for name, value in pairs if name == "ticket"), "")
     return secret, urlencode([pair for pair in pairs if pair[0] != "ticket"]).encode()
 
 
 async def _refuse(send: Send, root: Path, refused: Refused, kind: str = "http.response") -> None:
-    data = answers.body(root, refused.code, refused.message, refused.fix, refused.problems)
+    data = answers.error_body(root, refused.code, refused.message, refused.fix, refused.problems)
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(data)).encode()),
@@ -306,16 +316,16 @@ async def _refuse(send: Send, root: Path, refused: Refused, kind: str = "http.re
     await send({"type": f"{kind}.body", "body": data})
 
 
-def _safe(send: Send) -> Send:
-    """Adds to every answer what keeps a browser from making something else of it."""
+def _add_security_headers(send: Send) -> Send:
+    """Add security headers to every response."""
 
-    async def sent(message: Message) -> None:
+    async def send_safely(message: Message) -> None:
         if message["type"] == "http.response.start":
-            there = {name.lower() for name, _ in message.get("headers", ())}
+            present = {name.lower() for name, _ in message.get("headers", ())}
             message["headers"] = [
                 *message.get("headers", ()),
-                *((name, value) for name, value in _SAFE.items() if name not in there),
+                *((name, value) for name, value in _SAFE.items() if name not in present),
             ]
         await send(message)
 
-    return sent
+    return send_safely

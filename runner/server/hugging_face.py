@@ -1,10 +1,12 @@
-"""The names that Hugging Face's trainers have for the inputs of a recipe: platforms send them in the `config` of a job.
+"""Translate Hugging Face trainer arguments to recipe inputs, for the `config` of a platform job.
 
-`NAMES` says which input each is, where a recipe has that input; docs/server.md has the table for each recipe of the library.  Pure.
+`NAMES` maps arguments to inputs. docs/server.md contains the table of each library recipe. Pure
+functions.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -12,12 +14,12 @@ from ..errors import Problem
 from ..language.recipe import Recipe
 
 
-def _same(value: object) -> object:
+def _unchanged(value: object) -> object:
     return value
 
 
 class _Untranslatable(Exception):
-    """A value that the input has no word for."""
+    """The argument's value has no equivalent input value."""
 
 
 def _optimizer(value: object) -> object:
@@ -32,7 +34,7 @@ def _optimizer(value: object) -> object:
 
 
 def _precision(word: str) -> Callable[[object], object]:
-    """`bf16: true` is a precision; `false` says only what it is not."""
+    """Return a converter in which `true` selects the precision `word`, and `false` selects none."""
 
     def precision(value: object) -> object:
         if value is False:
@@ -42,7 +44,7 @@ def _precision(word: str) -> Callable[[object], object]:
     return precision
 
 
-def _quantized(value: object) -> object:
+def _quantization(value: object) -> object:
     if value is False:
         raise _Untranslatable("false leaves the method to the recipe")
     return "qlora" if value is True else value
@@ -56,58 +58,58 @@ def _tracker(value: object) -> object:
     return value
 
 
-class Name(NamedTuple):
-    """What a name of Hugging Face is here."""
+class InputName(NamedTuple):
+    """The recipe input for a Hugging Face argument."""
 
     input: str
-    read: Callable[[object], object] = _same
+    read: Callable[[object], object] = _unchanged
     not_in: tuple[str, ...] = ()
-    """Recipes in which the input of that name is something else."""
+    """Recipes in which this input has another meaning."""
     words: str = ""
-    """How values are read, for the table; empty: as they are."""
+    """Conversion of values, for the table in the docs. Empty if values are unchanged."""
 
 
-NAMES: Final[Mapping[str, Name]] = {
-    "num_train_epochs": Name("epochs", not_in=("ppo",)),
-    "num_ppo_epochs": Name("epochs", not_in=("sft", "cpt", "dpo", "orpo", "reward", "rlhf")),
-    "max_train_steps": Name("max_steps"),
-    "per_device_train_batch_size": Name("micro_batch"),
-    "train_batch_size": Name("micro_batch"),
-    "save_steps": Name("save_every"),
-    "checkpointing_steps": Name("save_every"),
-    "eval_steps": Name("eval_every"),
-    "optim": Name("optimizer", _optimizer, words="`adamw_torch` is `adamw`"),
-    "bf16": Name("precision", _precision("bf16"), words="`true` is `bf16`"),
-    "fp16": Name("precision", _precision("fp16"), words="`true` is `fp16`"),
-    "mixed_precision": Name("precision"),
-    "gradient_checkpointing": Name("checkpoint_activations"),
-    "activation_checkpointing": Name("checkpoint_activations"),
-    "max_seq_length": Name("max_length"),
-    "model_max_length": Name("max_length"),
-    "lora_r": Name("rank"),
-    "r": Name("rank"),
-    "lora_alpha": Name("alpha"),
-    "lora_dropout": Name("dropout"),
-    "use_dora": Name("dora"),
-    "use_rslora": Name("rank_stabilized"),
-    "load_in_4bit": Name("method", _quantized, words="`true` is `qlora`"),
-    "neftune_noise_alpha": Name("neftune"),
-    "attn_implementation": Name("attention"),
-    "early_stopping_patience": Name("early_stopping"),
-    "load_best_model_at_end": Name("keep_best"),
-    "dataset_num_proc": Name("workers"),
-    "report_to": Name("tracker", _tracker, words="a list has one name"),
-    "hub_model_id": Name("push_to"),
-    "hub_private_repo": Name("push_private"),
-    "model_name_or_path": Name("base"),
-    "pretrained_model_name_or_path": Name("base"),
-    "max_new_tokens": Name("max_completion_length"),
-    "response_length": Name("max_completion_length"),
-    "vllm_gpu_memory_utilization": Name("vllm_memory"),
-    "guidance_scale": Name("guidance"),
-    "snr_gamma": Name("min_snr_gamma"),
-    "adam_beta1": Name("beta1"),
-    "adam_beta2": Name("beta2"),
+NAMES: Final[Mapping[str, InputName]] = {
+    "num_train_epochs": InputName("epochs", not_in=("ppo",)),
+    "num_ppo_epochs": InputName("epochs", not_in=("sft", "cpt", "dpo", "orpo", "reward", "rlhf")),
+    "max_train_steps": InputName("max_steps"),
+    "per_device_train_batch_size": InputName("micro_batch"),
+    "train_batch_size": InputName("micro_batch"),
+    "save_steps": InputName("save_every"),
+    "checkpointing_steps": InputName("save_every"),
+    "eval_steps": InputName("eval_every"),
+    "optim": InputName("optimizer", _optimizer, words="`adamw_torch` is `adamw`"),
+    "bf16": InputName("precision", _precision("bf16"), words="`true` is `bf16`"),
+    "fp16": InputName("precision", _precision("fp16"), words="`true` is `fp16`"),
+    "mixed_precision": InputName("precision"),
+    "gradient_checkpointing": InputName("checkpoint_activations"),
+    "activation_checkpointing": InputName("checkpoint_activations"),
+    "max_seq_length": InputName("max_length"),
+    "model_max_length": InputName("max_length"),
+    "lora_r": InputName("rank"),
+    "r": InputName("rank"),
+    "lora_alpha": InputName("alpha"),
+    "lora_dropout": InputName("dropout"),
+    "use_dora": InputName("dora"),
+    "use_rslora": InputName("rank_stabilized"),
+    "load_in_4bit": InputName("method", _quantization, words="`true` is `qlora`"),
+    "neftune_noise_alpha": InputName("neftune"),
+    "attn_implementation": InputName("attention"),
+    "early_stopping_patience": InputName("early_stopping"),
+    "load_best_model_at_end": InputName("keep_best"),
+    "dataset_num_proc": InputName("workers"),
+    "report_to": InputName("tracker", _tracker, words="a list has one name"),
+    "hub_model_id": InputName("push_to"),
+    "hub_private_repo": InputName("push_private"),
+    "model_name_or_path": InputName("base"),
+    "pretrained_model_name_or_path": InputName("base"),
+    "max_new_tokens": InputName("max_completion_length"),
+    "response_length": InputName("max_completion_length"),
+    "vllm_gpu_memory_utilization": InputName("vllm_memory"),
+    "guidance_scale": InputName("guidance"),
+    "snr_gamma": InputName("min_snr_gamma"),
+    "adam_beta1": InputName("beta1"),
+    "adam_beta2": InputName("beta2"),
 }
 ACCUMULATED: Final = "gradient_accumulation_steps"
 BATCHES: Final = ("per_device_train_batch_size", "train_batch_size")
@@ -148,89 +150,110 @@ NO_COUNTERPART: Final[Mapping[str, str]] = {
     "hub_token": "secrets are those of the worker's environment",
     "resume_from_checkpoint": "a run resumes from its newest checkpoint",
 }
-"""Names that no recipe has an input for, and what to do instead."""
+"""Arguments without an input in any recipe, with the alternative."""
 
 
 NO_PRESET: Final[Mapping[str, Any]] = {}
 
 
-class Translated(NamedTuple):
-    """A `config` in the names of a recipe."""
+class TranslatedConfig(NamedTuple):
+    """A `config` translated to the inputs of a recipe."""
 
     inputs: Mapping[str, Any]
     ignored: Mapping[str, str]
-    """Names without a counterpart, each with why."""
+    """Ignored arguments, each with the reason."""
     every: int = 1
-    """Of how many training steps the platform gets the numbers of one."""
+    """Reporting interval of metrics to the platform, in training steps."""
     problems: tuple[Problem, ...] = ()
 
 
 def input_of(recipe: Recipe, name: str) -> str:
-    """The input of a recipe that a name of Hugging Face is; empty where the recipe has none."""
+    """Return the recipe input for a Hugging Face argument, or "" if the recipe has none."""
     known = NAMES.get(name)
     if name in recipe.inputs or known is None or recipe.id.partition("@")[0] in known.not_in:
         return ""
     return known.input if known.input in recipe.inputs else ""
 
 
-def translated(
+def translate(
     recipe: Recipe, config: Mapping[str, Any], gpus: int, preset: Mapping[str, Any] = NO_PRESET
-) -> Translated:
-    """Return what a config says of a recipe's inputs.
+) -> TranslatedConfig:
+    """Translate a `config` to recipe inputs.
 
-    `gpus` are those of its training: a global batch is that of all.  `preset`: inputs that it sets.
-
-    A name that is no input and none of Hugging Face's is left as it is, for who checks the inputs.
+    `gpus` is the number of GPUs of the training, a factor of the global batch size. `preset` holds
+    the inputs set by the preset. Unknown names stay unchanged, and the check of inputs reports
+    them.
     """
-    inputs: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    ignored: dict[str, str] = {}
-    problems: list[Problem] = []
-    every = 1
-
-    def put(name: str, input: str, value: object) -> None:
-        if input in inputs and inputs[input] != value:
-            words = f'"{sources[input]}" and "{name}" set different values for {input}'
-            problems.append(Problem("clash", words, None, "remove one of the two"))
-        inputs[input], sources[input] = value, name
-
+    draft = _Draft(recipe)
     for name, value in config.items():
+        draft.add(name, value)
+    if "global_batch" in recipe.inputs:
+        draft.add_global_batch(config, gpus, preset)
+    return TranslatedConfig(draft.inputs, draft.ignored, draft.every, tuple(draft.problems))
+
+
+class _Draft:
+    """A `config` during its translation to the inputs of a recipe."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._sources: dict[str, str] = {}
+        self.inputs: dict[str, Any] = {}
+        self.ignored: dict[str, str] = {}
+        self.problems: list[Problem] = []
+        self.every = 1
+
+    def add(self, name: str, value: object) -> None:
+        """Translate one argument of the config."""
+        recipe = self._recipe
         if name == "max_steps" and value == -1:
-            ignored[name] = "-1 leaves the number of steps to the epochs, or to the recipe"
+            self.ignored[name] = "-1 leaves the number of steps to the epochs, or to the recipe"
         elif name in recipe.inputs:
-            put(name, name, value)
+            self._put(name, name, value)
         elif name == EVERY:
-            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-                every = value
-            else:
-                words = f'"{EVERY}" must be a whole number above 0'
-                problems.append(Problem("bad-value", words, None, "use 1 for every step"))
+            self._set_every(value)
         elif name == ACCUMULATED and "global_batch" in recipe.inputs:
-            pass  # below: it is a factor
+            pass  # a factor in `add_global_batch`
         elif input := input_of(recipe, name):
             try:
-                put(name, input, NAMES[name].read(value))
+                self._put(name, input, NAMES[name].read(value))
             except _Untranslatable as error:
-                ignored[name] = str(error)
+                self.ignored[name] = str(error)
         elif name in NO_COUNTERPART:
-            ignored[name] = NO_COUNTERPART[name]
+            self.ignored[name] = NO_COUNTERPART[name]
         elif name in NAMES or name == ACCUMULATED:
-            ignored[name] = f"{recipe.id} has no such input"
+            self.ignored[name] = f"{recipe.id} has no such input"
         else:
-            put(name, name, value)
-    micro = next((config[name] for name in BATCHES if name in config), None)
-    if "global_batch" in recipe.inputs and (micro is not None or ACCUMULATED in config):
-        factors = [1 if micro is None else micro, config.get(ACCUMULATED, 1), max(1, gpus)]
-        named = " × ".join(name for name in (*BATCHES, ACCUMULATED) if name in config)
+            self._put(name, name, value)
+
+    def add_global_batch(
+        self, config: Mapping[str, Any], gpus: int, preset: Mapping[str, Any]
+    ) -> None:
+        """Set the global batch size: batch size per device × accumulation steps × GPUs."""
+        micro = next((config[name] for name in BATCHES if name in config), None)
+        if micro is None and ACCUMULATED not in config:
+            return
         if micro is None:
-            own = {"micro_batch": recipe.inputs["micro_batch"].default, **preset, **inputs}
-            factors[0] = own["micro_batch"]
+            default = self._recipe.inputs["micro_batch"].default
+            micro = {"micro_batch": default, **preset, **self.inputs}["micro_batch"]
+        factors = [micro, config.get(ACCUMULATED, 1), max(1, gpus)]
+        product = " × ".join(name for name in (*BATCHES, ACCUMULATED) if name in config)
         if all(isinstance(each, int) and not isinstance(each, bool) for each in factors):
-            put(
-                f"{named} × {factors[2]} GPUs", "global_batch", factors[0] * factors[1] * factors[2]
-            )
-        else:
-            problems.append(
-                Problem("bad-value", f"{named}: whole numbers are required", None, "write 1, 2, …")
-            )
-    return Translated(inputs, ignored, every, tuple(problems))
+            self._put(f"{product} × {factors[2]} GPUs", "global_batch", math.prod(factors))
+            return
+        words = f"{product}: whole numbers are required"
+        self.problems.append(Problem("bad-value", words, None, "write 1, 2, …"))
+
+    def _set_every(self, value: object) -> None:
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            self.every = value
+            return
+        words = f'"{EVERY}" must be a whole number above 0'
+        self.problems.append(Problem("bad-value", words, None, "use 1 for every step"))
+
+    def _put(self, name: str, input: str, value: object) -> None:
+        """Set an input, and report a problem if another argument set a different value."""
+        if input in self.inputs and self.inputs[input] != value:
+            words = f'"{self._sources[input]}" and "{name}" set different values for {input}'
+            self.problems.append(Problem("clash", words, None, "remove one of the two"))
+        self.inputs[input], self._sources[input] = value, name

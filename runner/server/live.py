@@ -1,4 +1,4 @@
-"""Live streams: what one run does, or all of them, as events of an HTTP answer or as frames of a WebSocket."""
+"""Routes of live streams of one run or all runs, as server-sent events or WebSocket frames."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ router = APIRouter(prefix="/v1", tags=["streams"])
 
 PLACE: Final = r"^([0-9a-f]{8}-[0-9]{1,15}-[0-9]{1,15})?$"
 Kinds: TypeAlias = Annotated[
-    list[Kind] | None, Query(description="Only these kinds of events; without it all.")
+    list[Kind] | None, Query(description="Kinds of events to receive. Default: all.")
 ]
 After: TypeAlias = Annotated[
-    int, Query(ge=0, le=2**53, description="Only moves with a greater number.")
+    int, Query(ge=0, le=2**53, description="Skip `move` events up to this number.")
 ]
 LastMove: TypeAlias = Annotated[
     int,
-    Header(alias="Last-Event-ID", ge=0, le=2**53, description="The same as `after`, and wins."),
+    Header(
+        alias="Last-Event-ID", ge=0, le=2**53, description="Same as `after`, and takes precedence."
+    ),
 ]
 AfterPlace: TypeAlias = Annotated[
-    str, Query(max_length=40, pattern=PLACE, description="The id of the last move that came.")
+    str, Query(max_length=40, pattern=PLACE, description="ID of the last received `move` event.")
 ]
 LastPlace: TypeAlias = Annotated[
     str,
@@ -41,12 +43,12 @@ LastPlace: TypeAlias = Annotated[
         alias="Last-Event-ID",
         max_length=40,
         pattern=PLACE,
-        description="The same as `after`, and wins.",
+        description="Same as `after`, and takes precedence.",
     ),
 ]
 _FRAMES: Final = (
-    "With `Upgrade: websocket` the same as frames of text, `{event, id, data}`. A browser opens it"
-    " with a ticket: POST /v1/tickets."
+    "With `Upgrade: websocket`, events are sent as text frames, `{event, id, data}`. Browsers connect"
+    " with a ticket from POST /v1/tickets."
 )
 
 
@@ -61,11 +63,11 @@ DATA: Final[Mapping[str, type[BaseModel]]] = {
     "gap": messages.Gap,
     "end": messages.Ended,
 }
-"""What `data` is, by the name of the event."""
+"""The model of `data` for each event name."""
 
 
 def _schema(name: str, model: type[BaseModel]) -> Mapping[str, object]:
-    """One event of a stream, as OpenAPI describes it: its data is a text that is JSON."""
+    """Return the OpenAPI schema of an event, whose `data` is JSON text."""
     data = {
         "type": "string",
         "contentMediaType": "application/json",
@@ -76,8 +78,8 @@ def _schema(name: str, model: type[BaseModel]) -> Mapping[str, object]:
 
 
 class Ticket(BaseModel):
-    ticket: str = Field(description="The parameter `ticket` of a WebSocket, once.")
-    seconds: float = Field(description="So long it can be used.")
+    ticket: str = Field(description="Value of the query parameter `ticket` for one WebSocket.")
+    seconds: float = Field(description="Lifetime of the ticket in seconds.")
 
 
 _EVENTS: Final = {"oneOf": [_schema(name, model) for name, model in DATA.items()]}
@@ -89,7 +91,7 @@ _ANSWERS: Final[dict[int | str, dict[str, object]]] = {
 @router.get(
     "/runs/{run}/stream",
     dependencies=READ_RUN,
-    summary="What a run does: its moves from the first on, progress, metrics, log lines, warnings",
+    summary="Stream a run's events from the start, progress, metrics, log lines and warnings",
     description=_FRAMES,
     response_class=Response,
     responses=_ANSWERS,
@@ -105,14 +107,14 @@ async def of_run(
     feed = feed_of(request)
     kinds = frozenset(kind or KINDS)
     await feed.channel(run, kinds)
-    source = partial(feed.run, run, last or after)
+    source = partial(feed.stream_run, run, last or after)
     return Stream(feed, caller, messages.event_of_run, kinds, source)
 
 
 @router.get(
     "/stream",
     dependencies=READ_ANY,
-    summary="The same of all runs that the token may see, from now on or behind Last-Event-ID",
+    summary="Stream all runs visible to the token, from now on or after Last-Event-ID",
     description=_FRAMES,
     response_class=Response,
     responses=_ANSWERS,
@@ -125,7 +127,7 @@ async def of_all(
     last: LastPlace = "",
 ) -> Response:
     feed = feed_of(request)
-    source = partial(feed.every, last or after)
+    source = partial(feed.stream_all, last or after)
     return Stream(feed, caller, messages.event_of_all, frozenset(kind or KINDS), source)
 
 
@@ -137,7 +139,7 @@ async def frames_of_run(
     feed = feed_of(websocket)
     kinds = frozenset(kind or KINDS)
     await feed.channel(run, kinds)
-    source = partial(feed.run, run, last or after)
+    source = partial(feed.stream_run, run, last or after)
     await send_frames(websocket, feed, caller_of(websocket), messages.frame_of_run, kinds, source)
 
 
@@ -147,7 +149,7 @@ async def frames_of_all(
 ) -> None:
     await Needs("read", any_run=True)(websocket)
     feed = feed_of(websocket)
-    source = partial(feed.every, last or after)
+    source = partial(feed.stream_all, last or after)
     kinds = frozenset(kind or KINDS)
     await send_frames(websocket, feed, caller_of(websocket), messages.frame_of_all, kinds, source)
 
@@ -156,11 +158,11 @@ async def frames_of_all(
     "/tickets",
     status_code=201,
     dependencies=READ_ANY,
-    summary="A ticket that opens one WebSocket as this token would, once and soon",
+    summary="Create a one-time ticket for a WebSocket",
 )
 async def ticket(caller: Caller, request: Request, _body: Nothing | None = None) -> Ticket:
     tickets: Tickets = request.app.state.tickets
-    return Ticket(ticket=tickets.make(caller), seconds=LIFE)
+    return Ticket(ticket=tickets.create(caller), seconds=LIFE)
 
 
 @router.websocket("/{_path:path}")

@@ -1,4 +1,4 @@
-"""Lines of a log by number, and those that contain a text: the whole log is searched here, whatever its size."""
+"""Route for lines of a log by number or text. The server searches the whole log."""
 
 from __future__ import annotations
 
@@ -12,65 +12,69 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
 from ..api.log_lines import LogPage, page_of
-from ..api.logs import Part, available, kept, parts
+from ..api.logs import AttemptLog, list_attempt_logs, read_available, stored_log_path
 from ..planning.ids import names
 from ..storage.workspace import Workspace
 from ..survey.rows import fetch_file
 from .answers import Refused
 from .room import READ_RUN, InRoom, Room, run_of
-from .streams import StepName, opened
+from .streams import StepName, open_log
 
 router = APIRouter(prefix="/v1/runs/{run}/logs", tags=["runs"])
 
 MOST: Final = 2000
-"""Lines of one answer."""
+"""Maximum number of lines in one response."""
 NODES: Final = 64
-"""Nodes of one step that are looked for."""
+"""Maximum number of nodes whose logs are searched for."""
 _PIECE: Final = 1 << 20
 
 
 class LineView(BaseModel):
-    number: int = Field(description="From 1.")
-    text: str = Field(description="As a terminal leaves it, with its escape sequences.")
-    cut: bool = Field(description="Whether the line is longer than what is shown of it.")
+    number: int = Field(description="Line number, from 1.")
+    text: str = Field(description="Text as shown by a terminal, with escape sequences.")
+    cut: bool = Field(description="True if the line is longer than `text`.")
 
 
 class LineList(BaseModel):
     step: str
     attempt: int
     node: int
-    nodes: int = Field(description="Nodes of the attempt that have a log.")
-    ended: bool = Field(description="Whether the attempt is over.")
-    total: int = Field(description="Lines of the whole log.")
-    matches: int = Field(description="Lines that contain `find`; all if nothing is looked for.")
+    nodes: int = Field(description="Number of nodes with a log of this attempt.")
+    ended: bool = Field(description="True if the attempt has ended.")
+    total: int = Field(description="Number of lines in the log.")
+    matches: int = Field(description="Number of lines that contain `find`, or of all lines.")
     size: int = Field(
-        description="Bytes of the lines that have an end: `GET …/logs?follow=true&offset=` continues there."
+        description="Size of all complete lines in bytes. `GET …/logs?follow=true&offset=` continues there."
     )
-    is_open: bool = Field(description="Whether the last line has no end yet.")
+    is_open: bool = Field(description="True if the last line is incomplete.")
     lines: list[LineView]
 
 
 @router.get(
     "/lines",
     dependencies=READ_RUN,
-    summary="Lines of a log by number, or those of the whole log that contain a text",
+    summary="Show log lines by number, or search the log",
 )
 def lines(
     run: str,
     room: InRoom,
     step: StepName = "",
-    attempt: Annotated[int, Query(ge=0, le=10**9, description="0: the last.")] = 0,
-    node: Annotated[int, Query(ge=0, lt=NODES, description="Of a step on several nodes.")] = 0,
+    attempt: Annotated[
+        int, Query(ge=0, le=10**9, description="Number of the attempt. 0: the last one.")
+    ] = 0,
+    node: Annotated[
+        int, Query(ge=0, lt=NODES, description="Node of a multi-node step, from 0.")
+    ] = 0,
     find: Annotated[
-        str, Query(max_length=400, description="Only lines that contain this, in any case.")
+        str, Query(max_length=400, description="Return only lines with this text, ignoring case.")
     ] = "",
     first: Annotated[
-        int, Query(ge=0, le=2**53, description="From this line on; 0: the last ones.")
+        int, Query(ge=0, le=2**53, description="First line to return. 0: return the last lines.")
     ] = 0,
     limit: Annotated[int, Query(ge=1, le=MOST)] = 500,
 ) -> LineList:
-    with room.reading() as ws:
-        of_run = parts(ws.store.runs.events(run_of(ws, run).id))
+    with room.borrow_workspace() as ws:
+        of_run = list_attempt_logs(ws.store.runs.events(run_of(ws, run).id))
         found = [
             part
             for part in of_run
@@ -79,13 +83,13 @@ def lines(
         if not found:
             words = "no such step of the run has begun"
             raise Refused(404, "no-log", words, f"list its steps with GET /v1/runs/{run}")
-        part = _on_node(found[-1], node)
-        nodes = _nodes(ws, run, found[-1])
-    page = page_of(_text(room, run, part), find=find, first=first, limit=limit)
-    return _answer(part, nodes, page)
+        part = _log_of_node(found[-1], node)
+        nodes = _count_nodes(ws, run, found[-1])
+    page = page_of(_read_log(room, run, part), find=find, first=first, limit=limit)
+    return _line_list(part, nodes, page)
 
 
-def _answer(part: Part, nodes: int, page: LogPage) -> LineList:
+def _line_list(part: AttemptLog, nodes: int, page: LogPage) -> LineList:
     return LineList(
         step=part.step,
         attempt=part.number,
@@ -100,30 +104,33 @@ def _answer(part: Part, nodes: int, page: LogPage) -> LineList:
     )
 
 
-def _on_node(part: Part, node: int) -> Part:
-    """The same attempt on another of its nodes."""
+def _log_of_node(part: AttemptLog, node: int) -> AttemptLog:
+    """Return the log of an attempt on another node."""
     return replace(part, node=node, raw=f"{part.raw[:-4]}.{node}.log") if node else part
 
 
-def _nodes(ws: Workspace, run: str, part: Part) -> int:
-    """How many nodes of an attempt have a log here."""
+def _count_nodes(ws: Workspace, run: str, part: AttemptLog) -> int:
+    """Return the number of nodes that have a log of this attempt here."""
     for node in range(1, NODES):
-        other = _on_node(part, node)
-        if not kept(ws, run, other).exists() and not Path(other.raw).exists():
+        other = _log_of_node(part, node)
+        if not stored_log_path(ws, run, other).exists() and not Path(other.raw).exists():
             return node
     return NODES
 
 
-def _text(room: Room, run: str, part: Part) -> Iterator[bytes]:
-    """The log of an attempt, masked; nothing if it printed nothing.  Raises Refused if it cannot be masked before its step is over."""
-    with room.reading() as ws:
-        path = kept(ws, run, part)
+def _read_log(room: Room, run: str, part: AttemptLog) -> Iterator[bytes]:
+    """Yield the masked log of an attempt.
+
+    Raises Refused if a growing log cannot be masked.
+    """
+    with room.borrow_workspace() as ws:
+        path = stored_log_path(ws, run, part)
         if part.ended:
             fetch_file(ws, run, path)
     if path.exists():
         with path.open("rb") as file:
             while piece := file.read(_PIECE):
                 yield piece
-    elif (tail := opened(room, run, part)) is not None:
+    elif (tail := open_log(room, run, part)) is not None:
         with closing(tail):
-            yield from available(tail, part.ended)
+            yield from read_available(tail, part.ended)

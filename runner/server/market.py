@@ -1,7 +1,8 @@
-"""What drivers offer, asked once a minute however many plans need it.
+"""Offers of drivers, cached for one minute and shared by all plans.
 
-Plans are made in processes of their own, again and again while somebody types.  Those only look at what is known here, and say what is not:
-then this process asks, which has the modules of the drivers loaded.
+Plans are computed in separate processes, often while a user types. These processes only read the
+cached offers and report missing ones. The server process, which has loaded the drivers, then
+queries the providers.
 """
 
 from __future__ import annotations
@@ -23,35 +24,40 @@ from ..hosts.renting.offering import Shelf
 from ..interface import shelves
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey
-from .answers import plain
+from .answers import hide_local_paths
 from .planner import Planner
 from .room import ServedWorkspace
 
 P = ParamSpec("P")
 T = TypeVar("T")
-FRESH: Final = 60.0
-"""Seconds for which an answer of a provider counts."""
+CACHE_SECONDS: Final = 60.0
+"""Seconds for which offers are cached."""
 Ask = tuple[str, Wish]
-"""A driver, and what it is asked for."""
+"""A driver and its query."""
 
 
-class Known(NamedTuple):
-    """What the server knows of drivers: which of them rent, by name whether one allocates nodes of a cluster; and what they offered lately."""
+class CachedOffers(NamedTuple):
+    """Cached offers, and the drivers that rent machines.
+
+    `renting` tells for each of these drivers if it allocates nodes of a cluster.
+    """
 
     renting: Mapping[str, bool] = {}
     offered: Mapping[tuple[str, str], Shelf] = {}
 
 
-class Looked(NamedTuple):
-    """What drivers offer for the steps of a plan, as far as it is known, and what they have to be asked."""
+class MarketLookup(NamedTuple):
+    """The cached offers for the steps of a plan, and the missing queries."""
 
     by_step: dict[str, list[Shelf]]
     missing: list[Ask]
 
 
-def look_up(ws: Workspace, found: Survey, names: Iterable[str], known: Known) -> Looked:
-    """Look up what drivers offer for the steps that are to run; those that rent nothing are passed over."""
-    looked = Looked({}, [])
+def look_up(
+    ws: Workspace, found: Survey, names: Iterable[str], known: CachedOffers
+) -> MarketLookup:
+    """Look up cached offers for the steps to run, from the drivers that rent machines."""
+    looked = MarketLookup({}, [])
     names = [name for name in names if name in known.renting]
     by_kind = {
         kind: shelves.wishes(ws, found, "all", cluster=kind)
@@ -75,12 +81,12 @@ def look_up(ws: Workspace, found: Survey, names: Iterable[str], known: Known) ->
 
 
 def _key(name: str, wish: Wish) -> tuple[str, str]:
-    # What is brought home changes what an offer costs, and not what is offered.
+    # Downloads after the run change the cost of an offer, but not the offers.
     return name, repr(wish._replace(home=None))
 
 
 class Market:
-    """The offers that one server knows.  Its methods are called by many threads."""
+    """The cached offers of one server. Thread-safe."""
 
     def __init__(self) -> None:
         self._offered: dict[tuple[str, str], tuple[float, Shelf]] = {}
@@ -89,62 +95,68 @@ class Market:
     async def call(
         self,
         planner: Planner,
-        function: Callable[Concatenate[ServedWorkspace, Known, P], tuple[T, Sequence[Ask]]],
+        function: Callable[Concatenate[ServedWorkspace, CachedOffers, P], tuple[T, Sequence[Ask]]],
         room: ServedWorkspace,
         *args: P.args,
         **more: P.kwargs,
     ) -> T:
-        """Return what `function` makes of what is known, in a process of its own; drivers are asked for what it says is missing."""
-        known = await run_in_threadpool(self.known, room)
+        """Call `function` with the cached offers in a separate process, and return its result.
+
+        If the function reports missing queries, query the drivers and call the function again.
+        """
+        known = await run_in_threadpool(self.read_cache, room)
         made, missing = await planner.call(function, room, known, *args, **more)
         if missing:
             await run_in_threadpool(self.ask, room, missing)
-            known = known._replace(offered=self._fresh())
+            known = known._replace(offered=self._drop_stale())
             made, _ = await planner.call(function, room, known, *args, **more)
         return made
 
-    def known(self, room: ServedWorkspace) -> Known:
-        """What is known now.  A driver that cannot be made here is left out."""
-        with room.working() as ws:
+    def read_cache(self, room: ServedWorkspace) -> CachedOffers:
+        """Return the cached offers, without drivers that cannot be loaded here."""
+        with room.open_workspace() as ws:
             renters = offering.find_renters(ws)
-        return Known(
-            {name: driver.traits.allocates for name, driver in renters.items()}, self._fresh()
+        return CachedOffers(
+            {name: driver.traits.allocates for name, driver in renters.items()}, self._drop_stale()
         )
 
     def ask(self, room: ServedWorkspace, asked: Iterable[Ask]) -> list[Shelf]:
-        """Return what drivers offer, of the last minute where they were asked in it.  Why one cannot be asked is in its shelf."""
+        """Return the offers for these queries, cached or new.
+
+        Errors of a query are part of its result.
+        """
         asked = list(asked)
-        with self._turn, room.working() as ws:
-            fresh = self._fresh()
+        with self._turn, room.open_workspace() as ws:
+            fresh = self._drop_stale()
             missing = [each for each in asked if _key(*each) not in fresh]
-            for each, shelf in zip(missing, asyncio.run(_asked(ws, missing)), strict=True):
+            for each, shelf in zip(missing, asyncio.run(_query_drivers(ws, missing)), strict=True):
                 self._offered[_key(*each)] = time.monotonic(), shelf
             return [self._offered[_key(*each)][1] for each in asked]
 
-    def _fresh(self) -> dict[tuple[str, str], Shelf]:
-        oldest = time.monotonic() - FRESH
+    def _drop_stale(self) -> dict[tuple[str, str], Shelf]:
+        oldest = time.monotonic() - CACHE_SECONDS
         for key, (at, _) in list(self._offered.items()):
             if at < oldest:
                 self._offered.pop(key, None)
         return {key: shelf for key, (_, shelf) in list(self._offered.items())}
 
 
-async def _asked(ws: Workspace, asked: Sequence[Ask]) -> list[Shelf]:
-    """Ask all drivers at once."""
-    return await asyncio.gather(*(_asked_one(ws, name, wish) for name, wish in asked))
+async def _query_drivers(ws: Workspace, asked: Sequence[Ask]) -> list[Shelf]:
+    """Query all drivers concurrently."""
+    return await asyncio.gather(*(_query_driver(ws, name, wish) for name, wish in asked))
 
 
-async def _asked_one(ws: Workspace, name: str, wish: Wish) -> Shelf:
+async def _query_driver(ws: Workspace, name: str, wish: Wish) -> Shelf:
     try:
         (driver,) = offering.priced_drivers(ws, name).drivers.values()
         (shelf,) = await offering.ask_offers({name: (driver, [wish])})
-    except RecipeError as error:  # no key for it, or it has no such filter
-        return Shelf(name, wish, failed=plain(str(error), ws.root))
+    except RecipeError as error:  # missing API key, or unsupported filter
+        return Shelf(name, wish, failed=hide_local_paths(str(error), ws.root))
     return shelf
 
 
-async def _market(request: Request) -> Market:
+async def _get_market(request: Request) -> Market:
     return cast("Market", request.app.state.market)
 
 
-InMarket = Annotated[Market, Depends(_market)]
+InMarket = Annotated[Market, Depends(_get_market)]

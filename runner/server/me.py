@@ -1,4 +1,4 @@
-"""What the caller's own token may do."""
+"""Route for the permissions of the caller's token."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Me(BaseModel):
 
     name: str
     scope: Scope
-    run: str = Field(description="The one run that it opens; empty: all.")
+    run: str = Field(description="The only run that the token gives access to. Empty: all runs.")
     expires: str | None
 
 
-@router.get("/v1/me", dependencies=READ_ANY, summary="What the token of the request may do")
+@router.get("/v1/me", dependencies=READ_ANY, summary="Show the permissions of the request's token")
 def me(caller: Caller) -> Me:
     return Me(name=caller.name, scope=caller.scope, run=caller.run, expires=moment(caller.expires))

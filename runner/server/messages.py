@@ -1,4 +1,4 @@
-"""What followers of runs get, and how it is written: as events of a stream, or as frames of a WebSocket."""
+"""Messages of live streams, and their encoding as server-sent events or WebSocket frames."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from pydantic import BaseModel, Field
 
 Kind: TypeAlias = Literal["move", "progress", "metrics", "log", "warning"]
 KINDS: Final[frozenset[str]] = frozenset({"move", "progress", "metrics", "log", "warning"})
-"""What may be followed."""
+"""Kinds of messages that a client can select."""
 Form: TypeAlias = Callable[["Message"], bytes]
-"""How a message is written."""
+"""An encoding of messages."""
 
 
 class Message:
-    """One message.  Its text is made once for each form, however many get it."""
+    """A message of a stream. Its text is encoded once per form, for all clients."""
 
     __slots__ = ("_forms", "_json", "data", "kind", "place", "run", "seq")
 
     def __init__(self, kind: str, run: str, data: Mapping[str, Any], *, seq: int = 0) -> None:
         self.kind, self.run, self.data = kind, run, data
         self.seq = seq
-        """The number of a move in its run."""
+        """Number of an event in its run."""
         self.place = ""
-        """The place of a move in the stream of all runs, by which that stream continues."""
+        """Position of an event in the stream of all runs, at which the stream can be resumed."""
         self._json = ""
         self._forms: dict[Form, bytes] = {}
 
@@ -43,31 +43,33 @@ class Message:
 
 
 class LogLines(BaseModel):
-    """Event `log`: lines that an attempt printed since the message before."""
+    """Event `log`: new lines of an attempt's log."""
 
     run: str
     step: str
     attempt: int
-    offset: int = Field(description="Bytes of the log before the first of these lines.")
-    skipped: int = Field(description="Bytes before them that no message has: GET …/logs has all.")
+    offset: int = Field(description="Offset in bytes of the first line in the log.")
+    skipped: int = Field(
+        description="Number of skipped bytes before these lines. GET …/logs returns the full log."
+    )
     lines: list[str]
 
 
 class LastMetrics(BaseModel):
-    """Event `metrics`: the last value of every name that an attempt reported."""
+    """Event `metrics`: the last value of each metric of an attempt."""
 
     run: str
     step: str
     attempt: int
-    points: int = Field(description="How many lines it has reported: GET …/metrics has them.")
+    points: int = Field(description="Number of points reported so far. GET …/metrics returns all.")
     values: dict[str, Any]
     new: list[dict[str, Any]] = Field(
-        description="The points since the message before: at most 64, of more evenly spaced ones."
+        description="New points since the last message, at most 64, evenly spaced."
     )
 
 
 class Warned(BaseModel):
-    """Event `warning`: what a step wants people to know, each text once."""
+    """Event `warning`: a warning of a step, sent once per text."""
 
     run: str
     step: str
@@ -76,7 +78,7 @@ class Warned(BaseModel):
 
 
 class ProgressNow(BaseModel):
-    """Event `progress`: how far a run is, and its state as people see it."""
+    """Event `progress`: the progress and state of a run."""
 
     run: str
     state: str
@@ -88,26 +90,26 @@ class ProgressNow(BaseModel):
 
 
 class Begin(BaseModel):
-    """Event `begin`: the first of a stream of all runs; its id is where the stream begins."""
+    """Event `begin`, the first event in a stream of all runs. Its ID is the start position."""
 
     at: str
 
 
 class Alive(BaseModel):
-    """Event `alive`: nothing happened for 15 seconds."""
+    """Event `alive`, sent after 15 seconds without other events."""
 
     at: str
 
 
 class Gap(BaseModel):
-    """Event `gap`: what may have come twice, or is missing, in a stream of all runs that continues."""
+    """Event `gap`: events may be repeated or missing in a resumed stream of all runs."""
 
     message: str
     fix: str
 
 
 class Ended(BaseModel):
-    """Event `end`, the last of each stream: why it ends."""
+    """Event `end`, the last event of each stream, with the reason for the end."""
 
     code: Literal["over", "too-slow", "server-stops", "token-gone", "failed"]
     message: str
@@ -115,7 +117,7 @@ class Ended(BaseModel):
 
 
 class End(NamedTuple):
-    """Why a stream ends."""
+    """The reason for the end of a stream."""
 
     code: str
     message: str
@@ -152,27 +154,27 @@ def _number(message: Message) -> str:
 
 
 def event_of_run(message: Message) -> bytes:
-    """A message in the event stream of one run: its id is the number of the move."""
+    """Encode a message for the event stream of one run. Its ID is the event number."""
     return _event(message.kind, message.json, _number(message))
 
 
 def event_of_all(message: Message) -> bytes:
-    """A message in the event stream of all runs."""
+    """Encode a message for the event stream of all runs."""
     return _event(message.kind, message.json, message.place)
 
 
 def frame_of_run(message: Message) -> bytes:
-    """The same in a WebSocket."""
+    """Encode a message for the WebSocket of one run."""
     return _frame(message.kind, message.json, _number(message))
 
 
 def frame_of_all(message: Message) -> bytes:
-    """The same in a WebSocket."""
+    """Encode a message for the WebSocket of all runs."""
     return _frame(message.kind, message.json, message.place)
 
 
 def event_by_subject(message: Message) -> bytes:
-    """A message in `…/events`: only moves, called by what moved; of the rest a comment."""
+    """Encode a message for `…/events`: events named by their subject, and comments for other messages."""
     match message.kind:
         case "move":
             return _event(str(message.data["subject"]), message.json, _number(message))
@@ -184,5 +186,5 @@ def event_by_subject(message: Message) -> bytes:
 
 
 def log_text(message: Message) -> bytes:
-    """Nothing: the text of a log has no place for other words."""
+    """Return b"", because a log stream contains only the text of the log."""
     return b""

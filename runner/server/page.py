@@ -1,4 +1,4 @@
-"""The page that shows runs in a browser: fixed files without any data.  What they show they ask of /v1, with the token of the reader."""
+"""Static files of the web page. The page loads its data from /v1 with the reader's token."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ PARTS: Final[Mapping[str, str]] = {
     "/": "app.html",
     **{f"/page/{name}": name for name in _MADE if name != "app.html"},
 }
-"""The files by their addresses."""
+"""File name by URL path."""
 
 
 class File(NamedTuple):
-    """A fixed file: its bytes, the same packed, and what names exactly these."""
+    """A static file: content, gzip-compressed content, and ETag."""
 
     data: bytes
     packed: bytes
@@ -69,7 +69,7 @@ def _file(name: str) -> File:
 
 
 def part(request: Request) -> Response:
-    """One file of the page; nothing but its tag where the browser has it."""
+    """Return a file of the page, or status 304 if the browser has the current version."""
     name = PARTS[request.url.path]
     file, kind = _file(name), _TYPES[name.rpartition(".")[2]]
     headers = {
@@ -93,11 +93,11 @@ def part(request: Request) -> Response:
 
 
 SMALL: Final = 1024
-"""Bytes below which an answer is sent as it is."""
+"""Responses below this size in bytes are not compressed."""
 
 
 def accepts_gzip(request: Request) -> bool:
-    """Whether the client reads gzip."""
+    """Return True if the client accepts gzip."""
     offered = request.headers.get("accept-encoding", "").split(",")
     return any(
         word.strip().lower() == "gzip" and quality.replace(" ", "") not in ("q=0", "q=0.0")
@@ -105,11 +105,11 @@ def accepts_gzip(request: Request) -> bool:
     )
 
 
-def squeezed(request: Request, text: str, media_type: str) -> Response:
-    """An answer of data that many rows make long, packed for who reads that."""
+def compressed_response(request: Request, text: str, media_type: str) -> Response:
+    """Return a text response, compressed if it is large and the client accepts gzip."""
     data, headers = text.encode(), {"vary": "accept-encoding"}
     if len(data) >= SMALL and accepts_gzip(request):
-        # The quickest level: a third of the size of JSON lines in a tenth of the time of the best.
+        # The fastest level compresses JSON lines to a third, in a tenth of the time of the best level.
         data, headers["content-encoding"] = gzip.compress(data, 1, mtime=0), "gzip"
     return Response(data, media_type=media_type, headers=headers)
 

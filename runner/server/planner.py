@@ -25,32 +25,32 @@ from typing import Annotated, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 from fastapi import Depends, Request
 
 from ..errors import Problem, RecipeError
-from .answers import Refused, of_error
+from .answers import Refused, refusal_of
 from .room import ServedWorkspace
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 AT_ONCE: Final = 2
-"""Plans that are computed at the same time."""
+"""Maximum number of plans that are computed at once."""
 WAITING: Final = 32
-"""Plans that are computed or wait for it; more are refused."""
+"""Maximum number of plans that are computed or waiting. Further requests are rejected."""
 SECONDS: Final = 60.0
-"""How long a plan may take."""
+"""Time limit of a plan in seconds."""
 MEMORY: Final = 1 << 30
-"""Bytes of data that a plan may have in memory, beside what every plan has."""
+"""Memory limit of a plan in bytes, in addition to the initial memory of its process."""
 _IMPORTED: Final = (
     *(f"runner.{name}" for name in ("server.app", "execution.session", "survey.bundles")),
     *("jinja2", "jsonschema", "networkx", "referencing", "yaml"),
     *("PIL.Image", "PIL.WebPImagePlugin"),
 )
-"""Modules that a plan or a preview needs, imported once, before their processes are forked."""
+"""Modules that the fork server imports before it forks processes for plans and previews."""
 NICENESS: Final = 5
-"""By how much a plan stands back behind the answers of the server."""
+"""Niceness of plan processes, so that responses of the server have priority."""
 
 
 class Subject(NamedTuple):
-    """What is computed, for the words of a refusal."""
+    """The kind of result that is computed, for error messages."""
 
     name: str
     many: str
@@ -64,7 +64,7 @@ PREVIEWS: Final = Subject(
 
 
 class _Failure(NamedTuple):
-    """A refusal on its way from a child; `trace` is the traceback of an unexpected error."""
+    """An error sent by a child process. `trace` is the traceback of an unexpected error."""
 
     status: int
     code: str
@@ -75,7 +75,10 @@ class _Failure(NamedTuple):
 
 
 class Planner:
-    """Computes plans, or another `subject`, of one server.  Used by its event loop alone."""
+    """Compute plans, or results of another `subject`, in child processes.
+
+    Use only in the event loop.
+    """
 
     def __init__(
         self, seconds: float = SECONDS, memory: int = MEMORY, subject: Subject = PLANS
@@ -94,11 +97,11 @@ class Planner:
         *args: P.args,
         **more: P.kwargs,
     ) -> T:
-        """Return what `function` returns, called in a process of its own.
+        """Call `function` in a child process and return its result.
 
-        The function is one of a module, and its arguments and its result can be pickled.
-        Raises Refused as the function refuses, 503 where too many calls wait, 422 for one
-        that takes more time or memory than the limits.
+        The function must be a module-level function, and its arguments and result picklable. Raises
+        Refused from the function, 503 if too many calls are waiting, and 422 if the call exceeds
+        its time or memory limit.
         """
         if self._asked >= WAITING:
             many = self._subject.many
@@ -130,11 +133,11 @@ class Planner:
         return cast("T", found)
 
     def start(self) -> None:
-        """Begin the process that the others are forked from, so that the first plan need not wait."""
+        """Start the fork server in advance, so that the first plan is fast."""
         forkserver.ensure_running()
 
     def close(self) -> None:
-        """End the plans that are computed, and start no other."""
+        """Kill running plans and start no others."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for child in tuple(self._children):
             child.kill()
@@ -142,7 +145,7 @@ class Planner:
     def _compute(self, call: _Call) -> object:
         ours, theirs = self._processes.Pipe(duplex=False)
         child = self._processes.Process(
-            target=_answer, args=(theirs, call, self._seconds, self._memory), daemon=True
+            target=_run_call, args=(theirs, call, self._seconds, self._memory), daemon=True
         )
         with ours:
             child.start()
@@ -164,20 +167,20 @@ class Planner:
                 child.join()
 
 
-async def _planner(request: Request) -> Planner:
+async def _get_planner(request: Request) -> Planner:
     return cast("Planner", request.app.state.planner)
 
 
-async def _previewer(request: Request) -> Planner:
+async def _get_previewer(request: Request) -> Planner:
     return cast("Planner", request.app.state.previewer)
 
 
-InPlanner = Annotated[Planner, Depends(_planner)]
-InPreviewer = Annotated[Planner, Depends(_previewer)]
+InPlanner = Annotated[Planner, Depends(_get_planner)]
+InPreviewer = Annotated[Planner, Depends(_get_previewer)]
 
 
 class _Call(NamedTuple):
-    """What a child is to do."""
+    """A function call for a child process."""
 
     function: Callable[..., object]
     root: Path
@@ -187,22 +190,22 @@ class _Call(NamedTuple):
     more: Mapping[str, object]
     subject: Subject
 
-    def carry_out(self) -> object:
+    def execute(self) -> object:
         room = ServedWorkspace(self.root, self.environ, for_owner=self.for_owner)
         return self.function(room, *self.args, **self.more)
 
 
-def _answer(pipe: Connection, call: _Call, seconds: float, memory: int) -> None:
-    """Carry out a call in this process, and send what it returns or why it does not."""
+def _run_call(pipe: Connection, call: _Call, seconds: float, memory: int) -> None:
+    """Execute a call in this process, and send its result or error."""
     os.nice(NICENESS)
-    _limit(seconds, memory)
+    _limit_resources(seconds, memory)
     found: object
     try:
-        found = call.carry_out()
+        found = call.execute()
     except Refused as error:
-        found = _failure(error)
+        found = _failure_of(error)
     except RecipeError as error:
-        found = _failure(of_error(error))
+        found = _failure_of(refusal_of(error))
     except MemoryError:
         words = f"computing the {call.subject.name} takes more than {memory / 1e9:.1f} GB of memory"
         found = _too_large(call.subject, words)
@@ -214,8 +217,8 @@ def _answer(pipe: Connection, call: _Call, seconds: float, memory: int) -> None:
     pipe.send(found)
 
 
-def _limit(seconds: float, memory: int) -> None:
-    """Bound what this process may take, also where the server is killed and does not end it."""
+def _limit_resources(seconds: float, memory: int) -> None:
+    """Limit the time and memory of this process, in case the server is killed and cannot stop it."""
     signal.alarm(int(seconds) + 5)
     _, most = resource.getrlimit(resource.RLIMIT_CPU)
     whole = int(seconds) + 1
@@ -234,8 +237,8 @@ def _data_bytes() -> int:
     return 0
 
 
-def _failure(error: Refused) -> _Failure:
-    # Places in files stay here: an answer does not show them.
+def _failure_of(error: Refused) -> _Failure:
+    # Locations in files are left out, because responses do not show them.
     problems = [problem._replace(where=None) for problem in error.problems]
     return _Failure(error.status, error.code, error.message, error.fix, problems)
 

@@ -1,7 +1,7 @@
-"""The addresses that training platforms call, over the same functions as /v1: a job is a run whose idempotency key is `job:ID`.
+"""Routes called by training platforms. A job is a run with the idempotency key `job:ID`.
 
-A job is asked for in a platform's own words: unknown fields are ignored and said, and `config` may have the names of Hugging Face (`hugging_face`).
-Examples of the bodies are in fixtures/server.
+Jobs use the field names of platforms. Unknown fields are ignored and reported. `config` may contain
+Hugging Face argument names (see `hugging_face`). fixtures/server contains example bodies.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from ..storage.records.letters import STATUS
 from ..storage.records.runs import RunRow, Wanted
 from ..storage.workspace import Workspace
 from . import hugging_face, recipes, runs, streams
-from .answers import Refused, plain
-from .asking import InAsking
+from .answers import Refused, hide_local_paths
+from .asking import InRequests
 from .planner import InPlanner
 from .room import OPERATE, READ, Caller, Given, InRoom, Nothing, Room, ServedWorkspace, Whole
 from .runs import NewRun
@@ -48,11 +48,11 @@ _ID: Final = r"[A-Za-z0-9][A-Za-z0-9._@+-]*"
 _LISTED: Final = 1000
 _NO: Final = ("0", "false", "no", "off")
 _FULL: Final = "no"
-"""The `precision` of the library's trainers that is no mixed one."""
+"""The value of the library recipes' `precision` input for full precision."""
 
 
 class Job(BaseModel):
-    """A job, as a platform has it.  `job_token` is stored only where reports are sent, under the key of RECIPE_KEY_FILE."""
+    """A job of a platform. `job_token` is stored encrypted, and only if a report URL is set."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -61,7 +61,7 @@ class Job(BaseModel):
         max_length=100,
         pattern=rf"^({_ID})?$",
         validation_alias=AliasChoices("job_id", "jobId"),
-        description="Without one the answer has a new one, and each request is another job.",
+        description="ID of the job. If empty, each request creates a new job with a generated ID.",
     )
     user_id: str = Field(
         default="",
@@ -79,12 +79,16 @@ class Job(BaseModel):
         default="", max_length=4000, validation_alias=AliasChoices("dataset_url", "datasetUrl")
     )
     config: dict[str, Any] = Field(
-        default={}, description="Values of the recipe's inputs, also by Hugging Face's names."
+        default={},
+        description="Input values, with names of the recipe's inputs or Hugging Face arguments.",
     )
     preset: str | None = Field(default=None, max_length=400)
     resources: recipes.Need = recipes.Need()
     priority: Whole = Field(
-        default=0, ge=-PRIORITY, le=PRIORITY, description="A higher one is taken first."
+        default=0,
+        ge=-PRIORITY,
+        le=PRIORITY,
+        description="Workers claim jobs with a higher priority first.",
     )
     job_token: str = Field(
         default="", max_length=4000, validation_alias=AliasChoices("job_token", "jobToken")
@@ -92,30 +96,30 @@ class Job(BaseModel):
 
 
 class Execute(Job):
-    """A job for the driver that it names."""
+    """A job for any driver."""
 
     driver: str = Field(
         default="local",
         min_length=1,
         max_length=64,
-        description="Where it runs: a driver of `recipe doctor`.",
+        description="Driver that executes the job. `recipe doctor` lists the drivers.",
     )
 
 
 class Deploy(Job):
-    """A job for a pod of RunPod."""
+    """A job for a RunPod pod."""
 
     driver: Literal["runpod"] = "runpod"
 
 
 class Resume(Given):
-    """Where a job goes on: without a path from its newest checkpoint."""
+    """The checkpoint from which a job resumes. Without a path, the newest checkpoint."""
 
     checkpoint_path: str = Field(
         default="",
         max_length=4000,
         validation_alias=AliasChoices("checkpoint_path", "checkpointPath"),
-        description="One of the job's own checkpoints.",
+        description="Path of one of the job's checkpoints.",
     )
 
 
@@ -126,7 +130,7 @@ class Accepted(BaseModel):
 
 class Executed(Accepted):
     ignored: list[str] = Field(
-        description="Fields of the request, and names in its `config`, that say nothing here, with the reason."
+        description="Ignored fields of the request and of its `config`, with reasons."
     )
 
 
@@ -134,9 +138,9 @@ class JobView(Accepted):
     run: str
     recipe: str
     word: str
-    progress: float | None = Field(description="Percent of the run.")
+    progress: float | None = Field(description="Progress of the run in percent.")
     current_step: int = Field(
-        description="Of the training, as its reports have it; else steps of the recipe that are over."
+        description="Training step, or if no training reports steps, number of finished recipe steps."
     )
     total_steps: int | None
     error_message: str
@@ -151,42 +155,42 @@ class Gpu(BaseModel):
     name: str | None
     cuda_version: str | None
     device_count: int
-    memory: int | None = Field(description="Bytes of the first.")
+    memory: int | None = Field(description="Memory of the first GPU in bytes.")
 
 
 @router.post(
     "/execute",
     status_code=202,
     dependencies=OPERATE,
-    summary="Store a job; the same one again is the same job",
+    summary="Queue a job; repeating a job ID returns the existing job",
 )
 async def execute(asked: Execute, room: InRoom, planner: InPlanner) -> Executed:
-    return _said(await planner.call(store_job, room, asked, asked.driver))
+    return _log_ignored(await planner.call(store_job, room, asked, asked.driver))
 
 
 @router.post(
     "/deploy/runpod",
     status_code=202,
     dependencies=OPERATE,
-    summary="Store a job for a pod of RunPod",
+    summary="Queue a job for a RunPod pod",
 )
 async def deploy(asked: Deploy, room: InRoom, planner: InPlanner) -> Executed:
-    return _said(await planner.call(store_job, room, asked, asked.driver))
+    return _log_ignored(await planner.call(store_job, room, asked, asked.driver))
 
 
-def _said(done: Executed) -> Executed:
-    """A job that was stored; what its request said in vain is in the server's log, too."""
+def _log_ignored(done: Executed) -> Executed:
+    """Log the ignored fields of a stored job, and return the job."""
     if done.ignored:
         _log.warning("job %s: ignored: %s", done.job_id, "; ".join(done.ignored))
     return done
 
 
 def store_job(room: ServedWorkspace, asked: Job, driver: str) -> Executed:
-    """Store a job of the platform as a run.  Raises Refused, or a RecipeError, with every problem."""
-    recipe = read_recipe(recipes.meant(room, asked.recipe))
-    chosen = presets.chosen(recipe, asked.preset)
-    said = hugging_face.translated(
-        recipe, asked.config, _gpus(recipe, chosen, asked), chosen.inputs if chosen else {}
+    """Queue a platform's job as a run. Raises Refused, or a RecipeError with all problems."""
+    recipe = read_recipe(recipes.find_available(room, asked.recipe))
+    chosen = presets.combine(recipe, asked.preset)
+    said = hugging_face.translate(
+        recipe, asked.config, _training_gpus(recipe, chosen, asked), chosen.inputs if chosen else {}
     )
     ignored = {name: "unknown field" for name in asked.model_extra or ()}
     ignored |= {f"config.{name}": why for name, why in said.ignored.items()}
@@ -203,7 +207,7 @@ def store_job(room: ServedWorkspace, asked: Job, driver: str) -> Executed:
         (asked.dataset_url, pod.DATASET, "dataset_url"),
     ):
         if value:
-            name = _input(recipe, kinds, field)
+            name = _input_for(recipe, kinds, field)
             if inputs.setdefault(name, value) != value:
                 words = f'"{field}" and `config` both say {name}, and not the same'
                 raise Refused(422, "clash", words, "remove one of the two")
@@ -234,19 +238,19 @@ def store_job(room: ServedWorkspace, asked: Job, driver: str) -> Executed:
         job["token"] = seal(asked.job_token, TOKEN, room.environ)
     folder = room.environ.get("OUTPUT_DIR", "")
     out = room.root / Path(folder).expanduser() / job_id if folder else None
-    wanted = recipes.checked(room, new)
-    view = runs.store(room, wanted, new, f"{_KEY}{job_id}", job, out).view
+    wanted = recipes.check_request(room, new)
+    view = runs.store_run(room, wanted, new, f"{_KEY}{job_id}", job, out).view
     shown = [f"{_printable(name)}: {why}" for name, why in ignored.items()]
     return Executed(job_id=job_id, status=_STATUS[view.state], ignored=shown)
 
 
 def _printable(name: str) -> str:
-    """The beginning of a name that somebody sent, on one line of a log."""
+    """Return the start of a received name, with unprintable characters replaced for the log."""
     return "".join(each if each.isprintable() else "?" for each in name[:200])
 
 
-def _gpus(recipe: Recipe, chosen: Preset | None, asked: Job) -> int:
-    """How many GPUs a training of a job has, 0 for none."""
+def _training_gpus(recipe: Recipe, chosen: Preset | None, asked: Job) -> int:
+    """Return the number of GPUs of a job's training step."""
     if asked.resources.gpus is not None:
         return asked.resources.gpus
     shared = recipe.resources
@@ -255,8 +259,8 @@ def _gpus(recipe: Recipe, chosen: Preset | None, asked: Job) -> int:
     return max((step.resources.over(shared).gpus or 0 for step in recipe.steps.values()), default=0)
 
 
-def _input(recipe: Recipe, kinds: tuple[str, ...], field: str) -> str:
-    """The first input of a recipe that takes what a field names.  Raises Refused."""
+def _input_for(recipe: Recipe, kinds: tuple[str, ...], field: str) -> str:
+    """Return the first recipe input for the value of a job field. Raises Refused."""
     found = pod.first_input(recipe, kinds)
     if found is None:
         raise Refused(
@@ -269,10 +273,10 @@ def _input(recipe: Recipe, kinds: tuple[str, ...], field: str) -> str:
 
 
 @router.get(
-    "/jobs", dependencies=READ, summary=f"Jobs, the newest first, among the last {_LISTED} runs"
+    "/jobs", dependencies=READ, summary=f"List jobs, newest first, among the last {_LISTED} runs"
 )
 def jobs(room: InRoom) -> JobList:
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         rows = ws.store.runs.page(Wanted(), _LISTED)
         found = [
             Accepted(job_id=row.idempotency.removeprefix(_KEY), status=_STATUS[row.state])
@@ -282,13 +286,13 @@ def jobs(room: InRoom) -> JobList:
         return JobList(jobs=found)
 
 
-@router.get("/status/{job_id}", dependencies=READ, summary="How far a job is")
+@router.get("/status/{job_id}", dependencies=READ, summary="Show the status and progress of a job")
 def status(job_id: str, room: InRoom) -> JobView:
-    with room.reading() as ws:
-        row = _row(ws, job_id)
-        view = runs.detailed(ws, row)
+    with room.borrow_workspace() as ws:
+        row = _find_job(ws, job_id)
+        view = runs.run_detail(ws, row)
         progress, training = view.progress, view.training
-        # A platform counts the steps of the training; those of the recipe where none reports any.
+        # Report training steps, or recipe steps if no training reports steps.
         if training is not None and training.step is not None:
             current, total = int(training.step), training.total
         else:
@@ -303,51 +307,54 @@ def status(job_id: str, room: InRoom) -> JobView:
             progress=progress.percent,
             current_step=current,
             total_steps=int(total) if total is not None else None,
-            error_message=plain(row.reason, ws.root) if failed else "",
+            error_message=hide_local_paths(row.reason, ws.root) if failed else "",
         )
 
 
 @router.post("/pause/{job_id}", status_code=202, dependencies=OPERATE, summary="Pause a job")
 async def pause(
-    job_id: str, room: InRoom, asking: InAsking, _body: Nothing | None = None
+    job_id: str, room: InRoom, asking: InRequests, _body: Nothing | None = None
 ) -> Accepted:
-    run = await run_in_threadpool(_run, room, job_id)
+    run = await run_in_threadpool(_run_of_job, room, job_id)
     await runs.pause(run, room, asking)
-    return await run_in_threadpool(_now, room, job_id)
+    return await run_in_threadpool(_read_status, room, job_id)
 
 
 @router.post("/cancel/{job_id}", status_code=202, dependencies=OPERATE, summary="Cancel a job")
 async def cancel(
-    job_id: str, room: InRoom, asking: InAsking, _body: Nothing | None = None
+    job_id: str, room: InRoom, asking: InRequests, _body: Nothing | None = None
 ) -> Accepted:
-    run = await run_in_threadpool(_run, room, job_id)
+    run = await run_in_threadpool(_run_of_job, room, job_id)
     await runs.cancel(run, room, asking)
-    return await run_in_threadpool(_now, room, job_id)
+    return await run_in_threadpool(_read_status, room, job_id)
 
 
 @router.post(
     "/resume/{job_id}",
     status_code=202,
     dependencies=OPERATE,
-    summary="Resume a job from its newest checkpoint, or from one of its own",
+    summary="Resume a job from its newest checkpoint, or from a chosen checkpoint",
 )
 async def resume(
     job_id: str, room: InRoom, planner: InPlanner, asked: Resume | None = None
 ) -> Accepted:
-    run = await run_in_threadpool(_run, room, job_id)
+    run = await run_in_threadpool(_run_of_job, room, job_id)
     if asked is not None and asked.checkpoint_path:
         await planner.call(go_back, room, run, asked.checkpoint_path)
     await run_in_threadpool(runs.resume, run, room)
-    return await run_in_threadpool(_now, room, job_id)
+    return await run_in_threadpool(_read_status, room, job_id)
 
 
 def go_back(room: ServedWorkspace, run: str, path: str) -> None:
-    """Have a paused run resume from this checkpoint of its own, given by its path or the end of it.  Raises Refused."""
-    from ..execution.session import look
+    """Set aside checkpoints of a paused run that are newer than the checkpoint at `path`.
+
+    `path` may be the end of a path. Raises Refused.
+    """
+    from ..execution.session import preview
     from ..execution.terms import request_of_run
     from ..survey import kept_state
 
-    with room.working() as ws:
+    with room.open_workspace() as ws:
         row = ws.store.runs.get(run)
         request = request_of_run(row)
         if row.state != "PAUSED" or request is None or row.bundle:
@@ -357,7 +364,7 @@ def go_back(room: ServedWorkspace, run: str, path: str) -> None:
                 "only a PAUSED job in the server's own workspace can return to a checkpoint",
                 "pause the job first",
             )
-        found = look(ws, request)
+        found = preview(ws, request)
         states = kept_state.find_states(ws, found, found.todo)
         named = [
             (state, each)
@@ -378,7 +385,7 @@ def go_back(room: ServedWorkspace, run: str, path: str) -> None:
 
 
 @router.get(
-    "/logs/{job_id}", dependencies=READ, summary="What the step of a job that began last printed", response_class=Response,
+    "/logs/{job_id}", dependencies=READ, summary="Show the log of the job's latest step", response_class=Response,
     responses={200: {"content": {"text/plain; charset=utf-8": {"schema": {"type": "string"}}}}},
 )  # fmt: skip
 async def logs(
@@ -389,30 +396,30 @@ async def logs(
     offset: Annotated[int, Query(ge=0, le=2**53)] = 0,
     follow: bool = False,
 ) -> Response:
-    run = await run_in_threadpool(_run, room, job_id)
+    run = await run_in_threadpool(_run_of_job, room, job_id)
     return await streams.logs(run, room, caller, request, "", 0, offset, follow, "")
 
 
-def _row(ws: Workspace, job_id: str) -> RunRow:
+def _find_job(ws: Workspace, job_id: str) -> RunRow:
     found = ws.store.runs.page(Wanted(key=f"{_KEY}{job_id}"), 1)
     if not found:
         raise Refused(404, "not-found", "unknown job", "list the jobs with GET /api/training/jobs")
     return found[0]
 
 
-def _run(room: Room, job_id: str) -> str:
-    with room.reading() as ws:
-        return _row(ws, job_id).id
+def _run_of_job(room: Room, job_id: str) -> str:
+    with room.borrow_workspace() as ws:
+        return _find_job(ws, job_id).id
 
 
-def _now(room: Room, job_id: str) -> Accepted:
-    with room.reading() as ws:
-        return Accepted(job_id=job_id, status=_STATUS[_row(ws, job_id).state])
+def _read_status(room: Room, job_id: str) -> Accepted:
+    with room.borrow_workspace() as ws:
+        return Accepted(job_id=job_id, status=_STATUS[_find_job(ws, job_id).state])
 
 
 @cache
 def gpu() -> Gpu:
-    """The GPUs of this machine, by nvidia-smi; asked once."""
+    """Return the GPUs of this machine, according to nvidia-smi. The result is cached."""
     try:
         head = subprocess.run(
             ("nvidia-smi",), capture_output=True, text=True, timeout=10, check=True

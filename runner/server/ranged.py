@@ -1,4 +1,4 @@
-"""A file as an answer: all of it, or the one range that was asked for.  Sent in pieces, as an attachment that no browser takes for a page."""
+"""File downloads with optional byte ranges, sent as attachments that browsers do not display."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ PIECE: Final = 1 << 18
 _RANGE: Final = re.compile(r"bytes=(?:([0-9]{1,18})-([0-9]{0,18})|-([0-9]{1,18}))")
 
 
-def slice_of(asked: str, size: int) -> tuple[int, int] | None:
-    """The first byte of a range and the one after its last; None for all.  Raises Refused for several ranges, or one beyond the end."""
+def parse_range(asked: str, size: int) -> tuple[int, int] | None:
+    """Return the start and end offset of a Range header, or None for the whole file.
+
+    Raises Refused for several ranges, and for a range after the end of the file.
+    """
     if not asked:
         return None
     found = _RANGE.fullmatch(asked.replace(" ", ""))
@@ -35,13 +38,16 @@ def slice_of(asked: str, size: int) -> tuple[int, int] | None:
     return begin, end
 
 
-def sent(
+def file_response(
     file: BinaryIO, asked: str, name: str, kind: str, *, tag: str = "", offset: int = 0
 ) -> StreamingResponse:
-    """The answer that gives out a file, and closes it: the range that was asked for, else all from `offset` on."""
+    """Return a response with the requested range of a file, or the content from `offset`.
+
+    Sending the response closes the file.
+    """
     size = os.fstat(file.fileno()).st_size
     try:
-        part = slice_of(asked, size)
+        part = parse_range(asked, size)
     except Refused:
         file.close()
         raise

@@ -1,7 +1,7 @@
-"""The recipes that a server offers, what each takes, and what it would do.
+"""Routes for recipes, plans and offers.
 
-They are those of the library, of packages and of `recipes.allow`, and for the owner of the
-folder those in it.  They are asked for by their names, never by a path.
+The server provides the recipes of the library, of packages and of `recipes.allow`. Under `recipe
+ui`, it also provides the recipes in the workspace directory. Requests name recipes, never paths.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..api import forecasts, starting
 from ..api.plans import plan_run
 from ..api.recipes import (
     ADDRESSES,
-    Offered,
+    AvailableRecipe,
     find_recipe,
     input_schema,
     last_used,
@@ -34,14 +34,14 @@ from ..api.values import Facts
 from ..errors import CannotRun, Invalid, NotFound, Problem, did_you_mean
 from ..interface import shelves
 from ..language import library, units
-from ..language.inputs import BadValue, converted, kind_of
+from ..language.inputs import BadValue, convert, kind_of
 from ..language.recipe import Recipe
 from ..settings import load
 from ..storage.reach import Reach
 from ..storage.workspace import Workspace
 from ..survey.summaries import selected_directions
-from .answers import Refused, plain, plain_value
-from .market import Ask, InMarket, Known, look_up
+from .answers import Refused, hide_local_paths, hide_paths_in_value
+from .market import Ask, CachedOffers, InMarket, look_up
 from .planner import InPlanner
 from .room import READ, Given, InRoom, ServedWorkspace, Whole, run_of
 
@@ -51,20 +51,20 @@ if TYPE_CHECKING:
 router = APIRouter(prefix="/v1", tags=["recipes"])
 
 LATEST: Final = 500
-"""Runs that are looked at for when a recipe was used last."""
+"""Number of latest runs that are searched for the last use of a recipe."""
 ROOTS: Final = ("DATA_DIR", "DATASETS_DIR", "MODELS_DIR", "CHECKPOINTS_DIR")
-"""Variables that name a folder as `roots` under [data] does."""
+"""Environment variables with data directories, in addition to `roots` under [data]."""
 
 
 class RecipeSummary(BaseModel):
     id: str
     summary: str
     package: str = Field(
-        description="The package that brings it; empty for the library and for recipes of the workspace."
+        description="Python package of the recipe. Empty for recipes of the library and the workspace."
     )
-    file: str = Field(description="Its file, of a recipe of the workspace; else empty.")
+    file: str = Field(description="File of a workspace recipe, otherwise empty.")
     used: str | None = Field(
-        description="When a run of it, or a sweep, was stored last, of the latest 500; null where none was."
+        description="Time of the last run or sweep among the latest 500 runs, or null."
     )
 
 
@@ -78,17 +78,17 @@ class Direction(BaseModel):
 
 class RecipeView(RecipeSummary):
     doc: str
-    inputs: dict[str, Any] = Field(description="The JSON Schema of the inputs.")
-    presets: dict[str, dict[str, Any]] = Field(description="By name, the inputs that each sets.")
+    inputs: dict[str, Any] = Field(description="JSON Schema of the inputs.")
+    presets: dict[str, dict[str, Any]] = Field(description="Input values of each preset.")
     resources: dict[str, dict[str, Any]] = Field(
-        description="By preset, empty for none: what the most demanding step needs of its machine."
+        description="Resources of the most demanding step, by preset. The empty name is no preset."
     )
     outputs: list[str]
     secrets: dict[str, str] = Field(
-        description="By the names of its secrets, the variables that have them where a worker runs."
+        description="Environment variable on the worker for each secret."
     )
     metrics: dict[str, Direction] = Field(
-        description="Which way a metric is better, as far as the recipe says."
+        description="Direction of each metric that the recipe declares."
     )
 
 
@@ -98,20 +98,25 @@ _Bytes = Annotated[
 
 
 class Need(Given):
-    """What each step's machine has to have, instead of what the recipe and its preset say; what is not said stays."""
+    """Resources of each step's machine, which override the recipe and its preset."""
 
     gpus: Whole | None = Field(
-        default=None, ge=0, le=1024, description="0: a step that asks for a GPU runs without one."
+        default=None,
+        ge=0,
+        le=1024,
+        description="Number of GPUs. 0: run steps without a GPU even if they request one.",
     )
     gpu: str | None = Field(default=None, min_length=1, max_length=80)
-    gpu_memory: _Bytes | None = Field(default=None, description="Of each GPU: 24GB.")
+    gpu_memory: _Bytes | None = Field(
+        default=None, description="Memory of each GPU, for example 24GB."
+    )
     memory: _Bytes | None = None
     cpus: float | None = Field(default=None, gt=0, le=1e6, allow_inf_nan=False)
     disk: _Bytes | None = None
 
     @property
     def resources(self) -> dict[str, Any]:
-        """What is said, sizes in bytes."""
+        """Return the fields that are set, with sizes in bytes."""
         return {
             name: units.size(value) if name in _SIZES else value
             for name, value in self.model_dump(exclude_none=True).items()
@@ -122,7 +127,7 @@ _SIZES: Final = ("gpu_memory", "memory", "disk")
 
 
 def _named_by(one: str, other: str) -> dict[str, Any]:
-    """The JSON Schema of a request that names a thing by one field, and not by another."""
+    """Return the JSON Schema of a request with field `one` and without field `other`."""
     return {
         "required": [one],
         "properties": {one: {"minLength": 1}, other: {"maxLength": 0}},
@@ -130,7 +135,7 @@ def _named_by(one: str, other: str) -> dict[str, Any]:
 
 
 class Asked(Given):
-    """What is to be run: a recipe, or what another run was asked for."""
+    """A recipe to run, or an earlier run to repeat with changes."""
 
     model_config = ConfigDict(
         json_schema_extra={"oneOf": [_named_by("recipe", "like"), _named_by("like", "recipe")]}
@@ -138,26 +143,26 @@ class Asked(Given):
     recipe: str = Field(
         default="",
         max_length=80,
-        description="NAME@VERSION, or NAME for the newest version; left out with `like`.",
+        description="NAME@VERSION, or NAME for the newest version. Omit with `like`.",
     )
     like: str = Field(
         default="",
         max_length=40,
-        description="A run: its recipe, inputs and preset are taken, with the changes that this request says. A path among them stays what it was.",
+        description="ID of a run to repeat with changes. Its recipe, inputs and preset are reused. Paths stay unchanged.",
     )
     inputs: dict[str, Any] = Field(
         default={},
-        description="As GET /v1/recipes/NAME describes them; with `like` those that differ.",
+        description="Input values, as described by GET /v1/recipes/NAME. With `like`, only the changed inputs.",
     )
     sweep: dict[str, Annotated[list[Any], Field(min_length=1, max_length=1000)]] | None = Field(
         default=None,
         max_length=100,
-        description="Inputs with several values: one instance for each combination. Null or left out with `like`: those of that run; {}: none.",
+        description="Inputs with several values. Each combination is one instance. With `like`, null keeps the sweep of that run, and {} removes it.",
     )
     preset: str | None = Field(
         default=None,
         max_length=400,
-        description="A set of inputs that the recipe brings, or several: a,b.",
+        description="Preset of the recipe, or several separated by commas: a,b.",
     )
     resources: Need = Need()
 
@@ -169,46 +174,50 @@ class Asked(Given):
 
 
 class AskedWhere(Asked):
-    """What is to be run, and where."""
+    """A recipe to run, with a driver."""
 
     driver: str = Field(
         default="local",
         min_length=1,
         max_length=64,
         description=(
-            "Where it runs: a driver of `recipe doctor`, or the cheapest of several: "
-            "`any:vastai,runpod`, or `any` for those of the setting `any`."
+            "Driver that executes the run (see `recipe doctor`). `any:vastai,runpod` chooses the cheapest "
+            "of several drivers, and `any` the cheapest of the setting `any`."
         ),
     )
 
 
 class MemoryView(BaseModel):
-    """What a step that trains takes of each GPU, as estimated."""
+    """Estimated memory use per GPU of a training step."""
 
-    bytes: int | None = Field(description="Null where it is not known: `words` say why.")
-    usable: int | None = Field(description="What such a GPU has for it.")
+    bytes: int | None = Field(description="Null if unknown. `words` gives the reason.")
+    usable: int | None = Field(description="Usable memory of the GPU in bytes.")
     gpu: str
     fits: Literal["FITS", "TIGHT", "NO"] | None
     words: str
 
 
 class Limits(Given):
-    """What a run may take, where its recipe does not allow less."""
+    """Limits of a run, if its recipe has no lower limits."""
 
     time: float | None = Field(
         default=None,
         gt=0,
         le=1e9,
         allow_inf_nan=False,
-        description="Seconds of work, after which its steps are stopped.",
+        description="Maximum execution time in seconds. Steps are stopped afterwards.",
     )
     cost: float | None = Field(
-        default=None, gt=0, le=1e9, allow_inf_nan=False, description="US dollars for what it rents."
+        default=None,
+        gt=0,
+        le=1e9,
+        allow_inf_nan=False,
+        description="Maximum cost of rented machines in US dollars.",
     )
 
 
 class AskedSearch(Given):
-    """A search over `sweep`, in which a number may have one text LOW..HIGH or LOW..HIGH:log."""
+    """A search over `sweep`. Numeric inputs may have one text, LOW..HIGH or LOW..HIGH:log."""
 
     trials: int = Field(ge=1, le=1000)
     metric: str = Field(min_length=1, max_length=200)
@@ -216,12 +225,12 @@ class AskedSearch(Given):
 
 
 class AskedPlan(AskedWhere):
-    """What is to be planned."""
+    """A request for a plan."""
 
     limits: Limits = Limits()
     search: AskedSearch | None = Field(
         default=None,
-        description="Plan one trial of `recipe sweep --tpe`, and answer its command; a server starts no search.",
+        description="Plan one trial of a search, and return its `recipe sweep --tpe` command. The server does not start searches.",
     )
 
 
@@ -230,91 +239,91 @@ class StepPlan(BaseModel):
     answer: str = Field(description="run, maybe, restore, fresh or skip.")
     reasons: list[str]
     needs: list[str]
-    seconds: float | None = Field(description="What it is expected to take.")
-    usd: float | None = Field(description="What it is expected to cost at most.")
-    memory: MemoryView | None = Field(description="Null of a step that does not train on a GPU.")
+    seconds: float | None = Field(description="Expected duration in seconds.")
+    usd: float | None = Field(description="Expected maximum cost in US dollars.")
+    memory: MemoryView | None = Field(description="Null for a step that does not train on a GPU.")
 
 
 class RentedMachine(BaseModel):
-    """The machine that would be rented: the cheapest that does, as offered now."""
+    """The machine to rent: currently the cheapest matching offer."""
 
-    step: str = Field(description="The first step that needs it, or `the run`.")
+    step: str = Field(description="First step that needs the machine, or `the run`.")
     driver: str
-    offer: str | None = Field(description="Null where nothing is offered: `failed` says why.")
+    offer: str | None = Field(description="Null if no offer matches. `failed` gives the reason.")
     gpu: str | None
     gpus: int | None
     region: str | None
     market: str | None = Field(description="on-demand or spot.")
     usd_an_hour: float | None
-    hours: float | None = Field(description="How long it is needed, where that is known.")
+    hours: float | None = Field(description="Expected rental time in hours, or null if unknown.")
     usd: float | None = Field(
-        description="For these hours, with what the disk and egress cost; null where not known."
+        description="Cost for these hours, including disk and egress. Null if unknown."
     )
     failed: str
 
 
 class PlanView(BaseModel):
     recipe: str
-    instances: int = Field(description="Of a sweep the combinations; else 1.")
+    instances: int = Field(description="Number of combinations of a sweep, otherwise 1.")
     command: str | None = Field(
-        description="What does the same in a terminal, in the folder of the workspace, quoted for a shell; null where no command line says it."
+        description="Equivalent shell command in the workspace directory. Null if no command line can express the request."
     )
     driver: str
     machines: list[RentedMachine] = Field(
-        description="What the driver would rent; empty for one that rents nothing."
+        description="Machines that the driver would rent. Empty for drivers that do not rent."
     )
     goes_to: list[str] = Field(
-        description="Drivers to whose machines data and secrets of the run may go; with `any` all among which it chooses."
+        description="Drivers whose machines may receive data and secrets of the run. With `any`, all candidates."
     )
     usd_of_machines: float | None = Field(
-        description="Of all machines; null where that is not known of each."
+        description="Cost of all machines. Null unless known for each."
     )
     inputs: dict[str, Any]
     steps: list[StepPlan]
     seconds: float | None = Field(
-        description="Of all steps that would run, one after another; null where it is not known of each."
+        description="Total duration of all steps, one after another. Null unless known for each."
     )
     usd: float | None
-    bytes: int = Field(description="The size of the outputs that would be restored.")
+    bytes: int = Field(description="Total size of the outputs to restore in bytes.")
 
 
-def offered(room: ServedWorkspace) -> list[Offered]:
-    """Every recipe that may be asked for.  Raises Invalid as `list_recipes` does."""
+def list_available(room: ServedWorkspace) -> list[AvailableRecipe]:
+    """Return all recipes that can be requested. Raises Invalid as `list_recipes` does."""
     return list_recipes(room.root, room.environ, in_folder=room.for_owner)
 
 
-def meant(room: ServedWorkspace, name: str) -> Offered:
-    """The recipe of that name.  Raises NotFound."""
-    return find_recipe(offered(room), name)
+def find_available(room: ServedWorkspace, name: str) -> AvailableRecipe:
+    """Return the recipe with this name. Raises NotFound."""
+    return find_recipe(list_available(room), name)
 
 
-class Wanted(NamedTuple):
-    """A request that was checked: the recipe that it asks for, and what of it is to be started."""
+class CheckedRequest(NamedTuple):
+    """A checked request: the recipe and the run to start."""
 
-    offered: Offered
+    offered: AvailableRecipe
     start: Start
 
 
-def checked(
+def check_request(
     room: ServedWorkspace, asked: AskedWhere, search: starting.Search | None = None
-) -> Wanted:
-    """Return what is asked for.  Raises NotFound, Refused, and Invalid with every problem of its inputs.
+) -> CheckedRequest:
+    """Check a request. Raises NotFound, Refused, and Invalid with all input problems.
 
-    This is cheap whatever is asked, and refuses at once: only a plan needs a process of its own.
+    The check is fast for any request, so it needs no separate process.
     """
     from .. import extensions
     from ..hosts.renting.several import alternatives
 
-    wanted = _wanted(room, asked)
+    wanted = _read_request(room, asked)
     wanted = wanted._replace(start=wanted.start._replace(search=search))
-    problems = _misfits(room, wanted, asked)
+    problems = _check_inputs(room, wanted, asked)
     given = [*asked.inputs.items()]
     given += [(name, value) for name, values in (asked.sweep or {}).items() for value in values]
-    problems += _out_of_reach(room, read_recipe(wanted.offered), given)
+    problems += _check_addresses(room, read_recipe(wanted.offered), given)
     if problems:
         raise Invalid(problems)
     driver = asked.driver
-    with room.working() as ws:
+    with room.open_workspace() as ws:
         if alternatives(ws.config, driver):
             return wanted
     if driver != "local" and driver not in (known := extensions.drivers(driver)):
@@ -322,31 +331,31 @@ def checked(
     return wanted
 
 
-def _wanted(room: ServedWorkspace, asked: Asked) -> Wanted:
-    """What a request is about, not checked yet.  Raises NotFound, Refused."""
+def _read_request(room: ServedWorkspace, asked: Asked) -> CheckedRequest:
+    """Return the recipe and inputs of an unchecked request. Raises NotFound, Refused."""
     from ..survey.request import Request
 
     resources = asked.resources.resources
     if not asked.like:
-        each = meant(room, asked.recipe)
+        each = find_available(room, asked.recipe)
         request = Request(each.word, asked.inputs, asked.preset, resources=resources)
-        return Wanted(each, Start(request, asked.sweep or {}))
-    with room.working() as ws:
+        return CheckedRequest(each, Start(request, asked.sweep or {}))
+    with room.open_workspace() as ws:
         before = starting.read_start(ws.root, run_of(ws, asked.like))
-    start = starting.change(before, asked.inputs, asked.sweep)
+    start = starting.change_inputs(before, asked.inputs, asked.sweep)
     request = start.request
     if asked.preset is not None:
         request = replace(request, preset=asked.preset or None)
     request = replace(request, resources={**request.resources, **resources})
-    each = _offered_as(room, request.recipe)
-    return Wanted(each, Start(replace(request, recipe=each.word), start.axes))
+    each = _find_recipe_of_run(room, request.recipe)
+    return CheckedRequest(each, Start(replace(request, recipe=each.word), start.axes))
 
 
-def _offered_as(room: ServedWorkspace, word: str) -> Offered:
-    """The recipe that a run was asked for, where it is offered.  Raises Refused."""
+def _find_recipe_of_run(room: ServedWorkspace, word: str) -> AvailableRecipe:
+    """Return the recipe of an earlier run, if the server provides it. Raises Refused."""
     with suppress(NotFound, Invalid):
         path = os.path.realpath(library.find(word, room.root))
-        for each in offered(room):
+        for each in list_available(room):
             if os.path.realpath(each.entry.path) == path:
                 return each
     words = "the server does not offer the recipe of this run"
@@ -354,8 +363,8 @@ def _offered_as(room: ServedWorkspace, word: str) -> Offered:
     raise Refused(409, "not-offered", words, fix)
 
 
-def _misfits(room: ServedWorkspace, wanted: Wanted, asked: Asked) -> list[Problem]:
-    """The values that inputs do not take, and names that are none."""
+def _check_inputs(room: ServedWorkspace, wanted: CheckedRequest, asked: Asked) -> list[Problem]:
+    """Return the problems of unknown inputs and invalid values."""
     from ..language import inputs, unread
 
     recipe, (request, axes, search) = read_recipe(wanted.offered), wanted.start
@@ -370,23 +379,23 @@ def _misfits(room: ServedWorkspace, wanted: Wanted, asked: Asked) -> list[Proble
             if search:
                 starting.first_trial(room.root, wanted.start, search)
             else:
-                starting.draft(room.root, wanted.start)
+                starting.draft_sweep(room.root, wanted.start)
         except Invalid as error:
             problems += error.problems
     else:
-        problems += inputs.tried(recipe, request.inputs, preset=request.preset)[1]
-        problems += unread.refused(recipe, request.inputs, request.preset)
-    if asked.resources.resources and (keyed := _keyed(recipe)):
+        problems += inputs.try_bind(recipe, request.inputs, preset=request.preset)[1]
+        problems += unread.find_refused(recipe, request.inputs, request.preset)
+    if asked.resources.resources and (keyed := _find_keyed_resources(recipe)):
         fix = "remove `resources`"
         words = f"the resources of {keyed} are part of its cache key and cannot be changed"
         problems.append(Problem("clash", words, None, fix))
     return problems
 
 
-def _out_of_reach(
+def _check_addresses(
     room: ServedWorkspace, recipe: Recipe, given: Iterable[tuple[str, object]]
 ) -> list[Problem]:
-    """The paths and addresses among given values that this server does not read."""
+    """Return the problems of paths and addresses that this server may not read."""
     lists = load(room.root, room.environ).lists
     named = [
         *lists.get("data.roots", ()),
@@ -398,9 +407,9 @@ def _out_of_reach(
     problems: list[Problem] = []
     for name, address in _addresses(recipe, given):
         kind = kind_of(address)
-        if address.startswith("pack:") and _packed(room, name, address, problems):
+        if address.startswith("pack:") and _is_packed(room, name, address, problems):
             continue
-        if kind == "path" and not _below(
+        if kind == "path" and not _is_below(
             os.path.realpath(room.root / Path(address).expanduser()), roots
         ):
             fix = "use an address with hf://, s3://, gs:// or https://; to allow paths, set `roots` under [data] in recipe.toml"
@@ -413,18 +422,21 @@ def _out_of_reach(
     return problems
 
 
-def _keyed(recipe: Recipe) -> str:
-    """What of a recipe has its resources in its key; empty where nothing has."""
+def _find_keyed_resources(recipe: Recipe) -> str:
+    """Return the name of the step or recipe whose resources are part of its cache key, or ""."""
     if recipe.resources.key:
         return recipe.id
     return next((f"step {each.id}" for each in recipe.steps.values() if each.resources.key), "")
 
 
-def _packed(room: ServedWorkspace, name: str, address: str, problems: list[Problem]) -> bool:
-    """Whether an input names what the shared store has; where the store does not have it, that is a problem."""
+def _is_packed(room: ServedWorkspace, name: str, address: str, problems: list[Problem]) -> bool:
+    """Return True if an input names a dataset archive.
+
+    If the store lacks the archive, add a problem.
+    """
     from ..survey import bundles
 
-    with room.working() as ws:
+    with room.open_workspace() as ws:
         try:
             ws.share(None)
             return bundles.find_packed(ws, address) is not None
@@ -436,39 +448,39 @@ def _packed(room: ServedWorkspace, name: str, address: str, problems: list[Probl
 
 
 def _addresses(recipe: Recipe, given: Iterable[tuple[str, object]]) -> Iterator[tuple[str, str]]:
-    """The values of inputs that are read as addresses or paths, with the names of the inputs."""
+    """Yield the name and value of inputs that are addresses or paths."""
     for name, value in given:
         spec = recipe.inputs.get(name)
         if spec is None or not {spec.type, spec.items} & set(ADDRESSES):
             continue
-        with suppress(BadValue):  # which is a problem of its own
-            read_as = converted(spec, value)
+        with suppress(BadValue):  # reported by another check
+            read_as = convert(spec, value)
             for item in read_as if isinstance(read_as, list) else [read_as]:
                 if isinstance(item, str):
-                    yield name, spec.parted(item)[0]
+                    yield name, spec.split_member(item)[0]
 
 
-def _below(path: str, roots: list[str]) -> bool:
+def _is_below(path: str, roots: list[str]) -> bool:
     return any(path == root or path.startswith(f"{root.rstrip('/')}/") for root in roots)
 
 
-@router.get("/recipes", dependencies=READ, summary="The recipes that may be run")
+@router.get("/recipes", dependencies=READ, summary="List the available recipes")
 def recipes(room: InRoom) -> RecipeList:
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         used = last_used(ws)
-    known = [summary_facts(each, used.get(each.entry.id)) for each in offered(room)]
+    known = [summary_facts(each, used.get(each.entry.id)) for each in list_available(room)]
     return RecipeList(recipes=[RecipeSummary.model_validate(each) for each in known])
 
 
 @router.get(
     "/recipes/{name}",
     dependencies=READ,
-    summary="One recipe: what it takes, its presets, what it needs",
+    summary="Show a recipe's inputs, presets and resources",
 )
 def recipe(name: str, room: InRoom) -> RecipeView:
     from ..interface import datasheet
 
-    each = meant(room, name)
+    each = find_available(room, name)
     found = read_recipe(each)
     sheet = datasheet.describe_sheet(datasheet.Sheet(found, {}))
     made = [name for name, _, _ in datasheet.results(found)]
@@ -489,14 +501,12 @@ def recipe(name: str, room: InRoom) -> RecipeView:
     return RecipeView.model_validate({**summary_facts(each), **parts})
 
 
-@router.post(
-    "/plan", dependencies=READ, summary="What a run would do, with the reasons; nothing is run"
-)
+@router.post("/plan", dependencies=READ, summary="Plan a run without executing it")
 async def plan(asked: AskedPlan, room: InRoom, planner: InPlanner, market: InMarket) -> PlanView:
-    wanted = await run_in_threadpool(checked, room, asked, _search(asked))
+    wanted = await run_in_threadpool(check_request, room, asked, _search(asked))
     if asked.driver == "local":
-        return (await planner.call(planned, room, Known(), wanted, asked))[0]
-    return await market.call(planner, planned, room, wanted, asked)
+        return (await planner.call(plan_request, room, CachedOffers(), wanted, asked))[0]
+    return await market.call(planner, plan_request, room, wanted, asked)
 
 
 def _search(asked: AskedPlan) -> starting.Search | None:
@@ -506,17 +516,17 @@ def _search(asked: AskedPlan) -> starting.Search | None:
 
 
 class OfferShelf(BaseModel):
-    """What a driver offers for a step."""
+    """The offers of a driver for a step."""
 
     model_config = ConfigDict(extra="allow")
 
     driver: str
-    step: str = Field(description="The first step that needs it, or `the run`.")
-    failed: str = Field(description="Why it was not asked; empty where it was.")
+    step: str = Field(description="First step that needs the machine, or `the run`.")
+    failed: str = Field(description="Why the driver could not be queried, or empty.")
     ends: str
     left_out: dict[str, int]
     offers: list[dict[str, Any]] = Field(
-        description="The cheapest run first; `rank` is the place among those of all drivers for the step."
+        description="Offers by total cost, cheapest first. `rank` is the rank among all drivers for the step."
     )
 
 
@@ -527,16 +537,18 @@ class OfferList(BaseModel):
 @router.post(
     "/offers",
     dependencies=READ,
-    summary="What all drivers offer for the steps that a run would have, the newest of the last minute; nothing is rented",
+    summary="List the offers of all drivers for a run, at most one minute old, without renting",
 )
 async def offers(asked: Asked, room: InRoom, planner: InPlanner, market: InMarket) -> OfferList:
-    wanted = await run_in_threadpool(checked, room, AskedWhere(**asked.model_dump()))
-    return await market.call(planner, offered_for, room, wanted)
+    wanted = await run_in_threadpool(check_request, room, AskedWhere(**asked.model_dump()))
+    return await market.call(planner, offers_for, room, wanted)
 
 
-def offered_for(room: ServedWorkspace, known: Known, wanted: Wanted) -> tuple[OfferList, list[Ask]]:
-    """Return what drivers offer for a run, as far as it is known, and what they have to be asked."""
-    with surveyed(room, wanted) as (ws, found):
+def offers_for(
+    room: ServedWorkspace, known: CachedOffers, wanted: CheckedRequest
+) -> tuple[OfferList, list[Ask]]:
+    """Return the cached offers for a run, and the missing queries."""
+    with survey_request(room, wanted) as (ws, found):
         looked = look_up(ws, found, known.renting, known)
         shown = [
             shelf
@@ -549,23 +561,31 @@ def offered_for(room: ServedWorkspace, known: Known, wanted: Wanted) -> tuple[Of
 
 
 @contextmanager
-def surveyed(room: ServedWorkspace, wanted: Wanted) -> Iterator[tuple[Workspace, Survey]]:
-    """What a run would do.  Raises Refused, or a RecipeError, with every problem."""
+def survey_request(
+    room: ServedWorkspace, wanted: CheckedRequest
+) -> Iterator[tuple[Workspace, Survey]]:
+    """Survey a run in a separate workspace object.
+
+    Raises Refused, or a RecipeError with all problems.
+    """
     from ..survey import bundles
 
-    with room.working() as ws, starting.tried(ws, wanted.start) as request:
+    with room.open_workspace() as ws, starting.request_to_plan(ws, wanted.start) as request:
         ws.share(None)
         ws.reach = Reach(ws.config.lists.get("data.allow", ()))
         yield ws, plan_run(ws, bundles.fetch_packed_inputs(ws, request))
 
 
-def planned(
-    room: ServedWorkspace, known: Known, wanted: Wanted, asked: AskedPlan
+def plan_request(
+    room: ServedWorkspace, known: CachedOffers, wanted: CheckedRequest, asked: AskedPlan
 ) -> tuple[PlanView, list[Ask]]:
-    """Return what a run would do, and what drivers have to be asked for it.  Raises Refused, or a RecipeError, with every problem."""
+    """Return the plan of a run, and missing driver queries.
+
+    Raises Refused, or a RecipeError with all problems.
+    """
     from ..hosts.renting.several import driver_names
 
-    with surveyed(room, wanted) as (ws, found):
+    with survey_request(room, wanted) as (ws, found):
         names = driver_names(ws.config, asked.driver)
         looked = look_up(ws, found, names if found.todo else [], known)
         limits = asked.limits.model_dump(exclude_none=True)
@@ -576,11 +596,13 @@ def planned(
 
 
 def _without_folders(ws: Workspace, facts: Facts) -> Facts:
-    """A forecast without the folders of this machine."""
+    """Return a forecast without local paths."""
     steps = [
-        {**each, "reasons": [plain(reason, ws.root) for reason in each["reasons"]]}
+        {**each, "reasons": [hide_local_paths(reason, ws.root) for reason in each["reasons"]]}
         for each in facts["steps"]
     ]
-    machines = [{**each, "failed": plain(each["failed"], ws.root)} for each in facts["machines"]]
-    inputs = {name: plain_value(value, ws.root) for name, value in facts["inputs"].items()}
+    machines = [
+        {**each, "failed": hide_local_paths(each["failed"], ws.root)} for each in facts["machines"]
+    ]
+    inputs = {name: hide_paths_in_value(value, ws.root) for name, value in facts["inputs"].items()}
     return {**facts, "steps": steps, "machines": machines, "inputs": inputs}

@@ -1,4 +1,4 @@
-"""What a route works with: the workspace that is served, opened for as many requests as are read at once, and whose request it is."""
+"""Dependencies of routes: the served workspace, the caller and permission checks."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ _MOMENT = re.compile(
 
 
 class ServedWorkspace:
-    """The folder and the environment that a server serves.  A process of its own can have it, too.
+    """The directory and environment served by a server. Child processes can create it, too.
 
-    `for_owner`: it listens on loopback for the caller of `recipe ui`, and offers what is in the
-    folder without being allowed each.
+    `for_owner` is set for `recipe ui`, which listens on loopback and provides all recipes in the
+    directory.
     """
 
     def __init__(self, root: Path, environ: Mapping[str, str], *, for_owner: bool = False) -> None:
         self.root, self.environ = Path(os.path.abspath(root)), environ
         self.for_owner = for_owner
 
-    def working(self) -> Workspace:
-        """Open the workspace anew, to survey a request in.  The caller closes it."""
+    def open_workspace(self) -> Workspace:
+        """Open the workspace for planning. The caller closes it."""
         return Workspace.open(self.root, environ=self.environ)
 
 
 class Room(ServedWorkspace):
-    """The workspace of a server, with its tokens.  Its methods are called by many threads."""
+    """The workspace of a server and its tokens. Thread-safe."""
 
     def __init__(
         self, root: Path, environ: Mapping[str, str], tokens: Tokens, *, for_owner: bool = False
@@ -53,12 +53,15 @@ class Room(ServedWorkspace):
         self._idle: deque[Workspace] = deque()
 
     @contextmanager
-    def reading(self) -> Iterator[Workspace]:
-        """A workspace whose runs are read, used again by later requests.  Nothing is surveyed in it."""
+    def borrow_workspace(self) -> Iterator[Workspace]:
+        """Provide a workspace for reading runs.
+
+        It is reused by later requests, and not used for planning.
+        """
         try:
             ws = self._idle.pop()
         except IndexError:
-            ws = self.working()
+            ws = self.open_workspace()
         try:
             yield ws
         except (Refused, GeneratorExit):
@@ -74,12 +77,12 @@ class Room(ServedWorkspace):
             self._idle.pop().close()
 
 
-async def _room(request: HTTPConnection) -> Room:
+async def _get_room(request: HTTPConnection) -> Room:
     return cast("Room", request.app.state.room)
 
 
 def caller_of(request: HTTPConnection) -> Token:
-    """Whose request it is.  Raises Refused where it has no token."""
+    """Return the token of a request. Raises Refused without a token."""
     caller = request.scope["state"]["caller"]
     if caller is None:
         raise Refused(
@@ -91,12 +94,15 @@ def caller_of(request: HTTPConnection) -> Token:
     return cast("Token", caller)
 
 
-async def _caller(request: HTTPConnection) -> Token:
+async def _get_caller(request: HTTPConnection) -> Token:
     return caller_of(request)
 
 
-def _query(request: HTTPConnection) -> None:
-    """Raises Refused for a parameter that an address of /v1 does not have, or has once: a filter that is misspelt would let everything through."""
+def _check_query(request: HTTPConnection) -> None:
+    """Raise Refused for unknown or repeated query parameters of /v1.
+
+    A misspelled filter would otherwise return all runs.
+    """
     if not request.url.path.startswith("/v1/"):
         return
     known = {
@@ -127,17 +133,18 @@ def _query(request: HTTPConnection) -> None:
 
 
 class Needs:
-    """That the caller's token has this scope.
+    """A check that the caller's token has this scope.
 
-    A token of one run opens only the addresses that name a run, and with `any_run` those that leave out all others.
+    A token of one run may only use paths with this run, and with `any_run` also paths that hide
+    other runs.
     """
 
     def __init__(self, scope: Scope, *, run: bool = False, any_run: bool = False) -> None:
         self.scope, self.run, self.any_run = scope, run, any_run
 
     async def __call__(self, request: HTTPConnection) -> None:
-        # A coroutine, as all that others depend on: for a function a thread would be asked.
-        _query(request)
+        # Async like all dependencies, because FastAPI runs plain functions in a thread.
+        _check_query(request)
         caller = caller_of(request)
         is_other = not self.run or request.path_params.get("run") != caller.run
         if caller.run and is_other and not self.any_run:
@@ -160,12 +167,12 @@ class Needs:
             )
 
 
-InRoom = Annotated[Room, Depends(_room)]
-Caller = Annotated[Token, Depends(_caller)]
+InRoom = Annotated[Room, Depends(_get_room)]
+Caller = Annotated[Token, Depends(_get_caller)]
 BEARER = Depends(
     HTTPBearer(
         auto_error=False,
-        description="A token, as the first `recipe serve` shows it, or POST /v1/tokens.",
+        description="A token from the first `recipe serve`, or from POST /v1/tokens.",
     )
 )
 READ = [BEARER, Depends(Needs("read"))]
@@ -177,13 +184,13 @@ OPERATE_RUN = [BEARER, Depends(Needs("operate", run=True))]
 
 
 class Given(BaseModel):
-    """The body of a request: nothing but these fields, and each as it is typed."""
+    """A request body with these fields only, without type conversion."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class Nothing(Given):
-    """An empty body: {}, or none at all."""
+    """An empty body: {}, or no body."""
 
 
 def _rfc_3339(value: object) -> object:
@@ -203,11 +210,11 @@ def _number(value: object) -> object:
 
 
 Whole = Annotated[int, Strict(False), BeforeValidator(_number)]
-"""A whole number in a request, also one that is written as 1.0."""
+"""An integer in a request, also written as 1.0."""
 
 
 def run_of(ws: Workspace, id: str) -> RunRow:
-    """A run of this workspace.  Raises Refused."""
+    """Return a run of this workspace. Raises Refused."""
     from ..errors import NotFound
 
     try:

@@ -1,4 +1,4 @@
-"""Reads what runs do, for all who follow them: moves, progress, and what their attempts print and report.  One thread uses it."""
+"""Read new events, progress, log lines and metrics of runs for followers. Use in one thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from ..agent.regular import descriptor_of
-from ..api.logs import LogTail, Part, Tail, hear, kept, tail_of, unmaskable
+from ..api.logs import (
+    AttemptLog,
+    LogTail,
+    Tail,
+    apply_event,
+    find_unmaskable,
+    open_tail,
+    stored_log_path,
+)
 from ..api.values import whole
 from ..errors import CannotRun, Invalid
 from ..secrets import Masker
@@ -18,48 +26,45 @@ from ..storage.records.runs import FINAL, Event, RunRow
 from ..storage.workspace import Workspace
 from ..survey.rows import StoredStream, is_elsewhere
 from .messages import Message
-from .runs import shown
+from .runs import event_view
 
 T = TypeVar("T")
 PAGE: Final = 500
-"""Events that are read at once."""
+"""Maximum number of events in one read."""
 PIECE: Final = 1 << 18
-"""Bytes of messages of one run that are read at once."""
+"""Approximate number of message bytes of one run in one read."""
 EVERY: Final = 2.0
-"""Seconds between two looks at the progress of a run that does not move."""
+"""Seconds between two reads of the progress of a run without new events."""
 ELSEWHERE: Final = 1.0
-"""Seconds between two looks at what an attempt prints whose log is in a database."""
+"""Seconds between two reads of an attempt whose log is in a database."""
 LINES: Final = 64 << 10
-"""Bytes of log lines in one message at most; what came before them is skipped."""
+"""Maximum size in bytes of the log lines in one message. Earlier lines are skipped."""
 AT_ONCE: Final = 8 << 20
-"""Bytes of one text that are read at once."""
+"""Maximum number of bytes of a text in one read."""
 LONGEST_LINE: Final = 16 << 10
-"""Bytes of a line without an end that are waited for."""
+"""Maximum size in bytes of an incomplete line that is held back."""
 HIDDEN: Final = "its log and metrics are hidden until the step finishes: it has secrets that are not set for the server"
 REPORTED: Final = frozenset({"metrics", "warning"})
-"""What a step writes to $RECIPE_METRICS."""
+"""Kinds of messages from $RECIPE_METRICS."""
 POINTS: Final = 64
-"""Points in one message at most."""
+"""Maximum number of metric points in one message."""
 MORE_WARNINGS: Final = "more warnings are in the step's log"
 
 
 class Lines:
-    """The lines of a text that grows, with their ends: those that are written once it is followed.
-
-    With `from_start` also those that are there already.
-    """
+    """New lines of a growing text, with line ends. With `from_start`, include existing lines."""
 
     def __init__(self, tail: LogTail, *, from_start: bool) -> None:
         self._tail = tail
         self._passing = not from_start
         self._rest = b""
         self.offset = 0
-        """Bytes, as they are shown, before the lines that `read` answers next."""
+        """Offset in bytes of the next returned line in the masked text."""
         self.done = False
-        """Whether the end of a text that has ended was read."""
+        """True if the text has ended and was read completely."""
 
     def read(self, *, ended: bool) -> list[bytes]:
-        """The lines that are new.  `ended`: nothing more is written, so also a last one without an end."""
+        """Return the new lines. With `ended`, include a last line without a line end."""
         data = self._rest
         while len(data) < AT_ONCE:
             piece = self._tail.read()
@@ -67,7 +72,7 @@ class Lines:
                 data += piece
                 continue
             if self._passing:
-                data = self._pass(data)
+                data = self._skip_existing(data)
                 self._passing = False
             if ended:
                 rest: list[bytes] = []
@@ -76,17 +81,17 @@ class Lines:
                 self.done = True
             break
         if self._passing:
-            self._rest = self._pass(data)
+            self._rest = self._skip_existing(data)
             return []
-        lines = _lines(data)
+        lines = _split_lines(data)
         self._rest = b""
         is_begun = bool(lines) and not lines[-1].endswith(b"\n")
         if is_begun and not ended and len(lines[-1]) < LONGEST_LINE:
             self._rest = lines.pop()
         return lines
 
-    def _pass(self, data: bytes) -> bytes:
-        """Leave out what was there before anybody followed, but for the line that goes on."""
+    def _skip_existing(self, data: bytes) -> bytes:
+        """Skip the existing lines, except an incomplete last line."""
         before = data.rfind(b"\n") + 1
         self.offset += before
         return data[before:]
@@ -95,13 +100,13 @@ class Lines:
         self._tail.close()
 
 
-def _lines(data: bytes) -> list[bytes]:
+def _split_lines(data: bytes) -> list[bytes]:
     *whole_lines, rest = data.split(b"\n")
     return [line + b"\n" for line in whole_lines] + ([rest] if rest else [])
 
 
-class Bars:
-    """A log as lines, also where a progress bar goes back with `\\r`."""
+class BarLines:
+    """A log in which carriage returns of progress bars count as line ends."""
 
     def __init__(self, tail: LogTail) -> None:
         self._tail = tail
@@ -116,10 +121,10 @@ class Bars:
         self._tail.close()
 
 
-class Attempt:
-    """One attempt that runs, or has just ended."""
+class AttemptReader:
+    """A reader of an attempt that is running or has just ended."""
 
-    def __init__(self, part: Part, *, from_start: bool) -> None:
+    def __init__(self, part: AttemptLog, *, from_start: bool) -> None:
         self.part = part
         self._from_start = from_start
         self._log: Lines | None = None
@@ -129,11 +134,11 @@ class Attempt:
         self._warned: dict[str, None] = {}
         self._due = 0.0
         self._is_hidden = False
-        self._is_slow = False  # its pattern
+        self._is_slow = False  # matching the metrics pattern exceeded its time limit
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, and all of it was read."""
+        """True if the attempt has ended and was read completely."""
         return self.part.ended and all(
             lines is None or lines.done for lines in (self._log, self._metrics)
         )
@@ -144,12 +149,12 @@ class Attempt:
                 lines.close()
 
     def read(self, ws: Workspace, run: str, kinds: Set[str]) -> list[Message]:
-        """What is new of the kinds that somebody follows."""
+        """Return new messages of the followed kinds."""
         if "log" not in kinds:
-            self._log = self._left(self._log)
-            self._from_start = False  # who follows it later gets what is printed from then on
+            self._log = self._close(self._log)
+            self._from_start = False  # later followers receive only new lines
         if not kinds & REPORTED:
-            self._metrics = self._left(self._metrics)
+            self._metrics = self._close(self._metrics)
         if not kinds & (REPORTED | {"log"}):
             return []
         now = time.monotonic()
@@ -158,40 +163,40 @@ class Attempt:
         elsewhere = is_elsewhere(ws, run)
         self._due = now + (ELSEWHERE if elsewhere else 0.0)
         if not self.part.ended and not elsewhere and self._cannot_be_masked(ws):
-            return self._said_hidden(run)
+            return self._report_hidden(run)
         found: list[Message] = []
         if "log" in kinds:
-            with suppress(OSError, CannotRun):  # a step may have put a pipe in the place of its log
+            with suppress(OSError, CannotRun):  # a step may have replaced its log with a pipe
                 found += self._print(ws, run)
         if kinds & REPORTED:
-            with suppress(OSError, CannotRun):  # it has reported nothing yet
+            with suppress(OSError, CannotRun):  # no metrics yet
                 found += self._report(ws, run, elsewhere)
         return found
 
-    def _of(self, kind: str, run: str, **data: Any) -> Message:
+    def _message(self, kind: str, run: str, **data: Any) -> Message:
         name = {"run": run, "step": self.part.step, "attempt": self.part.number}
         return Message(kind, run, {**name, **data})
 
     @staticmethod
-    def _left(lines: Lines | None) -> None:
+    def _close(lines: Lines | None) -> None:
         if lines is not None:
             lines.close()
 
     def _cannot_be_masked(self, ws: Workspace) -> bool:
         try:
-            return bool(unmaskable(ws, self.part))
+            return bool(find_unmaskable(ws, self.part))
         except CannotRun:
             return True
 
-    def _said_hidden(self, run: str) -> list[Message]:
+    def _report_hidden(self, run: str) -> list[Message]:
         if self._is_hidden:
             return []
         self._is_hidden = self._from_start = True
-        return [self._of("warning", run, text=HIDDEN)]
+        return [self._message("warning", run, text=HIDDEN)]
 
     def _print(self, ws: Workspace, run: str) -> list[Message]:
         if self._log is None:
-            tail = tail_of(ws, run, self.part)
+            tail = open_tail(ws, run, self.part)
             if tail is None:
                 return []
             self._log = Lines(tail, from_start=self._from_start)
@@ -205,8 +210,8 @@ class Attempt:
         skipped = sum(map(len, lines[:first]))
         offset = self._log.offset + skipped
         self._log.offset = offset + size
-        texts = [_text(line) for line in lines[first:]]
-        return [self._of("log", run, offset=offset, skipped=skipped, lines=texts)]
+        texts = [_line_text(line) for line in lines[first:]]
+        return [self._message("log", run, offset=offset, skipped=skipped, lines=texts)]
 
     def _report(self, ws: Workspace, run: str, elsewhere: bool) -> list[Message]:
         if self._metrics is None:
@@ -215,18 +220,18 @@ class Attempt:
         lines = self._metrics.read(ended=self.part.ended)
         for line in lines if not self.part.pattern else ():
             if text := self._warning(metrics.warning_of(line)):
-                found.append(self._of("warning", run, text=text))
+                found.append(self._message("warning", run, text=text))
         points = self._points_in(lines)
         for point in points:
             self._values.update(point)
         self._points += len(points)
         if points:
-            said = {"values": dict(self._values), "new": _evenly(points, POINTS)}
-            found.append(self._of("metrics", run, points=self._points, **said))
+            said = {"values": dict(self._values), "new": _pick_evenly(points, POINTS)}
+            found.append(self._message("metrics", run, points=self._points, **said))
         return found
 
     def _points_in(self, lines: Sequence[bytes]) -> Sequence[Mapping[str, metrics.Value]]:
-        """What lines report; nothing by a pattern that takes too long: the end of the step says so."""
+        """Return the metric points in these lines, or nothing if matching exceeded its time limit."""
         if not self.part.pattern:
             return [point for line in lines if (point := metrics.parse(line))]
         if not self._is_slow:
@@ -237,7 +242,7 @@ class Attempt:
         return ()
 
     def _warning(self, text: str) -> str:
-        """What is said of a warning: each once, and of too many that there are more."""
+        """Return the text to send for a warning, or "" for a repeated warning or too many warnings."""
         line = " ".join(text.split())[: metrics.LONGEST_WARNING]
         if not line or line in self._warned or len(self._warned) > metrics.MOST_WARNINGS:
             return ""
@@ -245,43 +250,43 @@ class Attempt:
         return line if len(self._warned) <= metrics.MOST_WARNINGS else MORE_WARNINGS
 
     def _metrics_tail(self, ws: Workspace, run: str, elsewhere: bool) -> LogTail:
-        """Raises FileNotFoundError where the step has reported nothing yet."""
+        """Open the metrics of an attempt. Raises FileNotFoundError if there are no metrics yet."""
         if self.part.pattern:
-            tail = tail_of(ws, run, self.part)
+            tail = open_tail(ws, run, self.part)
             if tail is None:
                 raise FileNotFoundError
-            return Bars(tail)
-        path = kept(ws, run, self.part).with_suffix(".metrics")
+            return BarLines(tail)
+        path = stored_log_path(ws, run, self.part).with_suffix(".metrics")
         if elsewhere:
             return StoredStream(ws, run, path.name.removesuffix(".metrics"), "metrics")
         with suppress(FileNotFoundError):
             return Tail(descriptor_of(path), Masker().stream())
         raw = Path(f"{self.part.raw[:-4]}.metrics")
-        return Tail(descriptor_of(raw), Masker(self.part.known(ws)).stream())
+        return Tail(descriptor_of(raw), Masker(self.part.secrets_to_mask(ws)).stream())
 
 
-def _evenly(points: Sequence[T], most: int) -> Sequence[T]:
-    """At most so many of some points, evenly spaced, with the last."""
+def _pick_evenly(points: Sequence[T], most: int) -> Sequence[T]:
+    """Return at most `most` evenly spaced points, including the last."""
     if len(points) <= most:
         return points
     return [points[(n + 1) * len(points) // most - 1] for n in range(most)]
 
 
-def _text(line: bytes) -> str:
-    """A line without its end, as far as one message takes."""
+def _line_text(line: bytes) -> str:
+    """Return a line without its line end, at most `LINES` bytes."""
     return whole(line[:LINES].decode(errors="replace").removesuffix("\n").removesuffix("\r"))
 
 
 class RunReader:
-    """What one run does.  Moves with a number up to `seen` were given out before."""
+    """A reader of one run. Events up to number `seen` were sent before."""
 
     def __init__(self, row: RunRow, seen: int) -> None:
         self.row, self.seen = row, seen
-        self.parts: list[Part] = []
+        self.parts: list[AttemptLog] = []
         self.over = False
         self._last: dict[tuple[str, ...], Message] = {}
-        self._going: dict[str, Part] = {}
-        self._attempts: dict[tuple[str, int], Attempt] = {}
+        self._going: dict[str, AttemptLog] = {}
+        self._attempts: dict[tuple[str, int], AttemptReader] = {}
         self._heard = 0
         self._progress: Mapping[str, Any] = {}
         self._progress_due = 0.0
@@ -291,47 +296,50 @@ class RunReader:
             attempt.close()
 
     def begin(self, ws: Workspace, recent: int) -> list[Message]:
-        """Hear what was before; answers the last `recent` moves that were given out already."""
+        """Read the earlier events, and return the last `recent` events."""
         run = self.row.id
         last: list[Event] = []
         while self._heard < self.seen and (page := ws.store.runs.events(run, self._heard, PAGE)):
             page = [event for event in page if event.seq <= self.seen]
             for event in page:
-                hear(event, self.parts, self._going)
+                apply_event(event, self.parts, self._going)
             self._heard = page[-1].seq if page else self.seen
             last = [*last, *page][-recent:] if recent else []
         for part in self._going.values():
-            self._attempts[part.step, part.number] = Attempt(part, from_start=False)
-        return [move(ws, event) for event in last]
+            self._attempts[part.step, part.number] = AttemptReader(part, from_start=False)
+        return [event_message(ws, event) for event in last]
 
-    def moves(self, ws: Workspace) -> list[Message]:
-        """Moves that are new, up to a piece of them.  Raises NotFound where the run was deleted."""
+    def read_events(self, ws: Workspace) -> list[Message]:
+        """Return new events, at most about `PIECE` bytes.
+
+        Raises NotFound if the run was deleted.
+        """
         self.row = ws.store.runs.get(self.row.id)
         found: list[Message] = []
         size = 0
         for event in ws.store.runs.events(self.row.id, self.seen, PAGE):
             if size > PIECE:
                 break
-            found.append(move(ws, event))
+            found.append(event_message(ws, event))
             size += len(found[-1].json)
             before = len(self.parts)
-            hear(event, self.parts, self._going)
+            apply_event(event, self.parts, self._going)
             for part in self.parts[before:]:
                 known = self._attempts.get((part.step, part.number))
                 if known is None:
-                    self._attempts[part.step, part.number] = Attempt(part, from_start=True)
-                else:  # another worker took it up
+                    self._attempts[part.step, part.number] = AttemptReader(part, from_start=True)
+                else:  # another worker continues the attempt
                     known.part = part
             self.seen = self._heard = event.seq
         if found:
             self._progress_due = 0.0
         if self._all_moves_read():
-            for part in self._going.values():  # of a worker that died
+            for part in self._going.values():  # attempts of a dead worker
                 part.ended = True
         return found
 
-    def live(self, ws: Workspace, kinds: Set[str]) -> list[Message]:
-        """What its attempts print and report, and how far it is."""
+    def read_live(self, ws: Workspace, kinds: Set[str]) -> list[Message]:
+        """Return new log lines, metrics, warnings and progress."""
         run = self.row.id
         found: list[Message] = []
         size = 0
@@ -343,7 +351,9 @@ class RunReader:
             found += some
             size += sum(len(each.json) for each in some)
             if not attempt.over:
-                self._attempts[name] = attempt  # last: the next look begins with others
+                self._attempts[name] = (
+                    attempt  # move to the end, so that the next read starts with other attempts
+                )
             else:
                 attempt.close()
                 self._last = {key: each for key, each in self._last.items() if key[1] != name[0]}
@@ -357,15 +367,15 @@ class RunReader:
             if said != self._progress:
                 self._progress = said
                 found.append(Message("progress", run, said))
-        self._keep(found)
+        self._remember(found)
         return found
 
     @property
     def last(self) -> Sequence[Message]:
-        """The last of its progress and of the metrics of each step, and the warnings of those that run."""
+        """The latest progress, the latest metrics of each step, and the warnings of running steps."""
         return list(self._last.values())
 
-    def _keep(self, messages: Sequence[Message]) -> None:
+    def _remember(self, messages: Sequence[Message]) -> None:
         running = {step for step, _ in self._attempts}
         for message in messages:
             step = str(message.data.get("step", ""))
@@ -379,19 +389,19 @@ class RunReader:
 
     @property
     def behind(self) -> bool:
-        """Whether it is known to have moves that were not given out."""
+        """True if the run has unsent events."""
         return self.seen < self.row.next_event - 1
 
     @property
     def works(self) -> bool:
-        """Whether a worker has it, or it has attempts that were not read to their end."""
+        """True if the run is active, or has attempts that are not read completely."""
         return self.row.state == "ACTIVE" or bool(self._attempts)
 
     def _all_moves_read(self) -> bool:
         return self.row.state in FINAL and not self.behind
 
 
-def move(ws: Workspace, event: Event) -> Message:
-    """An event as followers get it."""
-    view = shown(ws, event)
+def event_message(ws: Workspace, event: Event) -> Message:
+    """Convert an event to a message."""
+    view = event_view(ws, event)
     return Message("move", event.run, view.model_dump(), seq=event.seq)

@@ -1,4 +1,7 @@
-"""Runs: stored, listed, looked at, and asked to cancel, pause and resume.  What is asked of a run, its worker does; one that waits is moved here."""
+"""Routes to create, list, read and control runs.
+
+The worker of a run carries out a request. If a run has no worker, the server changes its state.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +36,11 @@ from ..storage.records.runs import Event, RunRow
 from ..storage.records.runs import Wanted as RunsWanted
 from ..storage.workspace import Workspace
 from . import recipes
-from .answers import plain, plain_value
-from .asking import InAsking
-from .page import squeezed
+from .answers import hide_local_paths, hide_paths_in_value
+from .asking import InRequests
+from .page import compressed_response
 from .planner import InPlanner
-from .recipes import AskedPlan, Wanted
+from .recipes import AskedPlan, CheckedRequest
 from .room import (
     OPERATE,
     OPERATE_RUN,
@@ -57,118 +60,119 @@ router = APIRouter(prefix="/v1", tags=["runs"])
 
 State: TypeAlias = Literal["QUEUED", "ACTIVE", "PAUSED", "COMPLETED", "FAILED", "CANCELLED"]
 MOST: Final = 200
-"""Runs of one page."""
+"""Maximum number of runs in one page."""
 PAGE_END: Final = (
     r"^(([0-9]{1,12}(\.[0-9]{1,9})?~)?[12][0-9]{3}(0[1-9]|1[0-2])(0[1-9]|[12][0-9]|3[01])"
     r"-([01][0-9]|2[0-3])[0-5][0-9][0-5][0-9]-[0-9a-f]{6})?$"
 )
-"""Where a page of runs ends: the time of a run, and its id."""
+"""Page cursor: creation time and ID of a run."""
 NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._@+-]*$"
 _Tag: TypeAlias = Annotated[str, Field(max_length=60, pattern=r"^[^\s#,][^\s,]*$")]
 _Label: TypeAlias = Annotated[str, Field(max_length=100, pattern=NAME)]
 
 
 class Hook(Given):
-    """An address that gets reports of the run, by Standard Webhooks."""
+    """A webhook endpoint for reports of the run, signed according to Standard Webhooks."""
 
-    url: str = Field(max_length=2000, description="https://HOST/PATH of a public host.")
+    url: str = Field(
+        max_length=2000, description="Endpoint URL, https://HOST/PATH on a public host."
+    )
     secret: str = Field(
         default="",
         max_length=200,
         pattern=r"^(whsec_[A-Za-z0-9+/]{24,}={0,2})?$",
-        description="What messages are signed with.",
+        description="Signing secret.",
     )
     events: list[Annotated[str, Field(max_length=60, pattern=r"^[a-z_*?]+(\.[a-z_*?]+)?$")]] = (
         Field(
             default=["*"],
             min_length=1,
             max_length=32,
-            description="Types, such as run.failed, run.* or alert.*.",
+            description="Event types, such as run.failed, run.* or alert.*.",
         )
     )
 
 
 class NewRun(AskedPlan):
-    """What is to be run, when, and by whom."""
+    """A run to queue."""
 
     priority: Whole = Field(
-        default=0, ge=-PRIORITY, le=PRIORITY, description="A higher one is taken first."
+        default=0,
+        ge=-PRIORITY,
+        le=PRIORITY,
+        description="Workers claim runs with a higher priority first.",
     )
-    not_before: Moment | None = Field(
-        default=None, description="No worker takes it before, as RFC 3339 has it."
-    )
+    not_before: Moment | None = Field(default=None, description="Earliest start time in RFC 3339.")
     user: str = Field(
         default="",
         max_length=100,
         pattern=r"^([A-Za-z0-9][A-Za-z0-9._@+-]*)?$",
-        description="For whom it is.",
+        description="Owner of the run.",
     )
     labels: dict[_Label, _Label] = Field(
-        default={}, max_length=32, description="Only a worker with all of these takes it."
+        default={}, max_length=32, description="Labels that a worker must have to claim the run."
     )
     webhooks: list[Hook] = Field(
         default=[],
         max_length=8,
-        description="Receivers of its reports, beside the receivers of the server's settings.",
+        description="Webhooks of this run, in addition to the webhooks of the server's settings.",
     )
 
 
 class Progress(BaseModel):
-    step: int = Field(description="Steps of the recipe that are over.")
+    step: int = Field(description="Number of finished recipe steps.")
     total: int | None
     percent: float | None = Field(
-        description="By the numbers of the training while it runs, else by what the steps took before; 100 only of a run that is COMPLETED."
+        description="Progress by training steps during a training, otherwise by earlier durations. 100 only for a COMPLETED run."
     )
     eta: float | None = Field(
-        description="Seconds, at the pace of the training, else by what the open steps took before; null where that is not known."
+        description="Remaining seconds by the pace of the training, otherwise by earlier durations. Null if unknown."
     )
 
 
 class StepProgress(BaseModel):
-    """How far a step is, by what it reported last."""
+    """Progress last reported by a step."""
 
-    step: float | None = Field(description="Its own step, as a training counts them.")
+    step: float | None = Field(description="Training step.")
     total: float | None
     percent: float | None
-    eta: float | None = Field(description="Seconds.")
+    eta: float | None = Field(description="Remaining time in seconds.")
 
 
 class TrainingView(StepProgress):
-    """What the step that trains reported last."""
+    """Metrics last reported by the training step."""
 
-    of: str = Field(description="The id of that step.")
+    of: str = Field(description="ID of the training step.")
     at: str | None
-    values: dict[str, float] = Field(description="Its other numbers, such as loss.")
+    values: dict[str, float] = Field(description="Other metrics, such as loss.")
 
 
 class FailureView(BaseModel):
-    """Why a run failed."""
+    """The failure of a run."""
 
     kind: str
     words: str
-    step: str = Field(description="The step that failed; empty where none did.")
-    exit: int | None = Field(description="The exit code of its command.")
-    signal: int | None = Field(description="The signal that ended it.")
-    lines: list[str] = Field(description="The last lines that it printed.")
+    step: str = Field(description="The failed step, or empty.")
+    exit: int | None = Field(description="Exit code of the command.")
+    signal: int | None = Field(description="Signal that ended the command.")
+    lines: list[str] = Field(description="Last output lines of the step.")
     fix: str
 
 
 class RunView(BaseModel):
-    """A run.  Times are RFC 3339."""
+    """A run. Times are RFC 3339."""
 
     id: str
     recipe: str
     state: State
     word: str = Field(
-        description="The state as people see it: EXECUTING, TRANSFERRING_DATA, PROVISIONING, NEEDS_RECOVERY, …"
+        description="Displayed state, such as EXECUTING, TRANSFERRING_DATA, PROVISIONING or NEEDS_RECOVERY."
     )
     failure: str = Field(
-        description="Of a run that FAILED the kind of its failure, such as oom, exit or provisioning; else empty."
+        description="Kind of failure of a FAILED run, such as oom, exit or provisioning. Otherwise empty."
     )
-    reason: str = Field(description="The same in words, or why it is in its state.")
-    request: str = Field(
-        description="What was asked of it and is not done yet: cancel, pause, resume."
-    )
+    reason: str = Field(description="Message for the failure or the current state.")
+    request: str = Field(description="Pending request: cancel, pause or resume.")
     user: str
     labels: dict[str, str]
     priority: int
@@ -182,32 +186,32 @@ class RunView(BaseModel):
 
 
 class MetricView(BaseModel):
-    """One metric of a run, over all of its steps."""
+    """A metric of a run, over all its steps."""
 
     last: float | str | bool
     min: float | None
     max: float | None
     better: Literal["min", "max"] = Field(
-        description="As a `select` of the recipe says, else by the name of the metric."
+        description="Direction from a `select` in the recipe, otherwise from the name of the metric."
     )
     step_of_best: float | None = Field(
-        description="The `step` or `epoch` that stood beside the best value, else its number from 0."
+        description="`step` or `epoch` of the best value, otherwise the index of its point."
     )
-    n: int | None = Field(description="How often it was reported as a number.")
+    n: int | None = Field(description="Number of numeric values.")
 
 
 class TrialView(BaseModel):
-    """One instance of a matrix, as those of a sweep."""
+    """An instance of a matrix, such as a sweep's."""
 
     id: str
     inputs: dict[str, Any]
-    state: str = Field(description="The worst of its steps.")
+    state: str = Field(description="Worst state among the instance's steps.")
     metrics: dict[str, MetricView]
 
 
 class CurveView(BaseModel):
     metric: str
-    values: list[float] = Field(description="At most 24 means, from the first point to the last.")
+    values: list[float] = Field(description="Mean values of at most 24 equal parts, in order.")
 
 
 class StepCounts(BaseModel):
@@ -218,75 +222,75 @@ class StepCounts(BaseModel):
 
 
 class ListedRun(RunView):
-    """A run with what people say of it, and what it reported."""
+    """A run with its description and metrics."""
 
-    given: dict[str, Any] = Field(description="The inputs that were given; `inputs` has all.")
-    tried: dict[str, list[str]] = Field(
-        description="Of a sweep the first values of each input that differs."
+    given: dict[str, Any] = Field(
+        description="Inputs set by the caller. `inputs` holds all inputs."
     )
-    counts: StepCounts = Field(description="How many of its steps came to which end.")
-    cost: float = Field(description="US dollars so far.")
+    tried: dict[str, list[str]] = Field(description="First values of each swept input.")
+    counts: StepCounts = Field(description="Number of steps by final state.")
+    cost: float = Field(description="Cost so far in US dollars.")
 
     name: str
     tags: list[str]
     note: str
     archived: bool
     metrics: dict[str, MetricView] = Field(
-        description="Those of steps whose results were there before the run are among them."
+        description="Metrics of all steps, including cached steps."
     )
     trials: list[TrialView]
-    curve: CurveView | None = Field(description="The metric that says most, in small.")
+    curve: CurveView | None = Field(description="Small curve of the most relevant metric.")
 
 
 class RunList(BaseModel):
     runs: list[ListedRun]
-    next: str | None = Field(description="The value of `after` for the next page; null at the end.")
+    next: str | None = Field(
+        description="Value of `after` for the next page. Null on the last page."
+    )
 
 
 class StepView(BaseModel):
     id: str
     state: str
-    reason: str = Field(
-        description="Of a step that FAILED the kind of its failure, of one that is RUNNING its phase."
-    )
-    detail: str = Field(description="The error of a step that FAILED, in words.")
-    attempts: int = Field(description="Those that began, with the one that runs.")
-    host: str = Field(description="Where it was begun last; empty for the worker's own machine.")
-    began: str | None = Field(description="When its last attempt did.")
+    reason: str = Field(description="Kind of failure of a FAILED step, or phase of a RUNNING step.")
+    detail: str = Field(description="Error message of a FAILED step.")
+    attempts: int = Field(description="Number of started attempts, including a running attempt.")
+    host: str = Field(description="Host of the last attempt. Empty for the worker's machine.")
+    began: str | None = Field(description="Start time of the last attempt.")
     ended: str | None
-    seconds: float | None = Field(description="For which its attempts have run.")
-    expected: float | None = Field(description="Seconds that it took before.")
+    seconds: float | None = Field(description="Total run time of all attempts in seconds.")
+    expected: float | None = Field(description="Duration of earlier runs of the step in seconds.")
     progress: StepProgress
-    values: dict[str, float] = Field(description="Numbers that it reported last, such as loss.")
-    exit: int | None = Field(description="Of a step that FAILED the exit code of its command.")
-    signal: int | None = Field(description="The signal that ended it.")
-    lines: list[str] = Field(description="Of a step that FAILED the last lines that it printed.")
-    fix: str = Field(description="What may help.")
-    warnings: list[str] = Field(description="What it says that people have to know.")
+    values: dict[str, float] = Field(description="Metrics reported last, such as loss.")
+    exit: int | None = Field(description="Exit code of a FAILED step's command.")
+    signal: int | None = Field(description="Signal that ended the command.")
+    lines: list[str] = Field(description="Last output lines of a FAILED step.")
+    fix: str = Field(description="Suggested fix.")
+    warnings: list[str] = Field(description="Warnings reported by the step.")
     key: str = Field(
-        description="The fingerprint of its last attempt, or of its result; empty before."
+        description="Cache key of the last attempt or of the cached result. Empty if the step has not started."
     )
     cost: float = Field(
-        description="US dollars: its share of the run's cost, by the seconds that it ran on rented machines."
+        description="Share of the run's cost in US dollars, by seconds on rented machines."
     )
     machine: dict[str, float] = Field(
-        description="Of a step that is RUNNING what its machine had to do last, such as gpu_percent; empty where that is not known."
+        description="Last machine metrics of a RUNNING step, such as gpu_percent. Empty if unknown."
     )
 
 
 class OutputView(BaseModel):
     name: str
-    path: str = Field(description="Where its step makes it; empty where that is not known.")
-    content: str = Field(description="The digest of its bytes.")
+    path: str = Field(description="Path of the output as declared by its step. Empty if unknown.")
+    content: str = Field(description="Digest of the content.")
     bytes: int | None
     folder: bool
 
 
 class LinkView(BaseModel):
     step: str
-    name: str = Field(description="W&B, TensorBoard, trackio, or what the step called it.")
+    name: str = Field(description="W&B, TensorBoard, trackio, or a name chosen by the step.")
     to: str = Field(
-        description="An http(s) address; else an output with a path in it, or the command that shows it."
+        description="A URL, an output with a path, or a command that shows the metrics."
     )
 
 
@@ -308,79 +312,77 @@ class GraphStep(BaseModel):
     step: str
     needs: list[str]
     instances: int
-    fresh: int = Field(description="Instances whose results were there before the run.")
+    fresh: int = Field(description="Number of instances that were up to date.")
 
 
 class SweepView(BaseModel):
-    recipe: str = Field(description="The recipe that it tries.")
-    axes: dict[str, list[Any]] = Field(description="The values of each input that differs.")
+    recipe: str = Field(description="The swept recipe.")
+    axes: dict[str, list[Any]] = Field(description="Values of each swept input.")
 
 
 class WaitView(BaseModel):
-    """Why a run waits."""
+    """The reason why a run waits."""
 
     kind: WaitKind
     words: str
-    fix: str = Field(description="What may help; empty where nothing needs to be done.")
+    fix: str = Field(description="Suggested fix. Empty if no action is needed.")
 
 
 class RunDetail(ListedRun):
     sweep: SweepView | None = Field(
-        description="Of a sweep what it tries, beside `inputs`, which are the same in all; null of other runs, and of a search."
+        description="Recipe and swept inputs of a sweep. `inputs` holds the other inputs. Null for other runs and for searches."
     )
-    seq: int = Field(
-        description="The number of its last event: what follows is `events?after=` it."
-    )
+    seq: int = Field(description="Number of the last event, for `events?after=`.")
     provider: str
     instances: list[Instance]
     estimate: Estimate
     failed: FailureView | None = Field(
-        description="The failure that ended the run; of one that goes on, the first."
+        description="The failure that ended the run, or the first failure of a run that continues."
     )
-    warnings: list[str] = Field(description="Those of its steps, STEP: WARNING.")
+    warnings: list[str] = Field(description="Warnings of all steps, as STEP: WARNING.")
     training: TrainingView | None = Field(
-        description="The numbers of the step that trains; null where none reports any."
+        description="Metrics of the training step. Null if no step reports training metrics."
     )
     waits: WaitView | None = Field(
-        description="Why no worker has it yet; null where it does not wait for one."
+        description="Why no worker has claimed the run yet. Null if the run does not wait."
     )
     position: int | None = Field(
-        description="Its place among the runs of this workspace that wait; null where it does not."
+        description="Position in the workspace's queue. Null if the run does not wait."
     )
     steps: list[StepView]
     graph: list[GraphStep] = Field(
-        description="Every step of the recipe, also those of which nothing has happened; empty before the run begins."
+        description="All steps of the recipe, including steps that have not started. Empty before the run starts."
     )
     outputs: list[OutputView]
-    links: list[LinkView] = Field(
-        description="Where else the numbers of its steps can be looked at."
-    )
+    links: list[LinkView] = Field(description="Links to external views of the metrics.")
 
 
 class DifferenceView(BaseModel):
     part: str
-    before: Any = Field(description="Null where the first run does not have it.")
-    after: Any = Field(description="Null where the second run does not have it.")
+    before: Any = Field(description="Value in the first run, or null.")
+    after: Any = Field(description="Value in the second run, or null.")
     files: dict[str, str] | None = Field(
-        description="Of two folders the files that differ: + new, - gone, ~ changed; null where that is not known."
+        description="Changed files of two directories: + added, - removed, ~ modified. Null if unknown."
     )
 
 
 class StepDifferenceView(BaseModel):
     id: str
-    states: list[str] = Field(description="In the first run and in the second; empty for none.")
-    only: Literal["A", "B"] | None = Field(description="A or B: only the first or second has it.")
+    states: list[str] = Field(description="State in the first and in the second run, or empty.")
+    only: Literal["A", "B"] | None = Field(
+        description="A if only the first run has the step, B if only the second."
+    )
     changes: dict[str, list[DifferenceView]] = Field(
-        description="By inputs, data, code, command, env, outputs, metrics, time."
+        description="Changes by aspect: inputs, data, code, command, env, outputs, metrics, time."
     )
 
 
 class DifferencesView(BaseModel):
-    """What differs between two runs, by what each remembers."""
+    """The differences between two recorded runs."""
 
     inputs: list[DifferenceView]
     steps: list[StepDifferenceView] = Field(
-        description="Those that one of them ran; a step without changes is the same in both."
+        description="Steps executed by either run. Steps without changes are equal."
     )
 
 
@@ -397,15 +399,15 @@ class EventView(BaseModel):
 
 
 class Done(BaseModel):
-    """What came of a request."""
+    """The result of a request."""
 
-    run: str = Field(description="The run that continues: a new one after a retry.")
+    run: str = Field(description="The run that continues. A retry creates a new run.")
     state: State
     done: bool = Field(
-        description="False: the worker of the run was asked, or its jobs are being stopped."
+        description="False if the worker has not handled the request yet, or jobs are still being stopped."
     )
     said: list[str] = Field(
-        description="What may still run on other machines, or is being stopped."
+        description="Warnings about jobs that may still run or are being stopped."
     )
     event: EventView = Field(description="The latest event of the run.")
 
@@ -415,24 +417,24 @@ class Retry(Given):
         default=None,
         alias="from",
         max_length=400,
-        description="This step and everything after it, whatever is remembered.",
+        description="First step to rerun regardless of the cache, with all downstream steps.",
     )
 
 
 class Description(Given):
-    """What people say of a run; what is left out stays as it is, and null takes it away."""
+    """Name, tags and note of a run. Omitted fields are unchanged, and null removes a value."""
 
     name: Annotated[str, Field(max_length=100)] | None = None
     tags: Annotated[list[_Tag], Field(max_length=50)] | None = None
     note: Annotated[str, Field(max_length=4000)] | None = None
     archived: bool | None = Field(
-        default=None, description="Put away: lists show it where it is asked for."
+        default=None, description="Archive the run. Lists then show it only on request."
     )
     priority: Whole = Field(
         default=0,
         ge=-PRIORITY,
         le=PRIORITY,
-        description="A run with a higher one is taken first; null is no priority.",
+        description="Workers claim runs with a higher priority first. Null is rejected.",
     )
 
 
@@ -443,7 +445,7 @@ class Description(Given):
     "/runs",
     status_code=201,
     dependencies=OPERATE,
-    summary="Store a run for a worker",
+    summary="Queue a run",
     responses={200: {"model": RunView}},
 )
 async def create(
@@ -453,41 +455,48 @@ async def create(
     response: Response,
     key: Annotated[str, Header(alias="Idempotency-Key", max_length=200, pattern=r"^[!-~]*$")] = "",
 ) -> RunView:
-    wanted = await run_in_threadpool(recipes.checked, room, asked)
-    stored_run = await planner.call(store, room, wanted, asked, key)
+    wanted = await run_in_threadpool(recipes.check_request, room, asked)
+    stored_run = await planner.call(store_run, room, wanted, asked, key)
     response.status_code = 201 if stored_run.is_new else 200
     return stored_run.view
 
 
 class StoredRun(NamedTuple):
-    """A run as it is stored, and whether this request stored it, not an earlier one of its key."""
+    """A queued run. `is_new` is False if an earlier request with the same key created it."""
 
     view: RunView
     is_new: bool
 
 
-def _hook(room: ServedWorkspace, hook: Hook) -> Mapping[str, object]:
-    """A webhook as it is stored.  Raises Invalid for an address that is not public, CannotRun where its secret cannot be sealed."""
+def _stored_hook(room: ServedWorkspace, hook: Hook) -> Mapping[str, object]:
+    """Return a webhook in stored form.
+
+    Raises Invalid if the URL is not public, and CannotRun if the secret cannot be encrypted.
+    """
     public_endpoint(hook.url)
     sealed = {"secret": seal(hook.secret, SECRET, room.environ)} if hook.secret else {}
     return {"url": hook.url, "events": hook.events, **sealed}
 
 
-def store(
+def store_run(
     room: ServedWorkspace,
-    wanted: Wanted,
+    wanted: CheckedRequest,
     asked: NewRun,
     key: str,
     job: Mapping[str, object] | None = None,
     out: Path | None = None,
 ) -> StoredRun:
-    """Store the run of a checked request; `job` is a platform's, which hears of it beside the receivers of the settings.  `out`: where results go."""
+    """Queue the run of a checked request.
+
+    `job` is a platform's job, which receives reports in addition to the webhooks of the settings.
+    `out` is the directory of results.
+    """
     reports_to: dict[str, object] = {"job": job} if job is not None else {}
     if asked.webhooks:
-        reports_to["webhooks"] = [_hook(room, hook) for hook in asked.webhooks]
+        reports_to["webhooks"] = [_stored_hook(room, hook) for hook in asked.webhooks]
     due = asked.not_before.timestamp() if asked.not_before is not None else None
-    with room.working() as ws:
-        # Without a shared store only a worker of this folder can have what the run needs.
+    with room.open_workspace() as ws:
+        # Without a shared store, only workers of this workspace have the run's files.
         reach = ws.config.lists.get("data.allow", ())
         ticket = Ticket(
             asked.priority,
@@ -500,7 +509,7 @@ def store(
             reach,
             here=ws.share(None) is None,
         )
-        request = starting.write(ws, wanted.start)
+        request = starting.request_to_run(ws, wanted.start)
         request = replace(request, out=out) if out is not None else request
         run = submit(
             ws,
@@ -509,10 +518,10 @@ def store(
             Settings(asked.driver, limits=asked.limits.model_dump(exclude_none=True)),
             ticket,
         ).id
-        return StoredRun(viewed(ws, [ws.store.runs.get(run)])[0], is_new=run == ticket.run)
+        return StoredRun(run_views(ws, [ws.store.runs.get(run)])[0], is_new=run == ticket.run)
 
 
-@router.get("/runs", dependencies=READ, summary="Runs, the newest first", response_model=RunList)
+@router.get("/runs", dependencies=READ, summary="List runs, newest first", response_model=RunList)
 def runs(
     room: InRoom,
     request: HttpRequest,
@@ -523,38 +532,38 @@ def runs(
         str, Query(max_length=201, pattern=r"^([^=]+=[^=]+)?$", description="NAME=VALUE")
     ] = "",
     after: Annotated[
-        str, Query(max_length=80, pattern=PAGE_END, description="`next` of the page before.")
+        str, Query(max_length=80, pattern=PAGE_END, description="`next` of the previous page.")
     ] = "",
     limit: Annotated[int, Query(ge=1, le=MOST)] = 50,
     tag: Annotated[str, Query(max_length=60)] = "",
     archived: Annotated[
-        bool | None, Query(description="false: none that is put away; true: only these.")
+        bool | None, Query(description="true: only archived runs; false: no archived runs.")
     ] = None,
     metrics: Annotated[
-        bool, Query(description="false: without `metrics`, `trials` and `curve`.")
+        bool, Query(description="false: leave out `metrics`, `trials` and `curve`.")
     ] = True,
 ) -> Response:
     name, equals, value = label.partition("=")
     wanted = RunsWanted(state or (), recipe, user, (name, value) if equals else None)
     wanted = wanted._replace(tag=tag, archived={None: "", True: "yes", False: "no"}[archived])
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         page = list_runs(ws, wanted, limit, after, numbers=metrics)
         shown = [_without_folders(ws, each) for each in page.runs]
-    # What was read of the database is of these types: checking 200 runs once more would take longer than all else.
+    # The data already has these types. Validating 200 runs again would take most of the time.
     text = json.dumps({"runs": shown, "next": page.next}, ensure_ascii=False, separators=(",", ":"))
-    return squeezed(request, text, "application/json")
+    return compressed_response(request, text, "application/json")
 
 
-@router.get("/runs/{run}", dependencies=READ_RUN, summary="One run with its steps and outputs")
+@router.get("/runs/{run}", dependencies=READ_RUN, summary="Show a run with its steps and outputs")
 def one(run: str, room: InRoom) -> RunDetail:
-    with room.reading() as ws:
-        return detailed(ws, run_of(ws, run))
+    with room.borrow_workspace() as ws:
+        return run_detail(ws, run_of(ws, run))
 
 
 @router.get(
     "/runs/{run}/differences",
     dependencies=READ,
-    summary="What differs between another run and this one",
+    summary="Compare a run with another run",
 )
 def differences(
     run: str,
@@ -563,24 +572,26 @@ def differences(
         str, Query(alias="from", min_length=1, max_length=40, description="The other run.")
     ],
 ) -> DifferencesView:
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         found = difference_facts(compare_runs(ws, run_of(ws, first), run_of(ws, run)))
-        return DifferencesView.model_validate(plain_value(found, ws.root))
+        return DifferencesView.model_validate(hide_paths_in_value(found, ws.root))
 
 
-def viewed(ws: Workspace, rows: Sequence[RunRow]) -> list[RunView]:
-    """Runs as the API shows them."""
+def run_views(ws: Workspace, rows: Sequence[RunRow]) -> list[RunView]:
+    """Return runs as list entries of the API."""
     found = list_facts(ws, rows, numbers=False)
     return [RunView.model_validate(_without_folders(ws, each)) for each in found]
 
 
-def detailed(ws: Workspace, row: RunRow) -> RunDetail:
-    """A run with all that is known of it."""
+def run_detail(ws: Workspace, row: RunRow) -> RunDetail:
+    """Return all details of a run for the API."""
     found = read_run(ws, row)
-    told = {name: plain_value(found[name], ws.root) for name in ("failed", "warnings", "sweep")}
+    told = {
+        name: hide_paths_in_value(found[name], ws.root) for name in ("failed", "warnings", "sweep")
+    }
     for step in found["steps"]:
         step |= {
-            name: plain_value(step[name], ws.root)
+            name: hide_paths_in_value(step[name], ws.root)
             for name in ("reason", "detail", "lines", "fix", "warnings")
             if step[name]
         }
@@ -589,19 +600,20 @@ def detailed(ws: Workspace, row: RunRow) -> RunDetail:
 
 def _without_folders(ws: Workspace, found: Facts) -> Mapping[str, object]:
     typed = {
-        name: plain_value(found[name], ws.root) for name in ("inputs", "given", "tried", "labels")
+        name: hide_paths_in_value(found[name], ws.root)
+        for name in ("inputs", "given", "tried", "labels")
     }
-    return {**found, "reason": plain(found["reason"], ws.root), **typed}
+    return {**found, "reason": hide_local_paths(found["reason"], ws.root), **typed}
 
 
-def shown(ws: Workspace, event: Event) -> EventView:
-    """An event as the API shows it."""
+def event_view(ws: Workspace, event: Event) -> EventView:
+    """Return an event for the API."""
     found = event_facts(event)
     return EventView.model_validate(
         {
             **found,
-            "reason": plain(event.reason, ws.root),
-            "data": plain_value(found["data"], ws.root),
+            "reason": hide_local_paths(event.reason, ws.root),
+            "data": hide_paths_in_value(found["data"], ws.root),
         }
     )
 
@@ -609,43 +621,43 @@ def shown(ws: Workspace, event: Event) -> EventView:
 @router.patch(
     "/runs/{run}",
     dependencies=OPERATE_RUN,
-    summary="Name, tags, note and priority of a run; and whether it is put away",
+    summary="Change name, tags, note or priority of a run, or archive it",
 )
 def describe(run: str, room: InRoom, said: Description) -> RunDetail:
     changes = said.model_dump(exclude_unset=True)
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         row = run_of(ws, run)
         if "priority" in changes:
             requests.prioritize(ws, row.id, changes.pop("priority"))
         requests.describe(ws, row.id, changes)
-        return detailed(ws, run_of(ws, run))
+        return run_detail(ws, run_of(ws, run))
 
 
 # -- asking ---------------------------------------------------------------------------------------------------------------------------------------
 
 
-def _answered(ws: Workspace, outcome: Outcome) -> Done:
-    """An outcome with the latest event of its run."""
+def _done_of(ws: Workspace, outcome: Outcome) -> Done:
+    """Return an outcome with the latest event of its run."""
     last = ws.store.runs.get(outcome.run).next_event - 2
-    event = shown(ws, read_events(ws, outcome.run, last)[-1])
-    said = [plain(text, ws.root) for text in outcome.said]
+    event = event_view(ws, read_events(ws, outcome.run, last)[-1])
+    said = [hide_local_paths(text, ws.root) for text in outcome.said]
     return Done.model_validate({**outcome._asdict(), "said": said, "event": event})
 
 
-def _answer(room: Room, outcome: Outcome) -> Done:
-    with room.reading() as ws:
-        return _answered(ws, outcome)
+def _read_done(room: Room, outcome: Outcome) -> Done:
+    with room.borrow_workspace() as ws:
+        return _done_of(ws, outcome)
 
 
 @router.post(
     "/runs/{run}/cancel",
     status_code=202,
     dependencies=OPERATE_RUN,
-    summary="End a run; results and checkpoints stay",
+    summary="Cancel a run and keep its results and checkpoints",
 )
-async def cancel(run: str, room: InRoom, asking: InAsking, _body: Nothing | None = None) -> Done:
+async def cancel(run: str, room: InRoom, asking: InRequests, _body: Nothing | None = None) -> Done:
     outcome = await asking.ask(room, run, "cancel", requests.cancel)
-    return await run_in_threadpool(_answer, room, outcome)
+    return await run_in_threadpool(_read_done, room, outcome)
 
 
 @router.post(
@@ -654,35 +666,35 @@ async def cancel(run: str, room: InRoom, asking: InAsking, _body: Nothing | None
     dependencies=OPERATE_RUN,
     summary="Stop a run so that it can be resumed",
 )
-async def pause(run: str, room: InRoom, asking: InAsking, _body: Nothing | None = None) -> Done:
+async def pause(run: str, room: InRoom, asking: InRequests, _body: Nothing | None = None) -> Done:
     outcome = await asking.ask(room, run, "pause", requests.pause)
-    return await run_in_threadpool(_answer, room, outcome)
+    return await run_in_threadpool(_read_done, room, outcome)
 
 
 @router.post(
     "/runs/{run}/resume",
     status_code=202,
     dependencies=OPERATE_RUN,
-    summary="Resume a run that is paused, or that has lost its worker",
+    summary="Resume a run that is paused or has lost its worker",
 )
 def resume(run: str, room: InRoom, _body: Nothing | None = None) -> Done:
-    with room.reading() as ws:
-        return _answered(ws, requests.resume(ws, run_of(ws, run).id))
+    with room.borrow_workspace() as ws:
+        return _done_of(ws, requests.resume(ws, run_of(ws, run).id))
 
 
 @router.post(
     "/runs/{run}/retry",
     status_code=202,
     dependencies=OPERATE,
-    summary="Run what an ended run was asked for once more, as a new run",
+    summary="Rerun a finished run as a new run",
 )
 async def retry(run: str, room: InRoom, planner: InPlanner, asked: Retry | None = None) -> Done:
     return await planner.call(store_again, room, run, asked)
 
 
 def store_again(room: ServedWorkspace, run: str, asked: Retry | None) -> Done:
-    """Store a new run of the request of a run that is over.  Raises Refused, or a RecipeError."""
-    with room.working() as ws:
+    """Queue a new run with the request of a finished run. Raises Refused, or a RecipeError."""
+    with room.open_workspace() as ws:
         begin = asked.begin if asked else None
         reach = ws.config.lists.get("data.allow", ())
-        return _answered(ws, requests.retry(ws, run_of(ws, run).id, begin, reach=reach))
+        return _done_of(ws, requests.retry(ws, run_of(ws, run).id, begin, reach=reach))

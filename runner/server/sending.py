@@ -1,4 +1,4 @@
-"""Sends what followers get: as the body of an answer without an end, or in the frames of a WebSocket."""
+"""Send live streams as endless HTTP responses or as WebSocket frames."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ from .messages import OVER, STOPS, End, Form
 from .tokens import Token
 
 WIRE: Final = 128 << 10
-"""Bytes that the system keeps for one client at most: what waits for one that does not read is to be seen here."""
+"""Send buffer of the operating system per client, in bytes.
+
+Small, so that slow clients are noticed.
+"""
 EVENTS: Final = "text/event-stream"
 HEADERS: Final = {"x-accel-buffering": "no"}
 CLOSED: Final = {OVER.code: 1000, STOPS.code: 1012, "failed": 1011}
-"""The status of RFC 6455 with which a WebSocket is closed, by why; others are 1008, a rule that was broken."""
+"""WebSocket close code (RFC 6455) by reason. Other reasons use 1008, policy violation."""
 REASON: Final = 120
-"""Characters of a reason there."""
+"""Maximum number of characters of a close reason."""
 Source: TypeAlias = Callable[[Follower], AsyncIterator[list[bytes]]]
-"""What a follower gets, piece by piece."""
+"""A function that yields the messages for a follower in batches."""
 
 
 class Stream(Response):
-    """An answer that goes on.
+    """A response that continues until the stream ends.
 
-    It counts as one of its token's from before its first byte until it is closed. Nothing is awaited
-    between the look at the count and its change, so of many requests at once no more are accepted
-    than of as many one after the other.
+    It counts as a stream of its token until it is closed. No await separates checking and
+    increasing the count, so concurrent requests cannot exceed the limit.
     """
 
     def __init__(
@@ -49,13 +51,13 @@ class Stream(Response):
         headers: Mapping[str, str] = HEADERS,
     ) -> None:
         super().__init__(media_type=media_type, headers=dict(headers))
-        del self.headers["content-length"]  # it is not known
+        del self.headers["content-length"]  # the length is unknown
         self._feed, self._caller, self._source = feed, caller, source
         self._form, self._kinds = form, kinds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        cut = _narrowed(scope)
-        with self._feed.following(self._caller, self._form, self._kinds, cut) as follower:
+        cut = _limit_send_buffer(scope)
+        with self._feed.follow(self._caller, self._form, self._kinds, cut) as follower:
             leaving = asyncio.create_task(_leave(receive, follower))
             try:
                 start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
@@ -70,7 +72,10 @@ class Stream(Response):
 
 
 async def _pieces(source: Source, follower: Follower) -> AsyncIterator[list[bytes]]:
-    """What a source has; where the store cannot be read any more, that."""
+    """Yield the messages of a source.
+
+    If the store cannot be read, end the stream with the error.
+    """
     try:
         async for texts in source(follower):
             yield texts
@@ -93,9 +98,14 @@ async def send_frames(
     kinds: frozenset[str],
     source: Source,
 ) -> None:
-    """The same in a WebSocket, one message in a frame of text.  What the client says is not read.  Raises Refused."""
-    cut = _narrowed(websocket.scope)
-    with feed.following(caller, form, kinds, cut) as follower:
+    """Send messages as WebSocket text frames, one message per frame.
+
+    Received frames are ignored.
+
+    Raises Refused.
+    """
+    cut = _limit_send_buffer(websocket.scope)
+    with feed.follow(caller, form, kinds, cut) as follower:
         await websocket.accept()
         leaving = asyncio.create_task(_leave_frames(websocket, follower))
         try:
@@ -117,8 +127,8 @@ async def _leave_frames(websocket: WebSocket, follower: Follower) -> None:
     follower.leave()
 
 
-def _narrowed(scope: Mapping[str, Any]) -> Callable[[], None]:
-    """Keep little for the client of a request in the system; answers what cuts its connection."""
+def _limit_send_buffer(scope: Mapping[str, Any]) -> Callable[[], None]:
+    """Limit the send buffer of a client's connection, and return a function that closes the connection."""
     transport: asyncio.Transport | None = scope.get("state", {}).get("transport")
     if transport is None:
         return lambda: None

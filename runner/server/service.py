@@ -1,4 +1,4 @@
-"""The server itself: tokens, the workers of its workspace, machines that could be rented, and figures for Prometheus."""
+"""Routes for workers, the queue, leases, offers, stores, drivers, tokens and Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..interface.pairs import filters
 from ..storage.records.ledger import Ledger, of_user
 from ..storage.records.runs import FINAL, RunRow, Wanted
 from ..storage.workspace import Workspace
-from .answers import Refused, plain, plain_value
+from .answers import Refused, hide_local_paths, hide_paths_in_value
 from .market import InMarket
 from .recipes import OfferList, OfferShelf
 from .room import ADMIN, OPERATE, READ, Given, InRoom, Moment, Nothing, run_of
@@ -36,32 +36,34 @@ from .tokens import Scope, Token
 router = APIRouter(tags=["server"])
 
 LATEST = 50
-"""Runs whose states are looked at for how long they took."""
+"""Number of latest runs whose time in each state is measured."""
 MEASURED = 20
-"""Runs whose machines, and recipes whose outputs are looked at for each answer."""
+"""Maximum number of runs whose machines are measured, and of recipes whose outputs are measured."""
 
 
 class WorkerView(BaseModel):
-    """Who has runs, or takes them: one process, which carries out one run after another."""
+    """A process that executes runs, one at a time."""
 
-    worker: str = Field(description="HOST process PID.")
+    worker: str = Field(description="Name of the worker, HOST process PID.")
     alive: bool
-    idle: bool = Field(description="It lives, and has no run.")
-    takes_runs: bool = Field(description="False: it is a `recipe run`, and has its own run alone.")
-    capacity: int = Field(description="Runs that it carries out at once.")
-    driver: str = Field(description="It takes runs for this driver alone; empty: for any.")
+    idle: bool = Field(description="True if the worker is alive and has no run.")
+    takes_runs: bool = Field(description="False for `recipe run`, which executes only its own run.")
+    capacity: int = Field(description="Number of concurrent runs.")
+    driver: str = Field(
+        description="The only driver whose runs the worker claims. Empty: any driver."
+    )
     labels: dict[str, str]
     at_most: dict[str, int] = Field(
-        description="Of `user`, `recipe` or `driver`: runs with the same one that all workers may have at once."
+        description="Maximum number of concurrent runs, over all workers, with the same `user`, `recipe` or `driver`."
     )
     any_workspace: bool = Field(
-        description="It takes runs of all workspaces that use its shared store."
+        description="True if the worker claims runs of all workspaces with its shared store."
     )
     since: str | None
     heard: str | None = Field(
-        description="When it said last that it is there, which it does every 15 seconds."
+        description="Time of the last heartbeat. Heartbeats are sent every 15 seconds."
     )
-    runs: list[str] = Field(description="The runs that it has; of one that died, had.")
+    runs: list[str] = Field(description="Claimed runs of the worker, also of a dead one.")
 
 
 class WorkerList(BaseModel):
@@ -74,10 +76,10 @@ class QueuedRun(BaseModel):
     run: str
     recipe: str
     user: str
-    position: int = Field(description="Its place among the runs of this workspace that wait.")
+    position: int = Field(description="Position in the workspace's queue.")
     priority: int
     due: str | None = Field(
-        description="From when on workers take it; null: they do not, since `recipe run` stored it."
+        description="Time from which workers may claim the run. Null for runs of `recipe run`, which workers do not claim."
     )
     waits: WaitView
 
@@ -89,8 +91,10 @@ class Queue(BaseModel):
 class NewToken(Given):
     scope: Scope
     name: str = Field(default="", max_length=100, pattern=r"^([A-Za-z0-9][A-Za-z0-9._@+-]*)?$")
-    run: str = Field(default="", max_length=40, description="It opens this run alone.")
-    expires: Moment | None = Field(default=None, description="RFC 3339; without it never.")
+    run: str = Field(default="", max_length=40, description="Restrict the token to this run.")
+    expires: Moment | None = Field(
+        default=None, description="Expiry time in RFC 3339. Default: never."
+    )
 
 
 class TokenView(BaseModel):
@@ -107,62 +111,67 @@ class TokenList(BaseModel):
 
 
 class MadeToken(TokenView):
-    token: str = Field(description="Shown here once.")
+    token: str = Field(description="The secret token, shown only once.")
 
 
-@router.get("/v1/workers", dependencies=READ, summary="Who takes runs, also such as have none now")
+@router.get("/v1/workers", dependencies=READ, summary="List the workers, including idle ones")
 def workers(room: InRoom) -> WorkerList:
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         return WorkerList.model_validate({"workers": list_workers(ws)})
 
 
-@router.get("/v1/queue", dependencies=READ, summary="The runs that wait, the next first, and why")
+@router.get(
+    "/v1/queue", dependencies=READ, summary="List the queued runs, next first, with reasons"
+)
 def queue(room: InRoom) -> Queue:
-    with room.reading() as ws:
-        found = [{**each, "waits": plain_value(each["waits"], ws.root)} for each in list_queue(ws)]
+    with room.borrow_workspace() as ws:
+        found = [
+            {**each, "waits": hide_paths_in_value(each["waits"], ws.root)}
+            for each in list_queue(ws)
+        ]
     return Queue.model_validate({"runs": found})
 
 
 class LeaseView(BaseModel):
-    """A machine that is rented or about to be, or a place that costs nothing."""
+    """A rented or requested machine, or an unpaid slot."""
 
     key: str
     provider: str
-    run: str = Field(description="The run that has it, or had; empty where none did.")
-    here: bool = Field(description="It was rented from the workspace of this server.")
+    run: str = Field(description="The current or last run on the machine, or empty.")
+    here: bool = Field(description="True if the machine was rented from this workspace.")
     state: str = Field(description="ASKED, COMING, UP or RELEASING.")
     gpus: int
     gpu: str
     since: str
-    until: str | None = Field(description="When it ends, whatever happens.")
+    until: str | None = Field(description="Time at which the lease ends at the latest.")
     usd_an_hour: float
-    usd: float = Field(description="What it has cost so far.")
+    usd: float = Field(description="Cost so far in US dollars.")
     used: str = Field(
-        description="at-work: by its run; kept: for a stack; releasing; else by nothing: its run is over, dead, never (begun)"
-        " or unknown, or its time is overdue."
+        description="at-work: used by its run; kept: used by a stack; releasing: being released. Unused leases: the run is"
+        " over, dead, never (started) or unknown, or the lease is overdue."
     )
-    why: str = Field(description="The same in words.")
-    stack: str = Field(description="The stack that it was rented for; empty: none.")
+    why: str = Field(description="Explanation of `used`.")
+    stack: str = Field(description="The stack of the machine, or empty.")
 
 
 class LeaseList(BaseModel):
     leases: list[LeaseView]
-    usd_an_hour: float = Field(description="Of all of them.")
+    usd_an_hour: float = Field(description="Total price of all leases per hour.")
 
 
 class EndedLease(BaseModel):
     key: str
-    ended: bool = Field(description="The provider says that it is gone.")
-    said: str = Field(description="Why it is still there; empty where it ended.")
+    ended: bool = Field(description="True if the provider confirmed the termination.")
+    said: str = Field(description="Why the machine still exists, or empty.")
 
 
 @router.get(
     "/v1/leases",
     dependencies=READ,
-    summary="The machines that are rented, of all runs and workspaces of this user",
+    summary="List rented machines of all the user's runs and workspaces",
 )
 def leases(room: InRoom) -> LeaseList:
-    found = plain_value(list_leases(room.root, room.environ), room.root)
+    found = hide_paths_in_value(list_leases(room.root, room.environ), room.root)
     listed = TypeAdapter(list[LeaseView]).validate_python(found)
     return LeaseList(leases=listed, usd_an_hour=sum(each.usd_an_hour for each in listed))
 
@@ -170,7 +179,7 @@ def leases(room: InRoom) -> LeaseList:
 @router.post(
     "/v1/leases/{key}/end",
     dependencies=OPERATE,
-    summary="End a machine on which no run is at work, for good",
+    summary="Terminate a machine that no run uses",
 )
 def end(key: str, room: InRoom, _body: Nothing | None = None) -> EndedLease:
     try:
@@ -181,13 +190,13 @@ def end(key: str, room: InRoom, _body: Nothing | None = None) -> EndedLease:
         ) from error
     except CannotRun as error:
         raise Refused(409, "in-use", str(error), error.fix) from error
-    return EndedLease(key=key, ended=not said, said=plain(said, room.root))
+    return EndedLease(key=key, ended=not said, said=hide_local_paths(said, room.root))
 
 
 @router.get(
     "/v1/offers",
     dependencies=READ,
-    summary="Machines that could be rented, the newest answers of the last minute",
+    summary="List machine offers, at most one minute old",
 )
 def machines(
     room: InRoom,
@@ -204,7 +213,7 @@ def machines(
     from ..hosts.renting.several import driver_names
 
     wish = Wish(Need(gpus=gpus), filters=filters(where or ()))
-    with room.working() as ws:
+    with room.open_workspace() as ws:
         try:
             names = [
                 *offering.priced_drivers(ws, ",".join(driver_names(ws.config, driver))).drivers
@@ -223,24 +232,28 @@ def machines(
 
 
 class KeptPart(BaseModel):
-    """What a workspace keeps of one kind."""
+    """Disk usage of one category."""
 
     name: str
-    bytes: int = Field(description="On the disk.")
+    bytes: int = Field(description="Disk usage in bytes.")
     files: int
-    whole: bool = Field(description="False: there was no time to count all; there is more.")
+    whole: bool = Field(
+        description="False if counting ran out of time, and the real numbers are higher."
+    )
 
 
 class SharedStore(BaseModel):
     name: str
     url: str
-    default: bool = Field(description="`store` of recipe.toml names it.")
-    checkpoints: bool = Field(description="It keeps checkpoints, too.")
+    default: bool = Field(description="True if `store` in recipe.toml names this store.")
+    checkpoints: bool = Field(description="True if the store also keeps checkpoints.")
 
 
 class StoreList(BaseModel):
-    parts: list[KeptPart] = Field(description="In the folder of the workspace, the largest first.")
-    free: int = Field(description="Bytes that its disk has left.")
+    parts: list[KeptPart] = Field(
+        description="Disk usage of the workspace by category, largest first."
+    )
+    free: int = Field(description="Free disk space in bytes.")
     total: int
     shared: list[SharedStore]
 
@@ -248,37 +261,41 @@ class StoreList(BaseModel):
 @router.get(
     "/v1/stores",
     dependencies=READ,
-    summary="How much is kept here, by what it is, and the shared stores",
+    summary="Show the workspace's disk usage and the shared stores",
 )
 def stores(room: InRoom) -> StoreList:
-    with room.reading() as ws:
-        return StoreList.model_validate(plain_value(list_stores(ws), ws.root))
+    with room.borrow_workspace() as ws:
+        return StoreList.model_validate(hide_paths_in_value(list_stores(ws), ws.root))
 
 
 class StoreSize(BaseModel):
     bytes: int
     files: int
-    whole: bool = Field(description="False: there was no time to list all; there is more.")
+    whole: bool = Field(
+        description="False if listing ran out of time, and the real numbers are higher."
+    )
 
 
 @router.get(
     "/v1/stores/{name}/size",
     dependencies=READ,
-    summary="How much a shared store keeps; it is listed for this, 10 seconds at most",
+    summary="Measure the size of a shared store, for at most 10 seconds",
 )
 def store_size(name: str, room: InRoom) -> StoreSize:
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         return StoreSize.model_validate(measure_store(ws, name))
 
 
 class DriverView(BaseModel):
-    """A driver that a run can name."""
+    """A driver for runs."""
 
     name: str
-    configured: bool = Field(description="recipe.toml or the user's settings have [drivers.NAME].")
-    priced: bool = Field(description="Its machines cost money.")
+    configured: bool = Field(
+        description="True if recipe.toml or the user's settings contain [drivers.NAME]."
+    )
+    priced: bool = Field(description="True if machines of the driver cost money.")
     lacks: str = Field(
-        description="What is missing before it can be used; empty: nothing that is known without asking its provider."
+        description="Missing requirement of the driver, or empty. The provider is not contacted."
     )
 
 
@@ -289,65 +306,67 @@ class DriverList(BaseModel):
 @router.get(
     "/v1/drivers",
     dependencies=READ,
-    summary="The drivers that a run can name; those of the settings first, and what each lacks",
+    summary="List the drivers, configured ones first, with missing requirements",
 )
 def drivers(room: InRoom) -> DriverList:
-    with room.reading() as ws:
-        return DriverList.model_validate({"drivers": plain_value(list_drivers(ws), ws.root)})
+    with room.borrow_workspace() as ws:
+        return DriverList.model_validate(
+            {"drivers": hide_paths_in_value(list_drivers(ws), ws.root)}
+        )
 
 
-@router.get("/v1/tokens", dependencies=ADMIN, summary="The tokens, without their secrets")
+@router.get("/v1/tokens", dependencies=ADMIN, summary="List the tokens without their secrets")
 def tokens(room: InRoom) -> TokenList:
-    return TokenList(tokens=[_viewed(token) for token in room.tokens.all()])
+    return TokenList(tokens=[_token_view(token) for token in room.tokens.all()])
 
 
 @router.post(
     "/v1/tokens",
     status_code=201,
     dependencies=ADMIN,
-    summary="Make a token, for everything or for one run",
+    summary="Create a token for all runs or one run",
 )
 def make(asked: NewToken, room: InRoom) -> MadeToken:
     if asked.run:
-        with room.reading() as ws:
+        with room.borrow_workspace() as ws:
             run_of(ws, asked.run)
-    token, secret = room.tokens.make(
+    token, secret = room.tokens.create(
         asked.scope,
         asked.name,
         asked.run,
         asked.expires.timestamp() if asked.expires is not None else None,
     )
-    return MadeToken(**_viewed(token).model_dump(), token=secret)
+    return MadeToken(**_token_view(token).model_dump(), token=secret)
 
 
-@router.delete("/v1/tokens/{id}", status_code=204, dependencies=ADMIN, summary="Forget a token")
+@router.delete("/v1/tokens/{id}", status_code=204, dependencies=ADMIN, summary="Delete a token")
 def remove(id: str, room: InRoom) -> None:
     if not room.tokens.remove(id):
         raise Refused(404, "not-found", "unknown token", "list the tokens with GET /v1/tokens")
 
 
-def _viewed(token: Token) -> TokenView:
+def _token_view(token: Token) -> TokenView:
     times = {"created": moment(token.created), "expires": moment(token.expires)}
     return TokenView.model_validate({**token._asdict(), **times})
 
 
 @router.get(
-    "/metrics", dependencies=READ, summary="Figures for Prometheus", response_class=Response,
+    "/metrics", dependencies=READ, summary="Show metrics for Prometheus", response_class=Response,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )  # fmt: skip
 def figures(room: InRoom, request: Request) -> Response:
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         return Response(
-            generate_latest(counted(ws, feed_of(request).streams)),
+            generate_latest(collect_metrics(ws, feed_of(request).streams)),
             media_type="text/plain; version=0.0.4",
         )
 
 
-def counted(ws: Workspace, streams: int) -> CollectorRegistry:
-    """What is counted when it is asked for: the server itself remembers nothing."""
+def collect_metrics(ws: Workspace, streams: int) -> CollectorRegistry:
+    """Return the current values of all Prometheus metrics."""
     registry, runs = CollectorRegistry(), ws.store.runs
     rows = runs.page(Wanted(states=OPEN), LOOKED_AT)
-    count = Gauge("recipe_open_runs", "Runs that are not over", ["state"], registry=registry)
+    count = Gauge("recipe_open_runs", "Unfinished runs", ["state"], registry=registry)
     oldest: dict[str, float] = {}
     begun = [row for row in rows if row.state == "ACTIVE" or row.claim]
     words = {view.id: view.word for view in ws.run_views.summaries(begun)}
@@ -358,7 +377,7 @@ def counted(ws: Workspace, streams: int) -> CollectorRegistry:
         oldest[name] = max(oldest.get(name, 0.0), age)
     ages = Gauge(
         "recipe_oldest_run_seconds",
-        "How long the oldest of them has been due",
+        "Seconds since the oldest unfinished run was due",
         ["state"],
         registry=registry,
     )
@@ -370,24 +389,24 @@ def counted(ws: Workspace, streams: int) -> CollectorRegistry:
     _count_rates(ws, registry, [row for row in rows if row.state == "ACTIVE"])
     Gauge(
         "recipe_month_cost_usd",
-        "What machines cost since the first of the month",
+        "Cost of machines since the first of the month",
         registry=registry,
     ).set(costs.of_month().usd)
-    Gauge(
-        "recipe_artifact_bytes", "Bytes of the objects that are stored here", registry=registry
-    ).set(ws.store.index.stored_bytes())
+    Gauge("recipe_artifact_bytes", "Size of all stored objects in bytes", registry=registry).set(
+        ws.store.index.stored_bytes()
+    )
     _count_artifacts(ws, registry)
-    Gauge("recipe_streams", "Clients that follow a run", registry=registry).set(streams)
+    Gauge("recipe_streams", "Open streams", registry=registry).set(streams)
     return registry
 
 
 def _count_workers(ws: Workspace, registry: CollectorRegistry) -> None:
     found = [each for each in list_workers(ws) if each["alive"]]
     for name, words, number in (
-        ("recipe_workers", "Workers that live", len(found)),
+        ("recipe_workers", "Live workers", len(found)),
         (
             "recipe_idle_workers",
-            "Those that have no run",
+            "Live workers without a run",
             sum(bool(each["idle"]) for each in found),
         ),
     ):
@@ -395,29 +414,32 @@ def _count_workers(ws: Workspace, registry: CollectorRegistry) -> None:
 
 
 def _count_machines(ws: Workspace, registry: CollectorRegistry) -> None:
-    machines = Gauge("recipe_machines", "Machines that are rented", ["driver"], registry=registry)
+    machines = Gauge("recipe_machines", "Rented machines", ["driver"], registry=registry)
     prices = Gauge(
         "recipe_machines_usd_an_hour",
-        "What these cost an hour",
+        "Price of rented machines in US dollars per hour",
         ["driver", "gpu", "state"],
         registry=registry,
     )
     with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
-        for lease in ledger.living():
+        for lease in ledger.living_leases():
             machines.labels(lease.driver).inc()
             prices.labels(lease.driver, gpus_of(lease)[1], lease.state).inc(lease.price)
 
 
 def _count_seconds(ws: Workspace, registry: CollectorRegistry) -> None:
-    """How long runs stood in each state: those that were stored last."""
+    """Measure the time in each state of the latest runs."""
     spent = Gauge(
         "recipe_state_seconds",
-        f"Seconds that the latest {LATEST} runs were in each state, together",
+        f"Total seconds of the latest {LATEST} runs in each state",
         ["state"],
         registry=registry,
     )
     passed = Gauge(
-        "recipe_state_runs", "How many of these runs were in it", ["state"], registry=registry
+        "recipe_state_runs",
+        f"Number of the latest {LATEST} runs that were in each state",
+        ["state"],
+        registry=registry,
     )
     now = time.time()
     rows = ws.store.runs.page(Wanted(), LATEST)
@@ -433,10 +455,10 @@ def _count_seconds(ws: Workspace, registry: CollectorRegistry) -> None:
 
 
 def _count_rates(ws: Workspace, registry: CollectorRegistry, rows: Sequence[RunRow]) -> None:
-    """What goes over the wires of the machines on which steps run, as their agents saw it last."""
+    """Measure the network rates of the machines of running steps, from the last agent samples."""
     rate = Gauge(
         "recipe_network_bytes_per_second",
-        "What the machines of running steps receive and send",
+        "Network traffic of the machines of running steps",
         ["run", "direction"],
         registry=registry,
     )
@@ -452,7 +474,7 @@ def _count_rates(ws: Workspace, registry: CollectorRegistry, rows: Sequence[RunR
 def _count_artifacts(ws: Workspace, registry: CollectorRegistry) -> None:
     sizes = Gauge(
         "recipe_output_bytes",
-        "Bytes of each output of the last run of a recipe that COMPLETED",
+        "Size in bytes of each output of the last COMPLETED run of a recipe",
         ["recipe", "output"],
         registry=registry,
     )

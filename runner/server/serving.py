@@ -1,4 +1,4 @@
-"""The server as a process: its socket, its certificate, how long a client may take, and the worker that is its child."""
+"""The server process: listening socket, TLS certificate, client timeouts and an optional worker."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ from .tokens import Tokens
 
 CONNECTIONS: Final = 2000
 AGAIN: Final = 1.0
-"""Seconds before a worker that died is replaced."""
+"""Seconds before an exited worker is restarted."""
 END_WITHIN: Final = 31.0
-"""Seconds that the worker has to hand over its run."""
+"""Seconds for the worker to hand over its run on shutdown."""
 SOON: Final = 15.0
-"""Seconds in which a server that has begun is ready."""
+"""Seconds within which a started server must be ready."""
 A_DAY: Final = 86400.0
 PAGE: Final = "page"
-"""The name of tokens for the page."""
+"""Name of tokens for the web page."""
 LOCK: Final = "server"
 _NEAR: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
 class Listening(NamedTuple):
-    """Where and how the server listens."""
+    """Address and TLS settings of the server."""
 
     host: str
     port: int
@@ -58,13 +58,16 @@ class Listening(NamedTuple):
 
 
 class Patient(H11Protocol):
-    """HTTP/1.1 for clients that send the head of a request in time; a connection that does not is closed."""
+    """HTTP/1.1 protocol that closes connections whose request head does not arrive in time."""
 
     _late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast("asyncio.Transport", transport))
-        self.app_state = {**self.app_state, "transport": transport}  # a stream may have to cut it
+        self.app_state = {
+            **self.app_state,
+            "transport": transport,
+        }  # lets a stream close the connection
         self._wait()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
@@ -91,7 +94,7 @@ class Patient(H11Protocol):
 
 
 class Frames(WebSocketsSansIOProtocol):
-    """A WebSocket.  One that was refused with an answer is no error of ours, as uvicorn would log it."""
+    """WebSocket protocol. A rejected handshake is not logged as an error, unlike in uvicorn."""
 
     async def send(self, message: ASGISendEvent) -> None:
         await super().send(message)
@@ -100,7 +103,7 @@ class Frames(WebSocketsSansIOProtocol):
 
 
 class Server(uvicorn.Server):
-    """A server that tells those who follow runs when it stops."""
+    """A uvicorn server that notifies followers of its shutdown."""
 
     def __init__(self, config: uvicorn.Config, feed: Feed) -> None:
         super().__init__(config)
@@ -120,10 +123,13 @@ def serve(
     new_token: bool = False,
     for_owner: bool = False,
 ) -> None:
-    """Serve the workspace at `root` until SIGINT or SIGTERM.  `ready` gets the address, and the token if one was made: with
-    `new_token`, or where no token is for everything.  `for_owner`: as of a ServedWorkspace; then none is made.
+    """Serve the workspace at `root` until SIGINT or SIGTERM.
 
-    Raises Invalid where others could read what is sent, Infrastructure where nothing can be listened on.
+    `ready` receives the URL, and the token if one was created. A token is created with `new_token`,
+    or if no admin token exists. `for_owner` is as in ServedWorkspace; no token is created
+    automatically.
+
+    Raises Invalid if traffic would be unencrypted, and Infrastructure if the port is unavailable.
     """
     if where.host not in _LOOPBACK and not where.certificate and not where.insecure:
         fix = "pass `--certificate` and `--key`, or `--insecure` if a proxy or a private network encrypts"
@@ -140,20 +146,20 @@ def serve(
     with (
         Workspace.open(root) as ws,
         ws.locks.try_hold(LOCK) or nullcontext() as held,
-        _worker(root) if with_worker else nullcontext(),
+        _run_worker(root) if with_worker else nullcontext(),
     ):
         if held is not None:
-            _note(ws).unlink(missing_ok=True)  # of a server that was killed
+            _address_file(ws).unlink(missing_ok=True)  # left by a killed server
         tokens = Tokens(ws.home / "server", ws.locks)
         secret = (
-            tokens.make("admin", "by --new-token")[1]
+            tokens.create("admin", "by --new-token")[1]
             if new_token
             else tokens.first()
             if not for_owner
             else ""
         )
         room = Room(ws.root, ws.environ, tokens, for_owner=for_owner)
-        with _listener(where) as listener:
+        with _open_listener(where) as listener:
             port = listener.getsockname()[1]
             names = (
                 {where.host, *_LOOPBACK}
@@ -166,11 +172,11 @@ def serve(
             }
             address = _address(where, where.host, port)
             if held is not None:
-                _note(ws).write_text(
+                _address_file(ws).write_text(
                     _address(where, _NEAR.get(where.host, where.host), port), "utf-8"
                 )
             ready(address, secret)
-            # Of several servers of a workspace, the first.
+            # Only the first server of a workspace saves its stream position.
             feed = Feed(room, ws.home / "server" / "followed.json" if held is not None else None)
             config = uvicorn.Config(
                 application(room, hosts, feed), http=Patient, lifespan="on", log_level="error", access_log=False, server_header=False,
@@ -179,9 +185,8 @@ def serve(
                 ssl_certfile=where.certificate or None, ssl_keyfile=where.key or None,
             )  # fmt: skip
             _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-            resource.setrlimit(
-                resource.RLIMIT_NOFILE, (most, most)
-            )  # each connection may have a file open besides
+            # Each connection may also have an open file.
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
             delivery = Delivery(ws.root, ws.environ)
             delivery.start()
             try:
@@ -189,16 +194,15 @@ def serve(
             finally:
                 delivery.end(LAST_WORDS)
                 if held is not None:
-                    _note(ws).unlink(missing_ok=True)
+                    _address_file(ws).unlink(missing_ok=True)
 
 
-def _listener(where: Listening) -> socket.socket:
+def _open_listener(where: Listening) -> socket.socket:
     family = socket.AF_INET6 if ":" in where.host else socket.AF_INET
     try:
         listener = socket.create_server((where.host, where.port), family=family, backlog=1024)
-        listener.setsockopt(
-            socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
-        )  # head and body of an answer are two writes
+        # The head and body of a response are two writes.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except (OSError, OverflowError) as error:
         raise Infrastructure(
@@ -211,22 +215,24 @@ def _address(where: Listening, host: str, port: int) -> str:
     return f"{'https' if where.certificate else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _note(ws: Workspace) -> Path:
+def _address_file(ws: Workspace) -> Path:
     folder = ws.home / "server"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder / "address"
 
 
-def known(root: Path) -> tuple[str, str] | None:
-    """The address of the server that serves the workspace at `root` now, and a new token for its page.  None: there is no server.
+def find_server(root: Path) -> tuple[str, str] | None:
+    """Return the URL of the workspace's running server and a new page token.
 
-    Raises Infrastructure where a server has begun and is not ready within `SOON`.
+    None without a server.
+
+    Raises Infrastructure if a starting server is not ready within `SOON` seconds.
     """
     with Workspace.open(root) as ws:
         deadline = time.monotonic() + SOON
         while ws.locks.is_held(LOCK):
             with suppress(FileNotFoundError):
-                return _note(ws).read_text("utf-8"), page_token(
+                return _address_file(ws).read_text("utf-8"), page_token(
                     Tokens(ws.home / "server", ws.locks)
                 )
             if time.monotonic() > deadline:
@@ -239,17 +245,20 @@ def known(root: Path) -> tuple[str, str] | None:
 
 
 def page_token(tokens: Tokens) -> str:
-    """A token for one use of the page: it may store and stop runs, and expires after `A_DAY`.  Those that have expired are removed."""
+    """Create a token for the web page, valid for a day, and remove expired ones.
+
+    It has the scope `operate`.
+    """
     now = time.time()
     for token in tokens.all():
         if token.name == PAGE and token.expires is not None and token.expires < now:
             tokens.remove(token.id)
-    return tokens.make("operate", PAGE, expires=now + A_DAY)[1]
+    return tokens.create("operate", PAGE, expires=now + A_DAY)[1]
 
 
 @contextmanager
-def _worker(root: Path) -> Iterator[None]:
-    """A worker of the workspace, replaced when it dies, which ends with this process however that ends."""
+def _run_worker(root: Path) -> Iterator[None]:
+    """Run a worker of the workspace, restart it if it exits, and stop it together with this process."""
     over = threading.Event()
     command = [
         sys.executable,

@@ -1,4 +1,4 @@
-"""Links to one run for people who may only read it: tokens of that scope, which expire."""
+"""Routes for links to one run, with read-only tokens that expire."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .tokens import Token
 router = APIRouter(prefix="/v1/runs/{run}/shares", tags=["runs"])
 
 SHARED: Final = "shared"
-"""The name of such a token."""
+"""Name of tokens for links."""
 MOST: Final = 20
-"""Links to one run that work at the same time."""
+"""Maximum number of active links per run."""
 LONGEST: Final = 90
-"""Days for which a link works at most."""
+"""Maximum lifetime of a link in days."""
 A_DAY: Final = 86400
 
 
 class NewShare(Given):
-    days: int = Field(default=7, ge=1, le=LONGEST, description="How long the link works.")
+    days: int = Field(default=7, ge=1, le=LONGEST, description="Lifetime of the link in days.")
 
 
 class ShareView(BaseModel):
@@ -40,20 +40,20 @@ class ShareList(BaseModel):
 
 class MadeShare(ShareView):
     token: str = Field(
-        description="Shown here once.  The link is `…/#token=TOKEN&run=RUN`: what stands behind # is sent to no server."
+        description="The secret token, shown only once. Use it in the link `…/#token=TOKEN&run=RUN`. The part after # is not sent to a server."
     )
 
 
-def _living(room: InRoom, run: str) -> list[Token]:
-    """The links to a run that work."""
+def _active_links(room: InRoom, run: str) -> list[Token]:
+    """Return the active links to a run."""
     return [
         each
         for each in room.tokens.all()
-        if (each.name, each.scope, each.run) == (SHARED, "read", run) and not each.expired
+        if (each.name, each.scope, each.run) == (SHARED, "read", run) and not each.is_expired
     ]
 
 
-def _viewed(token: Token) -> dict[str, str]:
+def _link_facts(token: Token) -> dict[str, str]:
     return {
         "id": token.id,
         "created": str(moment(token.created)),
@@ -65,31 +65,33 @@ def _viewed(token: Token) -> dict[str, str]:
     "",
     status_code=201,
     dependencies=OPERATE_RUN,
-    summary="A token that reads this run alone, for a link to share",
+    summary="Create a read-only link to a run",
 )
 def share(run: str, room: InRoom, asked: NewShare) -> MadeShare:
-    with room.reading() as ws:
+    with room.borrow_workspace() as ws:
         run_of(ws, run)
     _forget_expired(room)
-    if len(_living(room, run)) >= MOST:
+    if len(_active_links(room, run)) >= MOST:
         words = f"this run already has {MOST} active links"
         raise Refused(409, "too-many-shares", words, "revoke one of the links first")
-    token, secret = room.tokens.make("read", SHARED, run, expires=time.time() + asked.days * A_DAY)
-    return MadeShare(**_viewed(token), token=secret)
+    token, secret = room.tokens.create(
+        "read", SHARED, run, expires=time.time() + asked.days * A_DAY
+    )
+    return MadeShare(**_link_facts(token), token=secret)
 
 
 def _forget_expired(room: InRoom) -> None:
     for token in room.tokens.all():
-        if token.name == SHARED and token.expired:
+        if token.name == SHARED and token.is_expired:
             room.tokens.remove(token.id)
 
 
-@router.get("", dependencies=OPERATE_RUN, summary="The links to this run that work")
+@router.get("", dependencies=OPERATE_RUN, summary="List the active links to a run")
 def shares(run: str, room: InRoom) -> ShareList:
-    return ShareList(shares=[ShareView(**_viewed(token)) for token in _living(room, run)])
+    return ShareList(shares=[ShareView(**_link_facts(token)) for token in _active_links(room, run)])
 
 
-@router.delete("/{id}", status_code=204, dependencies=OPERATE_RUN, summary="End a link")
+@router.delete("/{id}", status_code=204, dependencies=OPERATE_RUN, summary="Revoke a link")
 def end(run: str, id: str, room: InRoom) -> None:
-    if not any(token.id == id for token in _living(room, run)) or not room.tokens.remove(id):
+    if not any(token.id == id for token in _active_links(room, run)) or not room.tokens.remove(id):
         raise Refused(404, "not-found", "unknown link", f"GET /v1/runs/{run}/shares")

@@ -1,4 +1,4 @@
-"""Tickets: what a browser opens a WebSocket with, since it cannot send a header there.  Each works once, and soon."""
+"""One-time tickets for WebSockets, because browsers cannot send a token header with them."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from .answers import Refused
 from .tokens import Token, Tokens
 
 LIFE: Final = 30.0
-"""Seconds in which a ticket is to be used."""
+"""Lifetime of a ticket in seconds."""
 MOST: Final = 100
-"""Tickets of one token that wait for their use."""
+"""Maximum number of unused tickets per token."""
 HEAD: Final = "rct_"
 
 
 class Tickets:
-    """The tickets of one server, in its memory alone.  Used by its event loop alone."""
+    """The tickets of one server, kept in memory. Use only in its event loop."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
         self._open: dict[str, tuple[Token, float]] = {}
 
-    def make(self, token: Token) -> str:
-        """A ticket that opens what the token opens.  Raises Refused for too many that were not used."""
+    def create(self, token: Token) -> str:
+        """Create a ticket with the permissions of a token.
+
+        Raises Refused for too many unused tickets.
+        """
         now = time.monotonic()
         self._open = {secret: each for secret, each in self._open.items() if each[1] > now}
         if sum(owner.id == token.id for owner, _ in self._open.values()) >= MOST:
@@ -35,8 +38,11 @@ class Tickets:
         return secret
 
     def use(self, secret: str) -> Token | None:
-        """The token of a ticket, once; None for one that was used, has expired, or whose token is gone."""
+        """Consume a ticket and return its token.
+
+        None if the ticket is used, expired, or its token removed.
+        """
         token, until = self._open.pop(secret, (None, 0.0))
-        if token is None or until <= time.monotonic() or not self._tokens.stands(token.id):
+        if token is None or until <= time.monotonic() or not self._tokens.is_valid(token.id):
             return None
         return token

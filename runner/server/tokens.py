@@ -1,4 +1,4 @@
-"""Who may ask the server for what: tokens, of which only a digest is stored, in a file that only its owner can read."""
+"""Access tokens and their scopes. Only digests are stored, in a file readable by its owner."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ from ..storage.locks import Locks
 Scope: TypeAlias = Literal["read", "operate", "admin"]
 
 SCOPES: Final[tuple[Scope, ...]] = ("read", "operate", "admin")
-"""Each includes those before it."""
+"""Scopes in ascending order. Each includes the previous ones."""
 _HEAD: Final = "rcp_"
 
 
 class Token(NamedTuple):
-    """A token as it is stored.  With a `run` it opens that run and nothing else.  Times are seconds since the epoch."""
+    """A stored token.
+
+    With `run`, it gives access to this run only. Times are seconds since the epoch.
+    """
 
     id: str
     digest: str  # SHA-256 of the token, which is 256 random bits
@@ -34,24 +37,27 @@ class Token(NamedTuple):
     expires: float | None = None
 
     @property
-    def expired(self) -> bool:
+    def is_expired(self) -> bool:
         return self.expires is not None and self.expires <= time.time()
 
     def allows(self, scope: Scope) -> bool:
-        """Whether it has this scope."""
+        """Return True if the token includes this scope."""
         return SCOPES.index(self.scope) >= SCOPES.index(scope)
 
 
 class Tokens:
-    """The tokens of one workspace, in `FOLDER/tokens.json`.  What another process stores there is seen at once."""
+    """The tokens of a workspace, in `FOLDER/tokens.json`.
+
+    Changes by other processes are seen at once.
+    """
 
     def __init__(self, folder: Path, locks: Locks) -> None:
         self._folder, self._path, self._locks = folder, folder / "tokens.json", locks
         self._read: tuple[tuple[int, ...], tuple[Token, ...]] = ((), ())
-        """The tokens of the file as it was read last: each change makes another file."""
+        """Version and tokens of the file at the last read. Each change replaces the file."""
 
     def all(self) -> tuple[Token, ...]:
-        """Every token, the oldest first.  Raises Unusable where the file is damaged."""
+        """Return all tokens, oldest first. Raises Unusable if the file is damaged."""
         try:
             found = os.stat(self._path)
             version = (found.st_ino, found.st_size, found.st_mtime_ns)
@@ -67,22 +73,22 @@ class Tokens:
                 fix=f"move {self._path} away; the next start creates a new token",
             ) from error
 
-    def of(self, secret: str) -> Token | None:
-        """The token that was given out as `secret`, unless it has expired.  Takes as long for any secret."""
+    def find(self, secret: str) -> Token | None:
+        """Return the unexpired token for a secret, or None. Takes constant time for any secret."""
         digest, found = _digest(secret), None
         for token in self.all():
             if compare_digest(token.digest, digest):
                 found = token
-        return found if found is not None and not found.expired else None
+        return found if found is not None and not found.is_expired else None
 
-    def stands(self, id: str) -> bool:
-        """Whether a token of this id is there and has not expired."""
-        return any(token.id == id and not token.expired for token in self.all())
+    def is_valid(self, id: str) -> bool:
+        """Return True if a token with this ID exists and has not expired."""
+        return any(token.id == id and not token.is_expired for token in self.all())
 
-    def make(
+    def create(
         self, scope: Scope, name: str = "", run: str = "", expires: float | None = None
     ) -> tuple[Token, str]:
-        """A new token, and the secret that is shown once."""
+        """Create a token. Return the token and its secret, which is shown once."""
         secret = _HEAD + token_urlsafe(32)
         token = Token(os.urandom(6).hex(), _digest(secret), scope, name, run, time.time(), expires)
         with self._locks.hold("tokens"):
@@ -90,15 +96,15 @@ class Tokens:
         return token, secret
 
     def first(self) -> str:
-        """The secret of a new token for everything where there is none; else empty."""
+        """Return the secret of a new admin token, or "" if an admin token exists."""
         return (
             ""
             if any(token.scope == "admin" and not token.run for token in self.all())
-            else self.make("admin", "first")[1]
+            else self.create("admin", "first")[1]
         )
 
     def remove(self, id: str) -> bool:
-        """Forget a token.  False: there is none of this id."""
+        """Delete a token. Return False if it does not exist."""
         with self._locks.hold("tokens"):
             left = tuple(token for token in self.all() if token.id != id)
             if len(left) == len(self.all()):
@@ -107,7 +113,7 @@ class Tokens:
         return True
 
     def _write(self, tokens: tuple[Token, ...]) -> None:
-        """Raises Infrastructure where the disk does not take them."""
+        """Replace the token file. Raises Infrastructure if the disk is full."""
         new = self._path.with_suffix(".new")
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,1 +1,1 @@
-"""What is remembered: files and their digests, artifacts, traces, runs.  Knows nothing of plans in execution."""
+"""Storage: file digests, objects, traces, runs, and shared stores. Independent of plan execution."""

@@ -1,6 +1,6 @@
-"""How large an input from an address may be: what `[limits] input_gb` allows, and what the disk has room for.
+"""Size limit for inputs from an address: `[limits] input_gb` and the free disk space.
 
-Asked before a fetch, and while it goes on.
+Checked before and during a download.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from .workspace import Workspace
 
 LEFT: Final = 256 << 20
-"""Bytes of the disk that inputs leave to everything else."""
+"""Disk space in bytes that downloads must leave free."""
 _GB: Final = 10**9
 
 
 class Bound(NamedTuple):
-    """How many bytes may be fetched from an address, and why no more."""
+    """The maximum bytes to download from an address, and the reason for the limit."""
 
     address: str
     most: int
@@ -29,7 +29,9 @@ class Bound(NamedTuple):
 
     @classmethod
     def of(cls, ws: Workspace, address: str, *, here: bool = True) -> Bound:
-        """What holds for a fetch that begins now, to the disk of this machine or past it."""
+        """Return the current limit for a download; with `here`, the disk of this machine also
+        limits it.
+        """
         room = max(0, shutil.disk_usage(ws.home).free - LEFT) if here else sys.maxsize
         if (allowed := ws.config.limits.get("input_gb")) is not None and allowed * _GB <= room:
             return cls(
@@ -46,14 +48,16 @@ class Bound(NamedTuple):
         )
 
     def check(self, size: int) -> None:
-        """Raises CannotRun for more bytes than may be fetched."""
+        """Raise CannotRun if `size` bytes exceed the limit."""
         if size > self.most:
             raise CannotRun(
-                f"{self.address} has {size / _GB:.1f} GB or more, and {self.why}", fix=self.fix
+                f"{self.address} has at least {size / _GB:.1f} GB, but {self.why}", fix=self.fix
             )
 
     def counter(self) -> Any:
-        """A callback of fsspec that counts the bytes of all files of one fetch, and ends it by the same error."""
+        """Return an fsspec callback that counts the bytes of one download and raises CannotRun
+        beyond the limit.
+        """
         from fsspec.callbacks import Callback
 
         counter = Callback(hooks={"bound": lambda size, value, **_: self.check(value)})

@@ -1,7 +1,7 @@
-"""Whether one file of a checkpoint is whole, as far as its form shows.  Unpickles nothing.
+"""Integrity checks for single checkpoint files, without unpickling.
 
-What a form cannot show it does not claim: a file of an unknown kind is whole if it is not empty, and a flipped bit in the middle of a safetensors
-file is found only where somebody wrote down a digest.
+Files of unknown types only have to be non-empty. A flipped bit inside a safetensors file is found
+only if a digest was recorded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 ARCHIVES = (".pt", ".pth", ".ckpt", ".pkl", ".distcp")
-"""What torch.save writes: a zip archive.  Files that were only pickled bear these names too."""
+"""Suffixes of torch.save files (zip archives). Plain pickles also use these suffixes."""
 TORCH_BINS = (
     "pytorch_model",
     "adapter_model",
@@ -28,11 +28,11 @@ TORCH_BINS = (
     "dl_state_dict",
     "training_args",
 )
-"""Beginnings of the names of `.bin` files that torch.save writes; any other `.bin` may be anything."""
+"""Name prefixes of `.bin` files from torch.save. Other `.bin` files can have any format."""
 HEADER = 100 << 20
-"""Bytes of a safetensors header, as its own readers limit it."""
+"""Maximum bytes of a safetensors header, as in the reference implementation."""
 GLANCE = 1 << 20
-"""Bytes of JSON that are read even where only a quick look is asked."""
+"""Maximum bytes of JSON to parse in a quick check."""
 BITS = {
     "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8,
     "C64": 64, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
@@ -40,13 +40,16 @@ BITS = {
 
 
 def flaw(path: Path, *, thorough: bool = False) -> str:
-    """What is wrong with a file, in words; empty when its form shows nothing.  `thorough` also reads checksums and all of its JSON."""
+    """Describe the damage of a file; empty if none is visible.
+
+    With `thorough`, also verify checksums and parse all JSON.
+    """
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
             return (
                 "" if stat.S_ISDIR(found.st_mode) else "is neither a file nor a directory"
-            )  # a link may lead to a folder
+            )  # a link may point to a directory
         size = found.st_size
         if size == 0:
             return (
@@ -69,7 +72,10 @@ def flaw(path: Path, *, thorough: bool = False) -> str:
 
 
 def read_shard_sizes(metadata: Path) -> dict[str, int]:
-    """The files that a `.metadata` of torch's distributed checkpoints names -> bytes they have at least.  Raises ValueError when it is not whole."""
+    """Return the minimum size in bytes of each shard named in a torch distributed `.metadata` file.
+
+    Raises ValueError for a truncated file.
+    """
     ends: dict[str, int] = {}
     with metadata.open("rb") as file:
         words = list(_atoms(file))
@@ -86,7 +92,7 @@ def _is_torch_bin(path: Path) -> bool:
 
 
 def _safetensors(path: Path, size: int) -> str:
-    """8 bytes of header length, the header (JSON), then its tensors without gaps (huggingface/safetensors, format description)."""
+    """Check a safetensors file: 8 bytes of header length, a JSON header, then contiguous tensors."""
     with path.open("rb") as file:
         head = int.from_bytes(file.read(8), "little")
         if size < 8 or head > size - 8:
@@ -134,7 +140,7 @@ def _json(path: Path, size: int, *, thorough: bool) -> str:
 
 
 def _lines(path: Path, size: int) -> str:
-    """The last line of a text that has a value on each line."""
+    """Check the last line of a JSON Lines file."""
     with path.open("rb") as file:
         file.seek(max(0, size - GLANCE))
         end = file.read()
@@ -161,7 +167,8 @@ def _archive(path: Path, size: int, *, thorough: bool) -> str:
         file.seek(max(0, size - 22))
         end = file.read()
         try:
-            if not end.startswith(b"PK\x05\x06") or end[20:] != b"\0\0":  # it ends with the file
+            # the end record must be at the end of the file
+            if not end.startswith(b"PK\x05\x06") or end[20:] != b"\0\0":
                 raise BadZipFile
             archive = ZipFile(file)
             members = archive.infolist()
@@ -182,7 +189,7 @@ def _archive(path: Path, size: int, *, thorough: bool) -> str:
             local = file.read(30)
             if len(local) < 30 or not local.startswith(b"PK\x03\x04"):
                 return "is a zip archive whose directory is wrong"
-            # torch can be set to write no checksums: all are zero then.
+            # torch can be configured to write no checksums. All of them are zero then.
             if thorough and member.CRC:
                 try:
                     with archive.open(member) as data:
@@ -194,7 +201,7 @@ def _archive(path: Path, size: int, *, thorough: bool) -> str:
 
 
 def _is_whole_pickle(file: BinaryIO, size: int) -> bool:
-    """Whether a file is one whole pickle, by the list of its instructions: none is carried out."""
+    """Return True if the file is one complete pickle. Reads the opcodes without executing them."""
     file.seek(0)
     try:
         for operation, _, _ in pickletools.genops(file):
@@ -206,7 +213,10 @@ def _is_whole_pickle(file: BinaryIO, size: int) -> bool:
 
 
 def _atoms(file: BinaryIO) -> Iterator[str | int]:
-    """The texts and whole numbers of a pickle, in order, each where it is used.  Raises ValueError when it does not come to its end."""
+    """Yield the strings and integers of a pickle in order, at every use.
+
+    Raises ValueError for a truncated pickle.
+    """
     memo: dict[int, str | int | None] = {}
     last: str | int | None = None
     try:

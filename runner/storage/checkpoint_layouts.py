@@ -1,6 +1,7 @@
-"""Which trainer wrote a checkpoint, with how many processes, at which step, and what of it is missing.
+"""Checkpoint layouts: find the trainer, process count, step and missing files of a checkpoint.
 
-Each layout lists what its trainer needs to go on in the same bits.  A folder in no known layout misses nothing that could be named.
+Each layout lists the files that its trainer needs for an exact resume. A directory without a known
+layout has no missing files.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from dataclasses import dataclass
 TEMPORARY = re.compile(
     r"^(?:\.?tmp[-_.].*|.*\.(?:tmp|temp|incomplete|unfinished|part|partial)|checkpoint-is-incomplete\.txt)$"
 )
-"""Names of what is still being written."""
+"""Names of temporary files during a save."""
 RANKED = re.compile(r"^(?:rng_state_(\d+)\.pth|random_states_(\d+)\.pkl)$")
 SHARDED = re.compile(r"(?:^|/)__(\d+)_\d+\.distcp$")
 ZERO = re.compile(r"(?:^|/)(?:\w+_)?zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt$")
 ENGINE = re.compile(r"(?:^|/)(?:\w*zero_pp_rank_\d+_)?mp_rank_\d+_(?:model|optim)_states\.pt$")
-"""What DeepSpeed writes instead of weights and optimizer, in a folder that the file `latest` names."""
+"""DeepSpeed's files for weights and optimizer state, in the directory that the file `latest` names.
+"""
 PART = re.compile(r"^(.*)-(\d{5})-of-(\d{5})(\.\w+)$")
 STEP = re.compile(r"(?:step|checkpoint|ckpt|iter|iteration)s?[-_=.]?(\d+)", re.IGNORECASE)
 WEIGHTS = re.compile(
@@ -41,9 +43,9 @@ OF_ACCELERATE = {"optimizer.bin", "scheduler.bin", "sampler.bin"}
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a checkpoint is laid out.
+    """The layout of a checkpoint.
 
-    `world` is the number of processes that wrote it, None if its files do not tell.
+    `world` is the number of processes that wrote the checkpoint, None if unknown.
     """
 
     kind: str
@@ -52,7 +54,9 @@ class Layout:
 
 
 def recognize_layout(names: Collection[str], *, folder: str = "") -> Layout:
-    """Return the layout of a checkpoint with these files (paths below it), in a folder of that name."""
+    """Return the layout of a checkpoint from its file names (relative paths) and its directory
+    name.
+    """
     ranks = _numbers(RANKED, names)
     zero_shards = _numbers(ZERO, names)
     shards = zero_shards | _numbers(SHARDED, names)
@@ -72,21 +76,21 @@ def recognize_layout(names: Collection[str], *, folder: str = "") -> Layout:
             if (rank, world) not in optimizer_shards
         ]
     if OF_TRANSFORMERS & set(names) or _any_starts(names, "rng_state_"):
-        # rng_state_0.pth alone: with one process the file would have no number.
+        # rng_state_0.pth alone: a single process would write a file without a number.
         if ranks == {0} and _any_starts(names, "rng_state_"):
             missing.append("the random state of rank 1")
         return Layout("transformers", world, (*missing, *_of_transformers(names, bool(ranks))))
     if OF_ACCELERATE & set(names) or _any_starts(names, "random_states_"):
         return Layout("accelerate", world, (*missing, *_of_accelerate(names, bool(ranks))))
     if re.fullmatch(r"checkpoint-\d+", folder) and any(WEIGHTS.match(name) for name in names):
-        # The folder's name and the weights are the trainer's, and nothing that it writes after
-        # the weights is there: the trainer was killed.
+        # The directory name and the weights are the trainer's, but every file that it writes after
+        # the weights is missing: the trainer was killed during the save.
         return Layout("transformers", None, (*missing, "trainer_state.json"))
     return Layout(_kind_of_shards(names, shards), world, tuple(missing))
 
 
 def _numbers(pattern: re.Pattern[str], names: Iterable[str]) -> set[int]:
-    """Return the numbers that the first group of a pattern that matched has in names."""
+    """Return the numbers that the pattern finds in names."""
     found = (pattern.search(name) for name in names)
     return {int(next(filter(None, match.groups()))) for match in found if match}
 
@@ -96,7 +100,7 @@ def _any_starts(names: Iterable[str], start: str) -> bool:
 
 
 def _missing_rank(ranks: Collection[int], what: str) -> list[str]:
-    """Name the first rank whose file is missing below the greatest one that is there."""
+    """Describe the lowest missing rank below the highest existing rank."""
     absent = set(range(max(ranks, default=-1) + 1)) - set(ranks)
     return [f"{what} of rank {min(absent)}"] if absent else []
 
@@ -116,13 +120,15 @@ def _kind_of_shards(names: Collection[str], shards: Collection[int]) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """The step in a checkpoint's name; None when its number counts something else, epochs say."""
+    """Return the step number in a checkpoint's name; None if the name has no step number, for
+    example if it counts epochs.
+    """
     found = STEP.findall(name)
     return int(found[-1]) if found else None
 
 
 def shape(names: Iterable[str]) -> set[str]:
-    """The names with their numbers left out: what checkpoints of one training have in common."""
+    """Replace the numbers in names by 0, to compare the checkpoints of one training run."""
     return {re.sub(r"\d+", "0", name) for name in names}
 
 
@@ -144,7 +150,7 @@ def _of_accelerate(names: Collection[str], ranked: bool) -> list[str]:
 
 
 def _missing_model(names: Collection[str], optimizer: str) -> list[str]:
-    """Name what is missing of the weights and the optimizer."""
+    """List missing weights and a missing optimizer file."""
     if any(ENGINE.search(name) for name in names):
         return [] if "latest" in names else ["latest"]
     missing = []
@@ -156,7 +162,7 @@ def _missing_model(names: Collection[str], optimizer: str) -> list[str]:
 
 
 def _missing_parts(names: Collection[str]) -> list[str]:
-    """Name the missing parts of split files, three of each file at most."""
+    """List missing parts of split files, at most three per file."""
     found = {(match[1], match[3], match[4]) for name in names if (match := PART.match(name))}
     missing = []
     for head, last, suffix in sorted(found):
@@ -167,7 +173,7 @@ def _missing_parts(names: Collection[str]) -> list[str]:
 
 
 def _missing_metadata(names: Collection[str]) -> list[str]:
-    """Name the file that torch's distributed checkpoints write last, in folders without it."""
+    """List missing `.metadata` files, which torch's distributed checkpoints write last."""
     folders = sorted({name.rpartition("/")[0] for name in names if SHARDED.search(name)})
     wanted = [f"{folder}/.metadata".lstrip("/") for folder in folders]
     return [name for name in wanted if name not in names]

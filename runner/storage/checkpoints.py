@@ -1,12 +1,13 @@
-"""Where a step's state lives between attempts, and which of its checkpoints counts.
+"""Checkpoint directories of a step, and selection of the checkpoint to resume from.
 
-    states/<state key>/<generation>/made_under.json    the `continues` values and the number of processes that its checkpoints were made under
-    states/<state key>/<generation>/<name>/            the state itself, the trainer's own layout
-    states/<state key>/holder                          the name of the attempt that last had it, which may outlive its worker
+    states/<state key>/<generation>/made_under.json    `continues` values and process count
+    states/<state key>/<generation>/<name>/            checkpoints in the trainer's own layout
+    states/<state key>/holder                          last attempt, which may outlive its worker
 
-A state key is a step's key without its `continues` values.  An attempt gets the newest generation made under values not above the asked ones and by
-as many processes, else a new one: a 2,000-step checkpoint is never taken for a 1,000-step one, nor one of two processes for one of one, and neither
-is lost.  `checkpoint_files` examines their files, `checkpoint_layouts` finds their trainer.
+A state key is a step's key without its `continues` values. An attempt uses the newest generation
+with the same process count and no higher `continues` values, or a new generation. So a 2,000-step
+checkpoint never counts as a 1,000-step checkpoint, and no generation is overwritten.
+`checkpoint_files` examines the files, and `checkpoint_layouts` finds the trainer.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from .checkpoint_layouts import ENGINE, TEMPORARY, recognize_layout, shape, step
 from .content.disk import below, delete
 
 OURS = "checkpoint.json"
-"""In a checkpoint of the trainers of this library: its step, its settings, and its files with their SHA-256."""
+"""Metadata file of this library's trainers: step, settings, and the SHA-256 of each file."""
 NOTHING: Mapping[str, Any] = {"continues": {}, "world": None, "id": ""}
-"""What is known of a generation that says nothing."""
+"""Metadata of a generation without a record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One state folder, as an attempt gets it.  `id` is its own, on every machine and for ever."""
+    """One checkpoint directory, as passed to an attempt. `id` is globally unique."""
 
     path: Path
-    note: str  # why earlier state is not used, if so
+    note: str  # reason for ignoring earlier checkpoints, or empty
     id: str = ""
 
     def folder(self, name: str) -> Path:
@@ -50,22 +51,23 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a checkpoint is, and whether a training may resume from it."""
+    """Validity of a checkpoint, and whether a training run may resume from it."""
 
     ok: bool
-    kind: str  # transformers, accelerate, deepspeed, sharded, recipe (this library's trainers), file, files
+    # transformers, accelerate, deepspeed, sharded, recipe (this library's trainers), file, files
+    kind: str
     step: int | None = None
-    world: int | None = None  # processes that wrote it; None: its files do not tell
-    why: str = ""  # why not, in words
+    world: int | None = None  # processes that wrote it; None if unknown
+    why: str = ""  # reason for rejection
 
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """The checkpoint that a training resumes from, and the newer ones that it cannot."""
+    """The checkpoint to resume from, and the newer rejected checkpoints."""
 
     name: str | None = None
     verdict: Verdict | None = None
-    passed: tuple[tuple[str, str], ...] = ()  # (name, why) of each newer one
+    passed: tuple[tuple[str, str], ...] = ()  # (name, reason) of each newer checkpoint
 
     @property
     def step(self) -> int | None:
@@ -73,7 +75,7 @@ class Newest:
 
     @property
     def words(self) -> str:
-        """What people have to know; empty when there is no checkpoint at all."""
+        """Message for the user; empty without any checkpoint."""
         said = "; ".join(f"skipped {name}: {why}" for name, why in self.passed[:3])
         more = f"; and {len(self.passed) - 3} more" if len(self.passed) > 3 else ""
         if self.name is None:
@@ -87,7 +89,10 @@ class Newest:
 
 
 def key(spec: StepSpec, world: Sequence[Any], id: str) -> str:
-    """The state key of a step, whose `world` is what its key was made from: the name of its folder below `states/`."""
+    """Return the state key of a step, its directory name below `states/`.
+
+    `world` is the resolved part of the step's key.
+    """
     author, continues = spec.author, spec.continues
     kept = {
         **author,
@@ -101,13 +106,15 @@ def key(spec: StepSpec, world: Sequence[Any], id: str) -> str:
 
 
 def made_under(root: Path) -> tuple[Path, Mapping[str, Any]] | None:
-    """The newest generation of a state, and what its checkpoints were made under: `continues` values and `world`; None where there is none."""
+    """Return the newest generation of a state and its metadata (`continues` values, `world`); None
+    without any.
+    """
     newest = next((root / str(number) for number in _generations(root)), None)
     return (newest, of_generation(newest)) if newest is not None else None
 
 
 def adopt(root: Path, made: Mapping[str, Any]) -> Path:
-    """The folder of a generation that was begun on another machine, made where there is none yet."""
+    """Return the directory of a generation from another machine, creating it if necessary."""
     numbers = _generations(root)
     known = next(
         (
@@ -130,7 +137,9 @@ def adopt(root: Path, made: Mapping[str, Any]) -> Path:
 
 
 def choose(root: Path, continues: Mapping[str, Any], *, world: int | None = None) -> Generation:
-    """The generation for an attempt under these `continues` values, by `world` processes; recorded as made under them from now on."""
+    """Select the generation for an attempt with these `continues` values and `world` processes, and
+    record the values.
+    """
     path, note = choose_folder(root, continues, world=world)
     return _record(path, of_generation(path) if path.exists() else NOTHING, continues, world, note)
 
@@ -138,7 +147,10 @@ def choose(root: Path, continues: Mapping[str, Any], *, world: int | None = None
 def choose_folder(
     root: Path, continues: Mapping[str, Any], *, world: int | None = None
 ) -> tuple[Path, str]:
-    """The same without recording anything: the folder, which need not be there yet, and why earlier state is not used, if so."""
+    """Select the generation without recording it.
+
+    Returns its directory, which may not exist, and the reason for ignoring earlier checkpoints.
+    """
     note = ""
     generations = _generations(root)
     for number in generations:
@@ -167,7 +179,10 @@ def choose_folder(
 
 
 def _holds(generation: Path) -> bool:
-    """Whether an attempt left anything in it; what is still coming from a host is in `.incoming`."""
+    """Return True if the generation has files.
+
+    Unfinished transfers from a host are in `.incoming` and do not count.
+    """
     return any(
         any(folder.iterdir())
         for folder in generation.iterdir()
@@ -176,7 +191,7 @@ def _holds(generation: Path) -> bool:
 
 
 def _generations(root: Path) -> list[int]:
-    """The numbers of what a state has, the newest first."""
+    """Return the generation numbers of a state, the highest first."""
     return (
         sorted((int(path.name) for path in root.iterdir() if path.name.isdigit()), reverse=True)
         if root.is_dir()
@@ -185,7 +200,7 @@ def _generations(root: Path) -> list[int]:
 
 
 def holder(root: Path) -> str:
-    """The attempt that last had this state; empty when none did."""
+    """Return the last attempt that used the state; empty if none did."""
     try:
         return (root / "holder").read_text()
     except FileNotFoundError:
@@ -201,9 +216,10 @@ def hold(root: Path, attempt: str) -> None:
 def newest(
     folder: Path, pattern: str | None, *, world: int | None = None, thorough: bool = True
 ) -> Newest:
-    """The newest checkpoint that a training by `world` processes may resume from: by the number in its name, then by time.
+    """Find the newest checkpoint that `world` processes can resume from, by the number in its name,
+    then by time.
 
-    A `thorough` look reads it whole.
+    With `thorough`, every file is read completely.
     """
     passed: list[tuple[str, str]] = []
     for name, verdict in judge_checkpoints(folder, pattern, world=world, thorough=thorough):
@@ -216,9 +232,9 @@ def newest(
 def judge_checkpoints(
     folder: Path, pattern: str | None, *, world: int | None = None, thorough: bool = False
 ) -> Iterator[tuple[str, Verdict]]:
-    """Every checkpoint there with its verdict, the newest first, each examined when it is asked for.
+    """Yield every checkpoint with its verdict, the newest first. Each is examined on demand.
 
-    Where no layout says what belongs to a checkpoint, its trainer's habit does: it has to have what the one before it has.
+    Without a known layout, a checkpoint must have the same kinds of files as the previous one.
     """
     names = newest_first(folder, pattern)
     for name, before in zip_longest(names, names[1:]):
@@ -230,9 +246,10 @@ def judge_checkpoints(
 
 
 def prune(folder: Path, pattern: str | None, keep: int | None) -> list[str]:
-    """Delete checkpoints beyond the `keep` newest whole ones; nothing else.  Returns the deleted names.
+    """Delete all but the `keep` newest valid checkpoints, and return the deleted names.
 
-    Not while somebody writes there: one that is being written may look whole, see `checkpoint_sync.CheckpointPruner`.
+    Do not call during training: an unfinished checkpoint may look complete. See
+    `checkpoint_sync.CheckpointPruner`.
     """
     if keep is None or pattern is None:
         return []
@@ -250,9 +267,10 @@ def prune(folder: Path, pattern: str | None, keep: int | None) -> list[str]:
 
 
 def examine(path: Path, *, world: int | None = None, thorough: bool = False) -> Verdict:
-    """Whether a checkpoint is whole, by its form and by what its trainer needs, and was made by as many processes as `world`, where that is asked.
+    """Check a checkpoint's completeness by its layout and, if given, its process count.
 
-    `thorough` also reads every checksum that there is.  What is gone meanwhile is not whole; raises nothing.
+    With `thorough`, also verify all checksums. A vanished file counts as incomplete; raises
+    nothing.
     """
     try:
         verdict = (
@@ -271,13 +289,17 @@ def examine(path: Path, *, world: int | None = None, thorough: bool = False) -> 
 
 
 def unlike(names: Sequence[str], before: Sequence[str], called: str, verdict: Verdict) -> str:
-    """Words for a file that the checkpoint before this one has and this one does not; empty where a layout says what belongs to it."""
+    """Describe a file kind that the previous checkpoint has and this one lacks; empty if a layout
+    defines the files.
+    """
     lost = sorted(shape(before) - shape(names)) if verdict.kind == "files" else []
     return f"is incomplete: it has no {lost[0]}, unlike {called}" if lost else ""
 
 
 def best(path: Path) -> str:
-    """The checkpoint that a transformers trainer will want again at its end, as this one says; empty when it says none."""
+    """Return the name of the best checkpoint according to this transformers checkpoint; empty
+    without one.
+    """
     try:
         return Path(
             str(
@@ -290,9 +312,11 @@ def best(path: Path) -> str:
 
 
 def went_back(restored: int | None, first: int | None) -> str:
-    """Whether a training that resumed from step `restored` reported `first` as its first step: words if it began before that, else empty.
+    """Return a message if a training run that resumed from step `restored` reported an earlier
+    `first` step, else an empty text.
 
-    The step of the checkpoint itself may be reported again (some count from zero, some evaluate before they train); one before it may not.
+    The checkpoint's own step may be reported again: some trainers count from zero, and some
+    evaluate first.
     """
     if restored is None or first is None or first >= restored:
         return ""
@@ -300,7 +324,7 @@ def went_back(restored: int | None, first: int | None) -> str:
 
 
 def newest_first(folder: Path, pattern: str | None) -> Sequence[str]:
-    """The names of all checkpoints there, whole or not.  A link to one is none."""
+    """List all checkpoints, complete or not, the newest first. Symbolic links are ignored."""
     if pattern is None:
         return []
     try:
@@ -316,19 +340,21 @@ def newest_first(folder: Path, pattern: str | None) -> Sequence[str]:
 
 
 def number(name: str) -> int:
-    """The last number in a checkpoint's name, -1 without one."""
+    """Return the last number in a checkpoint's name, -1 without one."""
     digits = re.findall(r"\d+", name)
     return int(digits[-1]) if digits else -1
 
 
 def is_due(name: str, copied: Iterable[str], steps: int | None) -> bool:
-    """Whether a checkpoint is at least `steps` from each of those that are `copied`, by the numbers in their names."""
+    """Return True if the checkpoint is at least `steps` away from every one in `copied`, by the
+    numbers in their names.
+    """
     ours = number(name)
     return steps is None or ours < 0 or all(abs(ours - number(each)) >= steps for each in copied)
 
 
 def files(path: Path) -> list[str]:
-    """Every file below a folder, as paths below it, sorted; links too, whatever they lead to."""
+    """List all files below a directory as sorted relative paths, including links to anything."""
     return sorted(
         name[len(str(path)) + 1 :]
         for name, found in below(str(path))
@@ -374,7 +400,7 @@ def _folder(path: Path, names: Sequence[str], *, thorough: bool) -> Verdict:
 
 
 def _why_lacking(missing: Sequence[str]) -> str:
-    """Which files are missing, the first three by name; empty if none are."""
+    """Describe missing files, the first three by name; empty if none."""
     if not missing:
         return ""
     more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
@@ -390,21 +416,36 @@ def _why_unfinished(own: str, names: Sequence[str]) -> str:
 
 def _why_flawed(path: Path, names: Sequence[str], *, thorough: bool) -> str:
     for name in names:
-        if wrong := flaw(path / name, thorough=thorough):
-            return f"{name} {wrong}"
-        if name.endswith(".index.json") and (wrong := _why_incomplete(path / name, name, names)):
-            return wrong
-        if name.rpartition("/")[2] == ".metadata" and (wrong := _why_cut_off(path, name, names)):
+        wrong = _why_file_flawed(path, name, names, thorough=thorough)
+        if wrong:
             return wrong
     if "latest" in names and any(ENGINE.search(name) for name in names):
-        named = (path / "latest").read_bytes()[:200].decode(errors="replace").strip()
-        if not any(name.startswith(f"{named}/") for name in names):
-            return f"has no {named or 'checkpoint'}, although its file `latest` names it"
+        return _why_latest_missing(path, names)
     return ""
 
 
+def _why_file_flawed(path: Path, name: str, names: Sequence[str], *, thorough: bool) -> str:
+    """Describe the damage of a file, or a missing file that it lists; empty if none."""
+    wrong = flaw(path / name, thorough=thorough)
+    if wrong:
+        return f"{name} {wrong}"
+    if name.endswith(".index.json"):
+        return _why_incomplete(path / name, name, names)
+    if name.rpartition("/")[2] == ".metadata":
+        return _why_cut_off(path, name, names)
+    return ""
+
+
+def _why_latest_missing(path: Path, names: Sequence[str]) -> str:
+    """Describe a missing directory that DeepSpeed's file `latest` names; empty if it exists."""
+    named = (path / "latest").read_bytes()[:200].decode(errors="replace").strip()
+    if any(name.startswith(f"{named}/") for name in names):
+        return ""
+    return f"has no {named or 'checkpoint'}, although its file `latest` names it"
+
+
 def _why_cut_off(path: Path, metadata: str, names: Sequence[str]) -> str:
-    """What is wrong with the shards that a `.metadata` of torch's distributed checkpoints names; empty if nothing is."""
+    """Describe truncated or missing shards of a torch distributed `.metadata` file; empty if none."""
     try:
         ends = read_shard_sizes(path / metadata)
     except (OSError, ValueError):
@@ -419,7 +460,7 @@ def _why_cut_off(path: Path, metadata: str, names: Sequence[str]) -> str:
 
 
 def _why_incomplete(path: Path, name: str, names: Sequence[str]) -> str:
-    """A file that an index names and that is not there."""
+    """Describe a missing file that an index lists; empty if none."""
     try:
         index = parse_json(path.read_bytes())
         listed = sorted(set(map(str, index["weight_map"].values())))
@@ -437,7 +478,7 @@ def _why_incomplete(path: Path, name: str, names: Sequence[str]) -> str:
 
 
 def _ours(path: Path, names: Sequence[str], *, thorough: bool) -> Verdict | None:
-    """A checkpoint that says itself what belongs to it; None when it only has a file of that name."""
+    """Judge a checkpoint by its own metadata file; None if that file is of another kind."""
     try:
         record = parse_json((path / OURS).read_bytes())
         listed = dict(record["files"])
@@ -469,7 +510,7 @@ def _processes(count: int | None) -> str:
 
 
 def of_generation(path: Path) -> dict[str, Any]:
-    """What a generation was made under: `continues` values, `world`, and its own `id`."""
+    """Read the metadata of a generation: `continues` values, `world` and `id`."""
     try:
         found = parse_json((path / "made_under.json").read_text())
     except (OSError, ValueError):

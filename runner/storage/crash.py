@@ -1,6 +1,7 @@
-"""Die at a named point when the environment asks for it, so that tests can show what a kill -9 leaves behind.
+"""Fault injection for tests: kill the process at a named point.
 
-`RECIPE_CRASH_AT=group-written:3` ends this process with SIGKILL the third time it passes that point; `group-written:3:STOP` has it stand still.
+`RECIPE_CRASH_AT=group-written:3` sends SIGKILL at the third pass of that point.
+`group-written:3:STOP` sends SIGSTOP instead.
 """
 
 from __future__ import annotations
@@ -23,4 +24,4 @@ if _asked:
 else:
 
     def crashpoint(name: str) -> None:
-        """A point that a test can crash at; nothing otherwise."""
+        """Do nothing: fault injection is off."""

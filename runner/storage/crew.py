@@ -1,4 +1,4 @@
-"""Do the same for many things in a few threads."""
+"""Run a function on many items in a few threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ class Late(Exception):
 
 
 class Crew:
-    """So many threads.  `progress` is called with the bytes that are done, of `total`: from any thread, but never from two at once."""
+    """A group of `width` threads.
+
+    `progress` receives the finished bytes and the total, from any thread but never concurrently.
+    """
 
     def __init__(
         self, width: int, progress: Callable[[int, int], None] | None = None, total: int = 0
@@ -28,7 +31,10 @@ class Crew:
         self._turn = threading.Lock()
 
     def done(self, count: int) -> None:
-        """So many bytes more are done.  Raises where another thread has given up: its caller shall not wait for the rest of something large."""
+        """Add `count` finished bytes.
+
+        Raises the error of a failed thread, so that the caller does not continue a large transfer.
+        """
         with self._turn:
             self._done += count
             if self._progress is not None:
@@ -39,7 +45,11 @@ class Crew:
     def map(
         self, do: Callable[[T], U], items: Sequence[T], deadline: float | None = None
     ) -> list[U]:
-        """`do` for every item, in order; the first error ends all.  Raises Late after `deadline` (monotonic): no item is waited for then."""
+        """Return the results of `do` for all items, in order.
+
+        The first error stops all threads. Raises Late after `deadline` (monotonic) without waiting
+        for the rest.
+        """
         if (len(items) <= 1 or self._width <= 1) and deadline is None:
             return [do(item) for item in items]
         import threading
@@ -58,7 +68,8 @@ class Crew:
             except BaseException as error:
                 self._failures.append(error)
 
-        # Not a pool: its threads are waited for when the program ends, even those that wait for a server which says nothing.
+        # Not a thread pool: a pool waits for its threads at exit, even for threads that hang on an
+        # unresponsive server.
         helpers = [
             threading.Thread(target=work, name="crew", daemon=True)
             for _ in range(min(self._width, len(items)))

@@ -1,21 +1,21 @@
-"""Decide what a store no longer needs, and delete it.
+"""Garbage collection of a store.
 
-Kept are
+`find_garbage` keeps
 
-- runs that wait or are worked on, the last `keep_runs`, and those of the last `keep_days` days;
-- traces of the last `keep_days` days, the newest of every step, those of steps in kept runs, all
-  of a recipe that is running now, and those of published files;
-- objects of kept traces and of published files, and any that was stored after the decision, or
-  while some run lives, since it began;
-- stored inputs that a step was given in the last `keep_days` days.
+- runs that are queued or running, the last `keep_runs`, and those of the last `keep_days` days;
+- traces of the last `keep_days` days, the newest trace of every step, traces of steps in kept
+  runs, all traces of a running recipe, and traces of published files;
+- objects of kept traces and of published files, and objects stored after the decision or, during
+  a run, since its start;
+- stored inputs that a step used in the last `keep_days` days.
 
-Traces go first, then objects: at no instant does a trace name an object that is gone.
+`collect` deletes traces before objects: no trace ever names a deleted object.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from .content.disk import delete_whole
 from .content.files import Content
 from .content.listings import forget_listings
 from .content.objects import Objects
-from .records.index import Trace
+from .records.index import Published, Trace
 from .records.runs import FINAL, RunRow
 from .records.store import Store
 
@@ -34,22 +34,22 @@ _DAY = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """What would be deleted. Objects that are stored after `before` stay."""
+    """Unneeded entries of a store. Objects stored after `before` stay."""
 
     traces: tuple[str, ...]
     objects: tuple[Content, ...]
-    # Copies of the caller's own inputs. The next step that needs one stores it again.
+    # Copies of the caller's own inputs. The next step that uses such an input stores it again.
     inputs: tuple[Content, ...]
     attempts: tuple[str, ...]
     bundles: tuple[str, ...]
     runs: tuple[str, ...]
     before: float
     size: int
-    """Bytes of `objects` and `inputs`."""
+    """Total bytes of `objects` and `inputs`."""
 
 
 def find_garbage(store: Store, objects: Objects, *, keep_days: float, keep_runs: int) -> Garbage:
-    """Return what the store no longer needs."""
+    """Find the unneeded entries of the store."""
     now = time.time()
     oldest = now - keep_days * _DAY
     runs = store.runs.latest()
@@ -57,51 +57,79 @@ def find_garbage(store: Store, objects: Objects, *, keep_days: float, keep_runs:
     kept_runs = {run.id for run in (*live, *runs[:keep_runs])}
     kept_runs |= {run.id for run in runs if run.created >= oldest}
     attempts = [row for run in kept_runs for row in store.runs.attempts(run)]
-    published = store.index.list_published()
+    published = store.index.list_published().values()
     traces = list(store.index.every_trace())
     retention = TraceRetention(
         oldest=oldest,
         keys={row.key for row in attempts},
         recipes={run.recipe for run in live},
         newest={(trace.recipe, trace.step): trace.key for trace in traces},
-        published={(row.recipe, path, row.content) for path, row in published.items()},
+        published={(row.recipe, row.path, row.content) for row in published},
     )
     kept_traces = [trace for trace in traces if retention.keeps(trace)]
-    kept_keys = {trace.key for trace in kept_traces}
-    reachable = {row.content for row in published.values()}
-    reachable |= {made.content for trace in kept_traces for made in trace.outputs}
     before = min([now, *(run.created for run in live)])
-    unreachable = [content for content in objects.all(before) if content not in reachable]
-    last_given = dict(inputs.list_inputs(store.root))
-    results = [content for content in unreachable if content not in last_given]
-    unused = [content for content in unreachable if last_given.get(content, oldest) < oldest]
-    needed_dirs = {row.dir for row in attempts}
+    unreachable = _find_unreachable(objects, kept_traces, published, before)
+    results, unused_inputs = _split_off_inputs(store.root, unreachable, oldest)
     abandoned = min(before, oldest)
     return Garbage(
-        traces=tuple(trace.key for trace in traces if trace.key not in kept_keys),
+        traces=_removed_keys(traces, kept_traces),
         objects=tuple(results),
-        inputs=tuple(unused),
-        attempts=tuple(
-            path.name
-            for path in _entries(store.root / "attempts")
-            if f"attempts/{path.name}" not in needed_dirs and path.lstat().st_ctime < abandoned
-        ),
-        bundles=tuple(
-            path.name
-            for path in _entries(store.root / "bundles")
-            if path.lstat().st_mtime < abandoned
-        ),
+        inputs=tuple(unused_inputs),
+        attempts=_abandoned_attempts(store.root, {row.dir for row in attempts}, abandoned),
+        bundles=_abandoned_bundles(store.root, abandoned),
         runs=tuple(run.id for run in runs if run.id not in kept_runs),
         before=before,
-        size=sum(objects.size(content) for content in (*results, *unused)),
+        size=sum(objects.size(content) for content in (*results, *unused_inputs)),
     )
+
+
+def _find_unreachable(
+    objects: Objects, kept: Iterable[Trace], published: Iterable[Published], before: float
+) -> list[Content]:
+    """Return the objects stored before `before` that no kept trace or published file needs."""
+    reachable = {row.content for row in published}
+    reachable |= {made.content for trace in kept for made in trace.outputs}
+    return [content for content in objects.all(before) if content not in reachable]
+
+
+def _split_off_inputs(
+    root: Path, unreachable: Iterable[Content], oldest: float
+) -> tuple[list[Content], list[Content]]:
+    """Return the results among unreachable objects, and the inputs without use since `oldest`."""
+    last_use = dict(inputs.list_inputs(root))
+    results = []
+    unused_inputs = []
+    for content in unreachable:
+        if content not in last_use:
+            results.append(content)
+        elif last_use[content] < oldest:
+            unused_inputs.append(content)
+    return results, unused_inputs
+
+
+def _removed_keys(traces: Iterable[Trace], kept: Iterable[Trace]) -> tuple[str, ...]:
+    kept_keys = {trace.key for trace in kept}
+    return tuple(trace.key for trace in traces if trace.key not in kept_keys)
+
+
+def _abandoned_attempts(root: Path, needed: Collection[str], before: float) -> tuple[str, ...]:
+    """Return the attempt directories that no kept run needs and that are older than `before`."""
+    return tuple(
+        path.name
+        for path in _entries(root / "attempts")
+        if f"attempts/{path.name}" not in needed and path.lstat().st_ctime < before
+    )
+
+
+def _abandoned_bundles(root: Path, before: float) -> tuple[str, ...]:
+    return tuple(path.name for path in _entries(root / "bundles") if path.lstat().st_mtime < before)
 
 
 def _is_live(store: Store, run: RunRow) -> bool:
-    """Whether a worker has the run, or one will take it up.
+    """Return True if a worker executes the run, or will.
 
-    A run whose worker died is not live: what it made is in traces, and the next run resumes from
-    those. A run that waits for another worker is.
+    A run with a dead worker is not live: its finished results are in traces, and the next run
+    resumes from those traces. A queued run is live.
     """
     if store.runs.live(run.id):
         return True
@@ -119,18 +147,18 @@ class TraceRetention:
     """The reasons to keep a trace."""
 
     oldest: float
-    """Traces that were made later are kept."""
+    """Time after which all traces are kept."""
     keys: Collection[str]
     """Keys of steps in kept runs."""
     recipes: Collection[str]
-    """Recipes that are running now."""
+    """Recipes of running runs."""
     newest: Mapping[tuple[str, str], str]
-    """The key of the newest trace, by recipe and step."""
+    """Key of the newest trace, by recipe and step."""
     published: Collection[tuple[str, str, str]]
     """Recipe, path and content of published files."""
 
     def keeps(self, trace: Trace) -> bool:
-        """Whether there is a reason to keep a trace."""
+        """Return True if any reason to keep the trace applies."""
         if trace.made_at >= self.oldest or trace.key in self.keys:
             return True
         if trace.recipe in self.recipes or self.newest[trace.recipe, trace.step] == trace.key:
@@ -140,9 +168,9 @@ class TraceRetention:
 
 
 def collect(store: Store, objects: Objects, plan: Garbage, workspace: Path) -> int:
-    """Delete what `find_garbage` found, and return the bytes of deleted objects.
+    """Delete the garbage, and return the bytes of deleted objects.
 
-    What has come into use since then stays.
+    Entries that came into use after `find_garbage` stay.
     """
     store.index.forget(traces=plan.traces)
     store.runs.forget(plan.runs)
@@ -175,5 +203,5 @@ def collect(store: Store, objects: Objects, plan: Garbage, workspace: Path) -> i
 
 
 def _vanished_files(store: Store, workspace: Path) -> list[str]:
-    """Return the paths of remembered files that no longer exist."""
+    """Return the indexed file paths that no longer exist."""
     return [row[0] for row in store.index.files() if not Path(workspace, row[0]).exists()]

@@ -1,4 +1,4 @@
-"""Code pinned by commit: `{git: URL, commit: 40 hex, at: DIR}`."""
+"""Code pinned by git commit: `{git: URL, commit: 40 hex, at: DIR}`."""
 
 from __future__ import annotations
 
@@ -21,29 +21,35 @@ _OTHERS = (
     "GIT_NAMESPACE",
     "GIT_PREFIX",
 )
-"""Variables that a git hook of the caller's sets, and that would lead to another repository than ours."""
+"""Variables of git hooks that would redirect git to the caller's repository."""
 
 _UNREACHED = re.compile(
     r"resolve host|unable to connect|failed to connect|timed out|unreachable", re.I
 )
-"""What git says where there is no way to the address."""
+"""Messages of git about an unreachable server."""
 
 
 def locate(url: str, home: str) -> str:
-    """Where to fetch from: a path is relative to the recipe's folder, as the other `code` is."""
+    """Return the address to fetch from.
+
+    A path is relative to the recipe's directory, like any `code` path.
+    """
     if "://" in url or ":" in url.partition("/")[0]:  # git's own rule for HOST:PATH
         return url
     return os.path.normpath(os.path.join(home, os.path.expanduser(url)))
 
 
 def is_fetched(ws: Workspace, url: str, commit: str) -> bool:
-    """Whether a checkout of `commit` needs no network."""
+    """Return True if the commit can be checked out without network access."""
     mirror = _mirror(ws, url)
     return (mirror / "HEAD").exists() and _has(mirror, commit)
 
 
 def checkout(ws: Workspace, url: str, commit: str, target: Path) -> None:
-    """Write the files of `commit` below `target`.  The commit is fetched once per workspace.  Raises CannotRun with git's own words."""
+    """Write the files of `commit` into `target`.
+
+    Each commit is fetched once per workspace. Raises CannotRun with git's message.
+    """
     mirror = _mirror(ws, url)
     with ws.locks.hold(f"git-{mirror.name}"):
         if not (mirror / "HEAD").exists():
@@ -52,11 +58,11 @@ def checkout(ws: Workspace, url: str, commit: str, target: Path) -> None:
             try:
                 _git("-C", str(mirror), "fetch", "--quiet", "--depth", "1", "--", url, commit)
             except CannotRun:
-                # A server may refuse to serve a bare commit: then everything it offers.
+                # Some servers refuse to serve a single commit. Fetch all refs instead.
                 _git("-C", str(mirror), "fetch", "--quiet", "--", url, "+refs/*:refs/recipe/*")
             if not _has(mirror, commit):
                 raise CannotRun(f"{url} has no commit {commit}")
-        os.utime(mirror / "HEAD")  # `gc` goes by when it was last wanted
+        os.utime(mirror / "HEAD")  # last use, read by `recipe gc`
         target.mkdir(parents=True, exist_ok=True)
         index = str(ws.home / "git" / temporary_name(mirror.name, "index"))
         _git(
@@ -90,7 +96,9 @@ def _has(mirror: Path, commit: str) -> bool:
 
 
 def environment() -> dict[str, str]:
-    """The caller's environment for git, with what opens a private repository: an ssh agent, a credential helper, a proxy."""
+    """Return the caller's environment for git, including access to private repositories (ssh agent,
+    credential helper, proxy).
+    """
     kept = {name: value for name, value in os.environ.items() if name not in _OTHERS}
     return kept | {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C.UTF-8"}
 
@@ -105,7 +113,7 @@ def _git(*words: str, index: str | None = None) -> None:
         )
     except FileNotFoundError as error:
         raise CannotRun(
-            "git is not installed, and a step pins code by commit", fix="install git"
+            "a step pins code by git commit, but git is not installed", fix="install git"
         ) from error
     finally:
         if index:
@@ -114,7 +122,7 @@ def _git(*words: str, index: str | None = None) -> None:
         said = " ".join(done.stderr.decode(errors="replace").split("\n")[:2]).strip()
         raise CannotRun(
             f"git {words[0] if words[0] != '-C' else words[2]} failed: {said}",
-            fix="let this machine reach it, or try again once it can"
+            fix="check the network connection of this machine, then try again"
             if _UNREACHED.search(said)
             else "correct the address or the commit under `code`",
         )

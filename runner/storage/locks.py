@@ -1,7 +1,9 @@
-"""Hold a name against other processes of this machine.
+"""Locks between processes of one machine.
 
-A lock is an flock on a small file: the kernel lets go of it when its holder dies, however it dies, so there is nothing to heal and no verb to unlock.
-What the file says (process id, command) is for messages only.
+A lock is an flock on a small file. The kernel releases the lock when its process exits, so no stale
+locks and no unlock command exist.
+
+The file's text (process id) is only for messages.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from .content.files import is_full, no_space
 
 
 class Lock:
-    """A held name; also a context manager.  Let go when released, closed, or when the process ends."""
+    """A held lock, usable as a context manager. Released explicitly or when the process exits."""
 
     __slots__ = ("_handle", "name")
 
@@ -43,23 +45,23 @@ class Lock:
 
 
 class Locks:
-    """The locks of one folder."""
+    """Named locks in one directory."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def hold(self, name: str) -> Lock:
-        """Wait for `name` and hold it."""
+        """Wait for the lock `name` and acquire it."""
         lock = self._take(name, fcntl.LOCK_EX)
         assert lock is not None
         return lock
 
     def try_hold(self, name: str) -> Lock | None:
-        """Hold `name`, or None when another holds it."""
+        """Acquire the lock `name`; None if another process holds it."""
         return self._take(name, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def is_held(self, name: str) -> bool:
-        """Whether somebody holds `name` now, this process included."""
+        """Return True if any process, this one included, holds the lock."""
         try:
             handle = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -77,7 +79,7 @@ class Locks:
         return False
 
     def holder(self, name: str) -> str:
-        """Who last took `name`, for a message: `process 4711 (recipe run x.yaml)`."""
+        """Describe the last holder of the lock for a message, for example `process 4711`."""
         try:
             return self._path(name).read_text("utf-8", "replace").strip() or "another process"
         except OSError:
@@ -97,7 +99,8 @@ class Locks:
                     continue
                 try:
                     fcntl.flock(handle, how)
-                    # Somebody may have removed the file while we waited: a lock on a file without a name protects nothing.
+                    # Another process may have deleted the file during the wait. A lock on a deleted
+                    # file protects nothing.
                     if _same(handle, path):
                         os.ftruncate(handle, 0)
                         os.pwrite(handle, b"process %d\n" % os.getpid(), 0)

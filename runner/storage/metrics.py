@@ -1,4 +1,4 @@
-"""Read the metrics that a step reports: JSON objects, one a line, or matches of a pattern in its log."""
+"""Read a step's metrics: one JSON object per line, or pattern matches in its log."""
 
 from __future__ import annotations
 
@@ -18,22 +18,26 @@ from ..secrets import Masker
 
 Value = float | int | str | bool
 LONGEST = 1 << 20
-"""Bytes of one line."""
+"""Maximum bytes of a line."""
 WHOLE: Final = 64 << 20
-"""Bytes of a file that is read in one go."""
+"""Maximum bytes of a file to parse at once."""
 PATIENCE = 1.0
-"""Seconds that a pattern may take for one line."""
+"""Maximum seconds to match a pattern against one line."""
 _HUGE: Final = 1e300
 _NOT_FINITE: Final = re.compile(r"[+-]?(?:nan|inf(?:inity)?)", re.IGNORECASE)
 NOTHING: Final = Masker()
 WARNING: Final = "warning"
-"""The name under which a step says in `$RECIPE_METRICS` what people have to know: a text, and no number."""
+"""Key of a warning message in a `$RECIPE_METRICS` line."""
 MOST_WARNINGS: Final = 20
 LONGEST_WARNING: Final = 500
 
 
 def last(lines: Iterable[bytes]) -> dict[str, Value]:
-    """The last value of every name.  A line that is not a JSON object (a torn last one, say) is passed over; nested names join with a dot."""
+    """Return the last value of each metric.
+
+    Lines that are not JSON objects are skipped, such as an incomplete last line. Nested names are
+    joined with dots.
+    """
     found: dict[str, Value] = {}
     for line in lines:
         point = parse(line)
@@ -43,7 +47,9 @@ def last(lines: Iterable[bytes]) -> dict[str, Value]:
 
 
 def parse(line: bytes) -> dict[str, Value]:
-    """One line's values; empty when it is not a JSON object, or nested without end.  A warning is none of them."""
+    """Return the metrics of one line; empty for anything but a JSON object, or for excessive
+    nesting. Warnings are dropped.
+    """
     try:
         value = json.loads(line)
         if not isinstance(value, dict):
@@ -56,7 +62,10 @@ def parse(line: bytes) -> dict[str, Value]:
 
 
 def warnings(path: Path, masker: Masker) -> list[str]:
-    """The warnings in a file, each on one line, masked and once: `{"warning": "…"}`, equal ones counted.  At most `MOST_WARNINGS`."""
+    """Return the distinct warnings of a metrics file, masked and with repeat counts.
+
+    At most `MOST_WARNINGS`.
+    """
     try:
         with path.open("rb") as file:
             found = Counter(
@@ -75,13 +84,13 @@ def warnings(path: Path, masker: Masker) -> list[str]:
 
 
 def on_one_line(text: str) -> str:
-    """A warning as it is shown: on one line, and cut where it is too long."""
+    """Put a warning on one line, and shorten a long one."""
     line = " ".join(text.split())
     return line if len(line) <= LONGEST_WARNING else f"{line[: LONGEST_WARNING - 1]}…"
 
 
 def warning_of(line: bytes) -> str:
-    """The warning in a line of `$RECIPE_METRICS`; empty where it has none."""
+    """Return the warning of a `$RECIPE_METRICS` line; empty without one."""
     if b'"warning"' not in line:
         return ""
     try:
@@ -93,7 +102,10 @@ def warning_of(line: bytes) -> str:
 
 
 def read(path: Path) -> dict[str, Value]:
-    """The last values in a file; empty when there is none.  Raises OSError if it is no regular file."""
+    """Return the last metrics of a file; empty if the file does not exist.
+
+    Raises OSError for other than regular files.
+    """
     try:
         with open_regular(path) as file:
             return last(_lines(file))
@@ -102,11 +114,11 @@ def read(path: Path) -> dict[str, Value]:
 
 
 def points(path: Path) -> list[dict[str, Value]]:
-    """Every line that says something; none where there is no file."""
+    """Return the metrics of each line; empty if the file cannot be read."""
     try:
         with open_regular(path) as file:
             data = file.read(WHOLE)
-            if len(data) < WHOLE and (quick := _at_once(data)) is not None:
+            if len(data) < WHOLE and (quick := _parse_plain_points(data)) is not None:
                 return quick
             file.seek(0)
             return [line for each in _lines(file) if (line := parse(each))]
@@ -114,33 +126,38 @@ def points(path: Path) -> list[dict[str, Value]]:
         return []
 
 
-def _at_once(data: bytes) -> list[dict[str, Value]] | None:
-    """The points of lines that are JSON objects of numbers, read in one go; None where a line is anything else."""
+def _parse_plain_points(data: bytes) -> list[dict[str, Value]] | None:
+    """Parse lines with plain JSON objects of numbers at once; None if any line has other content."""
     lines = [line for line in data.splitlines() if line.strip()]
     try:
         found: list[dict[str, Value]] = _loads(b"[" + b",".join(lines) + b"]")
     except (ValueError, RecursionError):
         return None
+    # A line with a comma between two objects would give more points than lines.
     if len(found) != len(lines):
         return None
     for point in found:
         if not isinstance(point, dict) or not point:
             return None
         for value in point.values():
-            # What is no finite number, and a warning's text, are for `parse`.
+            # `parse` handles non-finite numbers and warnings.
             if (type(value) is not float and type(value) is not int) or not -_HUGE < value < _HUGE:
                 return None
     return found
 
 
 def _loads(data: bytes) -> Any:
-    """Read JSON, by pydantic's reader where that is loaded, as in a server: it takes less than half of the time.  Raises ValueError."""
+    """Parse JSON, with pydantic's parser if it is loaded (in the server), which takes less than
+    half the time. Raises ValueError.
+    """
     fast = sys.modules.get("pydantic_core")
     return fast.from_json(data) if fast is not None else json.loads(data)
 
 
 def pace(path: Path) -> tuple[list[float], float]:
-    """How many seconds each step of a training took, by the metrics file that it writes, and how long ago the last was reported."""
+    """Return the seconds of each training step from its metrics file, and the seconds since the
+    last report.
+    """
     try:
         silent = time.time() - path.stat().st_mtime
     except OSError:
@@ -153,7 +170,9 @@ def pace(path: Path) -> tuple[list[float], float]:
 
 
 def mean_rate(lines: Sequence[Mapping[str, object]], name: str) -> float | None:
-    """Mean of what is reported by the second for each step, the first left out where more follow: making room and compiling is in it."""
+    """Return the mean rate per step from metrics per second, without the first step (allocation and
+    compilation) if others follow.
+    """
     values = [
         float(value)
         for line in lines
@@ -168,7 +187,7 @@ def mean_rate(lines: Sequence[Mapping[str, object]], name: str) -> float | None:
 
 
 def first_step(path: Path) -> int | None:
-    """The first `step` that a file tells; None when it tells none."""
+    """Return the first `step` in a metrics file; None without one."""
     try:
         with open_regular(path) as file:
             return next(
@@ -180,16 +199,20 @@ def first_step(path: Path) -> int | None:
 
 
 def matches(log: Path, pattern: str, masker: Masker) -> Iterator[dict[str, Value]]:
-    """The named groups of `pattern` in each line of a log that has it, as numbers where they are.  Lines are masked before.
+    """Yield the named groups of `pattern` for each matching line of a masked log, numbers
+    converted.
 
-    Raises Invalid where one line takes more than `PATIENCE` seconds.
+    Raises Invalid if one line takes more than `PATIENCE` seconds.
     """
     with open_regular(log) as file:
         yield from match_lines(_lines(file, masker), pattern)
 
 
 def match_lines(lines: Iterable[bytes], pattern: str) -> Iterator[dict[str, Value]]:
-    """The same of lines that are masked; a bar of tqdm writes many over each other, with `\\r` between.  Raises Invalid."""
+    r"""Yield the named groups of `pattern` from masked lines.
+
+    Progress bars with `\r` are split into lines. Raises Invalid.
+    """
     read = reader(pattern)
     for line in (piece for whole in lines for piece in whole.split(b"\r")):
         try:
@@ -203,7 +226,10 @@ def match_lines(lines: Iterable[bytes], pattern: str) -> Iterator[dict[str, Valu
 
 
 def reader(pattern: str) -> Callable[[bytes], dict[str, Value]]:
-    """What gives the named groups of `pattern` in a line, as numbers where they are.  It raises TimeoutError after `PATIENCE` seconds."""
+    """Return a function that parses a line with `pattern`.
+
+    The function raises TimeoutError after `PATIENCE` seconds.
+    """
     import regex
 
     compiled = regex.compile(pattern.encode())
@@ -220,7 +246,7 @@ def reader(pattern: str) -> Callable[[bytes], dict[str, Value]]:
 
 
 def find_divergence(point: Mapping[str, object]) -> str:
-    """The loss in a point that is NaN or infinite, in words; empty where none is."""
+    """Describe a NaN or infinite loss in a point; empty without one."""
     for name, value in point.items():
         if isinstance(value, str) and _NOT_FINITE.fullmatch(value) and _is_loss(name):
             step = point.get("step")
@@ -230,18 +256,23 @@ def find_divergence(point: Mapping[str, object]) -> str:
 
 
 def _is_loss(name: str) -> bool:
-    """Whether a metric is a loss by its name: `loss`, `eval_loss`, `train/loss`, `losses/policy`; not `loss_scale`."""
+    """Return True if the metric's name is a loss: `loss`, `eval_loss`, `train/loss`,
+    `losses/policy`, but not `loss_scale`.
+    """
     words = re.split(r"[\W_]+", name.lower())
     return bool({"loss", "losses"} & {words[0], words[-1]}) and words[-1] != "scale"
 
 
 def match(log: Path, pattern: str, masker: Masker) -> dict[str, Value]:
-    """The last value of every named group of `pattern` over the lines of a log."""
+    """Return the last value of each named group of `pattern` in a log."""
     return {name: value for found in matches(log, pattern, masker) for name, value in found.items()}
 
 
 def _lines(file: BinaryIO, masker: Masker = NOTHING) -> Iterator[bytes]:
-    """Lines, and of one that is too long to mean anything its pieces: a log without newlines never is in memory as a whole."""
+    """Yield the lines of a file, masked.
+
+    Overlong lines are split, so that a log without newlines is never in memory as a whole.
+    """
     if not masker:
         yield from iter(lambda: file.readline(LONGEST), b"")
         return
@@ -263,8 +294,9 @@ def _flat(value: dict[str, object], head: str) -> dict[str, Value]:
         elif isinstance(inner, (str, bool)):
             found[head + name] = inner
         elif isinstance(inner, (int, float)):
-            # NaN, infinities and what no float can hold have no form in a key, nor a place in a
-            # table or a plot: they are kept as the words they are.
+            # Keys, tables and plots have no form for NaN, infinities and numbers beyond float
+            # range:
+            # such numbers are stored as text.
             found[head + name] = inner if is_finite(inner) else str(inner)
     return found
 

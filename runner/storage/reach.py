@@ -1,7 +1,9 @@
-"""Which addresses may be read for somebody else: hosts and buckets that `allow` under [data] names, and no machine of a private network by a detour.
+"""Access control for addresses read on behalf of others: only hosts and buckets in `allow` under
+[data], and no private network through redirects or DNS.
 
-An entry is `https://HOST`, with a port or not, `https://*.DOMAIN`, `https://*`, `s3://BUCKET` or `gs://BUCKET`.  A host that is named is trusted,
-wherever it is.  One that only a star stands for has to have a public address.
+An entry is `https://HOST`, optionally with a port, `https://*.DOMAIN`, `https://*`, `s3://BUCKET`
+or `gs://BUCKET`. A host with its full name is trusted at any IP address. A host that only matches a
+wildcard must have a public IP address.
 """
 
 from __future__ import annotations
@@ -17,36 +19,42 @@ if TYPE_CHECKING:
 
 
 class Reach(NamedTuple):
-    """What may be reached, as the settings have it."""
+    """The allowed addresses from the settings."""
 
     allow: Sequence[str]
 
     def allows(self, address: str) -> bool:
-        """Whether an address is among those that are named, by its words alone: its host is not looked up, a literal one is judged."""
+        """Return True if the address matches an entry.
+
+        Host names are not resolved; literal IP addresses must be public.
+        """
         asked = _split(address)
         if asked is None:
             return False
         return self.trusts(address) or (
-            any(_covers(entry, asked) for entry in self.allow)
+            any(_matches(entry, asked) for entry in self.allow)
             and _host_may_be_public(asked.hostname or "")
         )
 
     def trusts(self, address: str) -> bool:
-        """Whether the address has a host or bucket that is named in full."""
+        """Return True if an entry without a wildcard matches the address."""
         asked = _split(address)
         return asked is not None and any(
-            "*" not in entry and _covers(entry, asked) for entry in self.allow
+            "*" not in entry and _matches(entry, asked) for entry in self.allow
         )
 
     def names(self, host: str) -> bool:
-        """Whether a host is named in full, with any port."""
+        """Return True if an entry without a wildcard names the host, at any port."""
         return any(
             "*" not in entry and (found := _split(entry)) is not None and found.hostname == host
             for entry in self.allow
         )
 
     async def session(self, loop: Any = None, **more: Any) -> aiohttp.ClientSession:
-        """A client that asks these hosts alone, also where a host of them sends it elsewhere, and connects to the address that it has judged."""
+        """Return an HTTP client that only contacts allowed hosts, redirects included.
+
+        The client connects to exactly the IP address that was checked.
+        """
         import ssl
 
         import aiohttp
@@ -60,8 +68,8 @@ class Reach(NamedTuple):
                 self, host: str, port: int = 0, family: Any = 0
             ) -> list[ResolveResult]:
                 found = await plain.resolve(host, port, family)
-                if not reach.names(host) and not all(public(each["host"]) for each in found):
-                    raise PermissionError(errno.EACCES, f"{host} is a machine of a private network")
+                if not reach.names(host) and not all(is_public(each["host"]) for each in found):
+                    raise PermissionError(errno.EACCES, f"{host} has a private address")
                 return found
 
             async def close(self) -> None:
@@ -73,7 +81,7 @@ class Reach(NamedTuple):
             where = str(asked.url.join(type(asked.url)(asked.response.headers.get("Location", ""))))
             if not reach.allows(where):
                 raise PermissionError(
-                    f"it leads to {urlsplit(where).hostname}, which `allow` under [data] does not name"
+                    f"the server redirects to {urlsplit(where).hostname}, which is not in `allow` under [data]"
                 )
 
         trace = aiohttp.TraceConfig()
@@ -85,22 +93,29 @@ class Reach(NamedTuple):
         )
 
 
-def public(address: str) -> bool:
-    """Whether an IP address is one of the internet, also where it is written as another: mapped, compatible, 6to4, NAT64."""
+def is_public(address: str) -> bool:
+    """Return True if an IP address is public.
+
+    IPv4 addresses inside IPv6 (mapped, compatible, 6to4, NAT64) are checked too.
+    """
     found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address):
         if found.teredo is not None:
             return False
-        inner = found.ipv4_mapped or found.sixtofour
-        if inner is None and (found in _NAT64 or int(found) >> 32 == 0):
-            inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
+        inner = _embedded_ipv4(found)
         if inner is not None:
-            return public(str(inner))
-    return (
-        found.is_global
-        and not found.is_multicast
-        and not any(found in network for network in _NEVER)
-    )
+            return is_public(str(inner))
+    if not found.is_global or found.is_multicast:
+        return False
+    return not any(found in network for network in _NEVER)
+
+
+def _embedded_ipv4(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """Return the IPv4 address inside an IPv6 address; None if there is none."""
+    inner = address.ipv4_mapped or address.sixtofour
+    if inner is None and (address in _NAT64 or int(address) >> 32 == 0):
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return inner
 
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
@@ -115,13 +130,15 @@ _NEVER: Final = [
         "fec0::/10",
     )
 ]
-"""Networks that are no part of the internet, whatever this version of Python thinks of them."""
+"""Networks that are never public, regardless of the Python version."""
 
 
 def _host_may_be_public(host: str) -> bool:
-    """False for a literal address that is not public, and for a number, which some programs take for an address."""
+    """Return False for literal non-public addresses, localhost, and numbers that some programs
+    parse as addresses.
+    """
     try:
-        return public(host)
+        return is_public(host)
     except ValueError:
         last = host.rstrip(".").rpartition(".")[2]
         return not (
@@ -144,7 +161,8 @@ def _split(address: str) -> SplitResult | None:
         return None
 
 
-def _covers(entry: str, asked: SplitResult) -> bool:
+def _matches(entry: str, asked: SplitResult) -> bool:
+    """Return True if an address matches an entry of the allowed addresses."""
     found = _split(entry)
     if found is None or found.scheme != asked.scheme:
         return False
@@ -152,5 +170,10 @@ def _covers(entry: str, asked: SplitResult) -> bool:
         return found.netloc == asked.netloc
     if (found.port or 443) != (asked.port or 443):
         return False
-    name, host = found.hostname or "", asked.hostname or ""
-    return host == name or name == "*" or (name.startswith("*.") and host.endswith(name[1:]))
+    return _matches_host(found.hostname or "", asked.hostname or "")
+
+
+def _matches_host(pattern: str, host: str) -> bool:
+    if pattern in ("*", host):
+        return True
+    return pattern.startswith("*.") and host.endswith(pattern[1:])

@@ -1,4 +1,4 @@
-"""The graph of a run as it is kept with it: which steps need which, how many instances each has, and the keys of those whose results were there."""
+"""The stored graph of a run: step dependencies, instance counts, and the keys of up-to-date steps."""
 
 from __future__ import annotations
 
@@ -10,19 +10,24 @@ from ..reading import parse_json
 
 
 class RunGraph(NamedTuple):
-    """Steps without instances, in order: what each needs, how many instances it has.  `fresh`: the keys of instances whose results were there."""
+    """Steps without their instances, in order: the dependencies and the instance count of each.
+
+    `fresh` has the keys of up-to-date instances.
+    """
 
     needs: Mapping[str, Sequence[str]]
     instances: Mapping[str, int]
     fresh: Mapping[str, str]
     trains: str = ""
-    """The step that trains; empty where none does, or an earlier version kept the graph."""
+    """The training step; empty without one, and in graphs from earlier versions."""
     reported: str = ""
-    """What that reported when its result was made, if that is there: as `StepRow.numbers`."""
+    """Metrics that the training step reported when its existing result was created, in the form of
+    `StepRow.numbers`.
+    """
 
 
 def recall(home: Path, run: str) -> RunGraph | None:
-    """The graph of a run in the store at `home`; None where it is not kept."""
+    """Read the graph of a run from the store at `home`; None if it is not stored."""
     try:
         return RunGraph(**parse_json(file_of(home, run).read_bytes()))
     except (OSError, ValueError, TypeError):
@@ -30,5 +35,5 @@ def recall(home: Path, run: str) -> RunGraph | None:
 
 
 def file_of(home: Path, run: str) -> Path:
-    """Where the graph of a run is kept."""
+    """Return the path of a run's graph file."""
     return home / "runs" / run / "graph.json"

@@ -1,4 +1,7 @@
-"""The views of the runs of one store: reads what `planning.run_view` folds.  Changes nothing, and opens no file of an attempt."""
+"""Views of a store's runs: reads rows and passes them to `planning.run_view`.
+
+Read-only, and opens no attempt files.
+"""
 
 from __future__ import annotations
 
@@ -16,26 +19,31 @@ _ENDED_WELL: Final = "COMPLETED"
 
 
 class RunViews:
-    """Make one with the store of a workspace: `Workspace.run_views`."""
+    """Run views of a workspace's store. Obtained from `Workspace.run_views`."""
 
     def __init__(self, store: Store, environ: Mapping[str, str]) -> None:
         self._store, self._environ = store, environ
 
     def graph(self, row: RunRow) -> RunGraph | None:
-        """The graph of a run; None where it is on another machine, or the run has not begun."""
+        """Return the graph of a run; None if the graph is on another machine or the run has not
+        started.
+        """
         return recall(self._store.root, row.id)
 
     def of(self, row: RunRow) -> RunView:
-        """A run with all that is known of its steps."""
+        """Return the full view of a run, including its steps."""
         return self.view(row, self.graph(row))
 
     def view(self, row: RunRow, graph: RunGraph | None) -> RunView:
-        """The same, for who has read its graph."""
+        """Return the full view of a run whose graph is already loaded."""
         runs = self._store.runs
         return self._fold(row, graph, runs.steps(row.id), runs.step_moves(row.id))
 
     def summaries(self, rows: Sequence[RunRow]) -> list[RunView]:
-        """Runs without what happened to their steps, such as attempts, hosts and the end of a log; of a large one without its steps."""
+        """Return run views without step events (attempts, hosts, log ends).
+
+        Views of large runs also have no steps.
+        """
         runs = self._store.runs
         tallies = runs.tallies([row.id for row in rows])
         small = [id for id, tally in tallies.items() if sum(tally.values()) <= WEIGHED]
@@ -73,20 +81,22 @@ class RunViews:
     def _expected_seconds(
         self, row: RunRow, steps: Mapping[str, StepRow], planned: Planned
     ) -> Mapping[str, float]:
-        """Seconds that the steps of a run took before."""
+        """Return the past durations of the run's steps in seconds, by step."""
         if row.state == _ENDED_WELL:
             return {}
         ids = [*steps, *(step for step, count in planned.instances.items() if count == 1)]
         return self._store.index.expected_seconds(row.recipe, dict.fromkeys(ids))
 
     def _leases(self, run: str) -> Collection[str]:
-        """The states of the machines that a run rents."""
+        """Return the states of the run's rented machines."""
         with Ledger.open(of_user(self._environ), read_only=True) as ledger:
             return {lease.state for lease in ledger.of_run(run)}
 
 
 def planned_of(row: RunRow, graph: RunGraph | None) -> Planned:
-    """The steps of a run as they were planned: by its graph, or where that is on another machine by their numbers."""
+    """Return the planned steps of a run from its graph, or only their counts if the graph is on
+    another machine.
+    """
     total, fresh = row.data.get("total"), row.data.get("fresh")
     if graph is not None:
         total = sum(graph.instances.values())

@@ -1,7 +1,8 @@
-"""What an input in a bucket consists of, with an address for each object that anybody can GET for a while: so it need not pass through this machine.
+"""Presigned addresses for the objects of a bucket input, so that other hosts can download them
+directly.
 
-S3 signs where there are credentials.  Google Cloud Storage does where they are a service account's; other logins of Google cannot sign by themselves.
-What anybody may read has plain addresses.  A signed address is a secret.
+S3 signs with any credentials. Google Cloud Storage signs only with a service account. Public
+objects have plain addresses. A presigned address is a secret.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ if TYPE_CHECKING:
 
 HOUR: Final = 3600
 SLOWEST: Final = 10_000_000
-"""Bytes a second: an address is good for an hour, and for as long as its bytes take at this rate."""
+"""Minimum bytes per second. An address is valid for an hour plus the download time at this rate."""
 WEEK: Final = 7 * 24 * HOUR
-"""The longest that S3 and Google Cloud Storage sign for."""
+"""Maximum validity in seconds for S3 and Google Cloud Storage."""
 LONG: Final = 32
-"""Letters of a value in a signed address from which on it is kept from being shown: signatures and session tokens have more."""
+"""Minimum length of a query value to mask. Signatures and session tokens are longer."""
 
 
 class Item(NamedTuple):
-    """One object: its path in the folder, empty where the address is one object; its bytes; its ETag, empty where it is not known."""
+    """One object: its path in the directory (empty for a single object), its size in bytes, and its
+    ETag (empty if unknown).
+    """
 
     path: str
     size: int
@@ -38,7 +41,7 @@ class Item(NamedTuple):
 
 
 class Signed:
-    """The objects of an input, and who signs for them.  Every method but `opens` asks a server, or may."""
+    """The objects of an input and their signing function. All methods may contact a server."""
 
     def __init__(
         self,
@@ -51,18 +54,24 @@ class Signed:
     ) -> None:
         self.address, self.items = address, items
         self.name = of_value("signed/1", [address, identity, *only])
-        """What this is called among what arrives at a host."""
+        """Name of the input on a host."""
         self.size = sum(item.size for item in items)
         self.folder = not (len(items) == 1 and not items[0].path)
         self._ws, self._identity, self._sign = ws, identity, sign
 
     def addresses(self, items: Sequence[Item]) -> list[str]:
-        """An address for each of these, which are now to be had.  Raises what the bucket's client raises."""
+        """Return an address for each item, valid from now.
+
+        Raises the errors of the bucket's client.
+        """
         seconds = min(WEEK, HOUR + sum(item.size for item in items) // SLOWEST)
         return [self._sign(item.path, seconds) for item in items]
 
     def confirm(self) -> bool:
-        """The bucket holds what it held when the input was resolved; False where it cannot be asked now.  Raises CannotRun when it does not."""
+        """Check that the bucket still holds the resolved objects.
+
+        Returns False if the bucket cannot be reached. Raises CannotRun if the objects changed.
+        """
         store, _ = open_client(self._ws, self.address)
         store.invalidate_cache()
         try:
@@ -75,7 +84,7 @@ class Signed:
 
 
 def opens(addresses: Sequence[str]) -> list[Secret]:
-    """What opens signed addresses, in both ways that it may be written: what they have in common first."""
+    """Return the secrets inside presigned addresses, raw and URL-decoded, the most frequent first."""
     values = Counter(
         pair.partition("=")[2]
         for address in addresses
@@ -92,9 +101,10 @@ def opens(addresses: Sequence[str]) -> list[Secret]:
 def sign_objects(
     ws: Workspace, address: str, identity: str, only: Sequence[str], *, secret: bool
 ) -> Signed | None:
-    """What was resolved, object by object; None where that cannot be signed for, or `secret` is false and only a signature opens it.
+    """Return the presigned objects of a resolved input; None if they cannot be signed, or if they
+    need a signature and `secret` is false.
 
-    Raises CannotRun for what is something else by now, may not be read, or is larger than allowed.
+    Raises CannotRun if the input changed, is not allowed, or is too large.
     """
     try:
         store, path = open_client(ws, address)
@@ -105,7 +115,7 @@ def sign_objects(
         folder, there = among(ws, address, identity, only)
     except CannotRun:
         raise
-    except Exception:  # what its client raises, the usual way says in words
+    except Exception:  # errors of the client; the ordinary download reports them
         return None
     top = path.rstrip("/")
     items = [
@@ -130,20 +140,23 @@ def sign_objects(
 
 
 def _public(store: Any) -> bool:
-    """Whether a client asks without a login."""
+    """Return True if the client works without credentials."""
     return bool(store.anon) if hasattr(store, "anon") else store.credentials.credentials is None
 
 
 def _signer(store: Any, kind: str) -> Callable[[str, int], str] | None:
-    """What makes an address of a client's path, good for so many seconds."""
+    """Return a function that signs a client path for a number of seconds; None if signing is not
+    possible.
+    """
     if kind == "s3":
-        # An address is bound to the bucket's region, and newer regions take no signature of version 2, which is botocore's default for addresses.
+        # A presigned address is bound to the bucket's region, and newer regions reject signature
+        # version 2, botocore's default for presigned addresses.
         options = store.storage_options
         config = {**(options.get("config_kwargs") or {}), "signature_version": "s3v4"}
         signing = type(store)(**{**options, "config_kwargs": config, "cache_regions": True})
         return lambda path, seconds: str(
             signing.sign(path, expiration=seconds)
-        )  # without a login it is the plain address
+        )  # without credentials, returns the plain address
     if _public(store):
         return lambda path, _seconds: str(store.url(path))
     from google.oauth2.service_account import Credentials
@@ -154,7 +167,10 @@ def _signer(store: Any, kind: str) -> Callable[[str, int], str] | None:
 
 
 def _sound(items: Sequence[Item], *, folder: bool) -> bool:
-    """Whether these can be the files of one folder on any disk: a bucket allows other names, too."""
+    """Return True if these paths can be the files of one directory on any disk.
+
+    Buckets also allow other names.
+    """
     if not folder:
         return len(items) == 1
     names = {item.path for item in items}

@@ -1,9 +1,11 @@
-"""Where models and datasets come from that are not files here: resolve an address to an identity, once, and fetch it.
+"""Remote models and datasets: resolve an address to an identity, and download it.
 
-A moving revision is resolved once and written to `recipe.lock` in the workspace, so that a no-op needs no network: one JSON object, address ->
-identity. For the Hub the identity is the commit; for a bucket a digest over (path, size, version or ETag) of every object; for https an ETag or a
-length and date. What is in a bucket or behind https cannot be asked for as it was, so what was fetched is what was resolved only when the server
-says the same after as before.
+A moving revision is resolved once and stored in the workspace's `recipe.lock` (JSON, address to
+identity), so that a no-op run needs no network. On the Hugging Face Hub, the identity is the
+commit. For a bucket, the identity is a digest of the path, size and version or ETag of every
+object. For https, the identity is derived from the ETag or from length and date. Buckets and https
+servers do not serve earlier content, so a download is valid only if the identity is the same before
+and after.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from drivers import install_line
 
 from ..digest import of_value
 from ..errors import CannotRun
-from ..paths import temporary_name
+from ..paths import heads, temporary_name
 from ..reading import parse_json, whole
 from .bound import Bound
 from .buckets.hub import offline
@@ -33,21 +35,25 @@ if TYPE_CHECKING:
     from fsspec.implementations.http import HTTPFileSystem
 
 LONGEST_NAME = 255
-"""Bytes of one name on a disk."""
+"""Maximum bytes of a file name."""
 ORIGIN = ".origin.json"
-_CARD = "README.md"  # with the licence
-_CLOSED = (400, 401, 403)  # what servers answer to a signature that is over
+_CARD = "README.md"  # contains the license
+_CLOSED = (400, 401, 403)  # statuses for an expired signature
 _RANGE = re.compile(r"bytes (?:[0-9]+-[0-9]+|\*)/([0-9]+)")
 _EMPTY = 416
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class Closed(CannotRun):
-    """An address that a run may not read: what opens it is over, or the server that took the run does not allow it."""
+    """An address that a run may not read: its signature has expired, or the server's `allow` list
+    excludes it.
+    """
 
 
 def resolve(ws: Workspace, kind: str, address: str, *, update: bool) -> str | None:
-    """The identity of what `address` names; None when it cannot be known here and now (no network, no client installed)."""
+    """Return the identity of an address; None if it cannot be resolved now (no network, or no
+    client installed).
+    """
     if kind == "hf":
         _, revision = _hub(address)
         if _COMMIT.fullmatch(revision):
@@ -66,10 +72,10 @@ def resolve(ws: Workspace, kind: str, address: str, *, update: bool) -> str | No
     except Closed:
         raise
     except CannotRun:
-        return None  # planning goes on without the answer, a run says so
+        return None  # planning continues without the identity; the run reports the error
     if (
         not update and known.get(address, identity) != identity
-    ):  # a query may also say which of many files is meant
+    ):  # a query may also select one of many files
         raise changed_error(address)
     known[address] = identity
     if not ws.read_only:
@@ -83,26 +89,29 @@ def resolve(ws: Workspace, kind: str, address: str, *, update: bool) -> str | No
 
 
 def _note(ws: Workspace, address: str, identity: str) -> Path:
-    """The file that says that this was the answer for an address with what opens it now."""
+    """Return the marker file that records this identity for the address with its current
+    credentials.
+    """
     return ws.home / "cache" / f"asked-{of_value('asked', [ws.addresses[address], identity])[:32]}"
 
 
 def ask(ws: Workspace, kind: str, address: str) -> str:
-    """What its server says now that `address` is, whatever `recipe.lock` says.  Raises CannotRun."""
+    """Ask the server for the current identity, ignoring `recipe.lock`. Raises CannotRun."""
     if kind == "hf" and _COMMIT.fullmatch(_hub(address)[1]):
         return f"hf:{_hub(address)[1]}"
     try:
         return _ask_hub(address) if kind == "hf" else _ask_store(ws, address)
     except Closed:
         raise
-    except (
-        Exception
-    ) as error:  # every client has its own way to say that it cannot reach its server
+    except Exception as error:  # each client has its own connection errors
         raise _trouble(ws, f"cannot read {address}", error, address) from None
 
 
 def match_files(folder: str, only: Sequence[str]) -> list[str]:
-    """The files below a folder that match any of the globs, in order.  As on the Hub, `*` crosses folders."""
+    """List the files below a directory that match any of the globs, sorted.
+
+    As on the Hub, `*` also matches `/`.
+    """
     names = (
         os.path.relpath(os.path.join(at, name), folder)
         for at, _, files in os.walk(folder, followlinks=True)
@@ -114,7 +123,7 @@ def match_files(folder: str, only: Sequence[str]) -> list[str]:
 def identify_files(
     cache: DigestCache, folder: str, only: Sequence[str]
 ) -> tuple[str, dict[str, str | None]]:
-    """The identity of those files, and what each holds."""
+    """Return the identity of the matching files, and the content of each."""
     names = match_files(folder, only)
     contents = cache.contents(f"{folder}/{name}" for name in names)
     found: dict[str, str | None] = {name: contents[f"{folder}/{name}"] for name in names}
@@ -126,7 +135,10 @@ def _wants(only: Sequence[str], name: str) -> bool:
 
 
 def fetch(ws: Workspace, kind: str, address: str, identity: str, only: Sequence[str]) -> Path:
-    """A local copy of what was resolved, kept below `.recipe/cache`; what the Hub's own cache has is linked to, not copied.  Raises CannotRun."""
+    """Download the resolved input to the cache, and return the local path.
+
+    Files in the Hub's own cache are hard-linked if possible. Raises CannotRun.
+    """
     target = copy_of(ws, address, identity, only)
     try:
         if not target.exists():
@@ -134,7 +146,7 @@ def fetch(ws: Workspace, kind: str, address: str, identity: str, only: Sequence[
                 _download_hub(ws, address, identity.partition(":")[2], target, only)
             else:
                 _download(ws, address, identity, target, only)
-        os.utime(target.parent)  # `gc` goes by when it was last wanted
+        os.utime(target.parent)  # last use, read by `recipe gc`
         return target
     except CannotRun:
         raise
@@ -143,13 +155,16 @@ def fetch(ws: Workspace, kind: str, address: str, identity: str, only: Sequence[
 
 
 def copy_of(ws: Workspace, address: str, identity: str, only: Sequence[str]) -> Path:
-    """Where the local copy of what was resolved is, if there is any."""
+    """Return the cache path of a resolved input. The path may not exist."""
     folder = ws.home / "cache" / of_value("address", [address, identity, *only])[:32]
     return folder / (os.path.basename(address.rstrip("/").partition("?")[0]) or "data")
 
 
 def _trouble(ws: Workspace, what: str, error: Exception, address: str) -> CannotRun:
-    """Clients name the whole address in what they raise, with what opens it: of that only masked words are kept."""
+    """Convert a client's error to CannotRun.
+
+    Clients quote the full address with its credentials, so the text is masked.
+    """
     from ..planning.secret_values import of_addresses
     from ..secrets import Masker
 
@@ -161,7 +176,7 @@ def _trouble(ws: Workspace, what: str, error: Exception, address: str) -> Cannot
         )
     extra = {"hf": "hub", "gs": "gcs"}.get(
         address.partition("://")[0], "s3"
-    )  # the client for https comes with s3
+    )  # the https client is part of the s3 extra
     fix = install_line(extra) if isinstance(error, ImportError) else ""
     return CannotRun(
         f"{what}: {Masker(of_addresses(ws.addresses.values())).text(_words(error))}", fix=fix
@@ -176,20 +191,20 @@ def changed_error(address: str) -> CannotRun:
 
 
 def _words(error: Exception) -> str:
-    """The first line of what a client says; some say nothing but their name."""
+    """Return the first line of a client's error, or the error's name if its text is empty."""
     if isinstance(error, FileNotFoundError):
         if error.__cause__ is None:
             return "the object does not exist"
         error = (
             error.__cause__ if isinstance(error.__cause__, Exception) else error
-        )  # fsspec says so of an https server that is not there, too
+        )  # fsspec also raises FileNotFoundError for an unreachable https server
     return next(
         (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
     )
 
 
 def read_lock(ws: Workspace) -> dict[str, str]:
-    """What `recipe.lock` says: address -> identity.  Raises CannotRun when it says anything else."""
+    """Read the identities in `recipe.lock`, by address. Raises CannotRun for invalid content."""
     path = ws.root / "recipe.lock"
     try:
         known = parse_json(whole(path))
@@ -228,9 +243,10 @@ def _ask_hub(address: str) -> str:
 
 
 def open_client(ws: Workspace, address: str) -> tuple[Any, str]:
-    """A client of fsspec for an address, and the name that the client has for it.
+    """Return the fsspec client for an address, and the client's path.
 
-    A bucket that is a store's, too, is asked as that store is.  From a host that may be read for others nothing leads to one that may not.
+    Buckets of a configured store use that store's options. Allowed https hosts cannot redirect to
+    other hosts.
     """
     import fsspec
 
@@ -255,19 +271,19 @@ def open_client(ws: Workspace, address: str) -> tuple[Any, str]:
 
 
 class Object(NamedTuple):
-    """A file that an address leads to."""
+    """A remote file."""
 
     name: str
     size: int | None
     version: str
-    """What its server says of it that changes with its bytes: in S3 the ETag, in double quotes."""
+    """Server-side version of the content, in S3 the ETag in double quotes."""
 
 
 def objects_at(ws: Workspace, address: str) -> list[Object]:
-    """The files that an address in a bucket or behind https leads to, as its server has them now."""
+    """List the current files at a bucket or https address."""
     store, path = open_client(ws, address)
     if address.startswith("https:"):
-        # What is behind https is one file: to look for more would be to read it and follow its links.
+        # An https address is one file. fsspec would read the page and follow its links.
         return [first_byte(store, path, address)]
     found: dict[str, Any] = store.find(path, detail=True) or {path: store.info(path)}
     if path not in found and "/" in path and not address.endswith("/"):
@@ -281,12 +297,12 @@ def objects_at(ws: Workspace, address: str) -> list[Object]:
 
 
 def _demand_no_object(store: Any, path: str, address: str) -> None:
-    """Raises CannotRun where an address leads to a folder, and to an object of that name, too."""
+    """Raise CannotRun if an address is a prefix and also an object."""
     store.invalidate_cache()
     try:
         kind = store.info(path)["type"]
     except PermissionError:
-        return  # of a login that may read what is below alone
+        return  # credentials that can read only the objects below the prefix
     if kind == "file":
         raise CannotRun(
             f"{address} is ambiguous: an object, and also a prefix of other objects",
@@ -295,9 +311,10 @@ def _demand_no_object(store: Any, path: str, address: str) -> None:
 
 
 def first_byte(store: HTTPFileSystem, path: str, name: str) -> Object:
-    """What a server of https says of a file, asked by its first byte: an address that is signed is signed for GET alone.
+    """Read the metadata of an https file by requesting its first byte: a presigned address allows
+    only GET.
 
-    Raises what the client raises: `aiohttp.ClientResponseError` has the `status`.
+    Raises the client's errors. `aiohttp.ClientResponseError` has the `status`.
     """
     from fsspec.asyn import sync
 
@@ -338,9 +355,10 @@ def _ask_store(ws: Workspace, address: str) -> str:
 def _download_hub(
     ws: Workspace, address: str, revision: str, target: Path, only: Sequence[str]
 ) -> None:
-    """A snapshot is links into the Hub's cache: here it becomes files, which mean the same wherever they lie.
+    """Download a Hub snapshot as regular files instead of links into the Hub's cache.
 
-    Beside a model stands where it is from, so that what is trained on it can name its base: the path that a step gets does not say.
+    A model gets an origin file with its repository and revision, so that models trained from it can
+    name their base.
     """
     from huggingface_hub import HfApi, snapshot_download
 
@@ -355,7 +373,8 @@ def _download_hub(
             for each in info.siblings
             if patterns is None or _wants(patterns, each.rfilename)
         )
-    except Exception:  # whatever its client raises: without a question to a server it comes from the Hub's own cache, or not at all
+    # any client error: offline, the snapshot comes from the Hub's cache or fails below
+    except Exception:
         size = 0
     Bound.of(ws, address).check(size)
     snapshot = snapshot_download(name, revision=revision, repo_type=kind, allow_patterns=patterns)
@@ -371,7 +390,7 @@ def _download_hub(
                 source = os.path.realpath(f"{at}/{file}")
                 try:
                     os.link(source, below / file)
-                except OSError:  # another file system, or one without hard links
+                except OSError:  # another file system, or no hard link support
                     shutil.copyfile(source, below / file)
         partial.rename(target)
     finally:
@@ -381,7 +400,10 @@ def _download_hub(
 def among(
     ws: Workspace, address: str, identity: str, only: Sequence[str]
 ) -> tuple[bool, list[Object]]:
-    """Whether what was resolved is a folder, and those of its files that are wanted.  Raises CannotRun when it is something else by now."""
+    """Return whether the resolved input is a directory, and its selected files.
+
+    Raises CannotRun if the input changed.
+    """
     there = objects_at(ws, address)
     if identity_of(there) != identity:
         raise changed_error(address)
@@ -393,33 +415,33 @@ def among(
 
 
 def below(path: str, file: Object) -> str:
-    """The name of a file below the folder that its client calls `path`."""
+    """Return the file's path relative to the client's directory `path`."""
     return file.name[len(path.rstrip("/")) + 1 :]
 
 
 def files_of(address: str, path: str, there: Sequence[Object]) -> dict[str, Object]:
-    """The files of a folder in a bucket, by their names below it.  Keys with a slash at the end and no bytes mark folders.
+    """Return the files of a bucket prefix by relative path.
 
-    Raises CannotRun for keys that cannot be files of one folder on a disk.
+    Empty keys that end in a slash are directory markers.
+
+    Raises CannotRun for keys that cannot be files of one directory.
     """
     names = {below(path, each): each for each in there}
     files = {name: each for name, each in names.items() if name and (name[-1] != "/" or each.size)}
-    folders = {name[:at] for name in files for at, letter in enumerate(name) if letter == "/"}
-    odd: list[str] = []
-    for name in sorted(files):
-        if why := _is_no_file(name, folders):
-            odd.append(f"{json.dumps(name)} {why}")
-    if odd:
-        more = f"; and {len(odd) - 3} more" if len(odd) > 3 else ""
+    folders = {parent for name in files for parent in heads(name)[1:]}
+    reasons = {name: _why_no_file(name, folders) for name in sorted(files)}
+    bad = [f"{json.dumps(name)} {why}" for name, why in reasons.items() if why]
+    if bad:
+        more = f"; and {len(bad) - 3} more" if len(bad) > 3 else ""
         raise CannotRun(
-            f"{address} has keys that cannot be file names in one directory: {'; '.join(odd[:3])}{more}",
+            f"{address} has keys that cannot be file names in one directory: {'; '.join(bad[:3])}{more}",
             fix="copy these objects to other keys, or exclude them with the input's `only`",
         )
     return files
 
 
-def _is_no_file(name: str, folders: Collection[str]) -> str:
-    """Why a key below the folder of an input cannot be the name of a file there; empty where it can."""
+def _why_no_file(name: str, folders: Collection[str]) -> str:
+    """Explain why a key cannot be a file name in the directory; empty if it can."""
     parts = name.split("/")
     if name in folders:
         return "is both an object and a prefix of other objects"
@@ -464,7 +486,9 @@ def _download(
 
 
 def _demand_all(folder: Path, targets: Mapping[str, Object]) -> None:
-    """Raises CannotRun where what arrived is not every file as it is in the bucket: a disk may hold two names for one."""
+    """Raise CannotRun if the downloaded files differ from the bucket's objects: a file system may
+    treat two keys as one name.
+    """
     arrived = {os.path.join(at, name) for at, _, names in os.walk(folder) for name in names}
     short = [
         path

@@ -1,4 +1,4 @@
-"""One workspace and what is remembered about it: its folder, `.recipe`, store, objects and digests, opened together.  Decides nothing."""
+"""A workspace: its directory, its `.recipe` store, its object cache and its digest cache."""
 
 from __future__ import annotations
 
@@ -30,15 +30,21 @@ if TYPE_CHECKING:
     from .run_views import RunViews
 
 PLATFORM: Final = ("METRICS_API_URL", "BACKEND_URL", "ALERT_API_URL")
-"""Variables with the addresses of a training platform."""
+"""Environment variables with the addresses of a training platform."""
 MANY, FAR = 200, 12
-"""Traces that are read in one go, and for each that will be asked for: one by one each takes twelve times as long."""
+"""Trace count that is always read in one query, and the factor per requested trace.
+
+Reading one trace alone takes twelve times as long as reading it with others.
+"""
 NONE: Final = "none"
-"""The name that stands for no store."""
+"""Store name that disables the shared store."""
 
 
 def results_place(text: str | Path) -> Path | str:
-    """Where results go, as the caller names it: a folder, or the address that they are uploaded to.  Raises Invalid for any other address."""
+    """Parse the destination of results: a directory path, or an upload address as text.
+
+    Raises Invalid for an unsupported address.
+    """
     if (scheme := _SCHEME.match(str(text))) is None:
         return Path(text)
     address = str(text) if "://" in str(text) else str(text).replace(":/", "://", 1)
@@ -66,7 +72,7 @@ def results_place(text: str | Path) -> Path | str:
 
 
 def local_folder(text: str | Path) -> Path:
-    """A folder of this machine, as the caller names it.  Raises Invalid for an address."""
+    """Parse the path of a local directory. Raises Invalid for an address."""
     place = results_place(text)
     if isinstance(place, str):
         raise Invalid(
@@ -82,24 +88,33 @@ def local_folder(text: str | Path) -> Path:
     return place
 
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # a Path has lost one of the two slashes
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # `Path` collapses the two slashes into one
 
 
 class Workspace:
-    """Make one with `Workspace.open`; close it when done."""
+    """An open workspace. Open with `Workspace.open`, and close after use."""
 
     def __init__(
         self, root: Path, store: Store, environ: Mapping[str, str], *, read_only: bool
     ) -> None:
         self.root, self.store, self.read_only = root, store, read_only
         self.environ = environ
-        """What secrets, `pass_env` and settings are read from: the only door to it for code in here."""
+        """Environment for secrets, `pass_env` and settings.
+
+        Code of this package reads variables only from here.
+        """
         self.own = root
-        """The folder whose settings and files of variables count: that of a worker, who works in the files of another."""
+        """Directory with the settings and env files.
+
+        A worker's own directory, even when the worker runs in another workspace's files.
+        """
         self.asks_secrets = True
-        """Whether the secrets of a recipe have to be set here: not where a run is only submitted for other machines."""
+        """Whether the recipe's secrets must be set on this machine.
+
+        False if the run is only submitted for other machines.
+        """
         self.delivers = False
-        """Whether what a run makes here is for somebody elsewhere, and goes to the shared store."""
+        """Whether the run's results are uploaded to the shared store for another machine."""
         self._top = str(root)
         self.home = store.root
         self.locks = store.locks
@@ -107,23 +122,29 @@ class Workspace:
         self.cache = DigestCache(root, store.index.files(), store.root / "listings")
         self.traces = _Traces(store)
         self.stored = _Stored(self)
-        self.remote_cache: RemoteCache | None = None  # a store that is used beside this one
+        self.remote_cache: RemoteCache | None = None  # The shared store in use, if any.
         store.runs.reporter = Reporter(
             self._listened_to, lambda events: (self.letters or self._letters())(events)
         )
         self.addresses: dict[
             str, str
-        ] = {}  # https addresses with what opens them, by what is stored of them; in memory only
-        self.hooked: dict[str, bool] = {}  # whether a run brought receivers along
+        ] = {}  # Full https addresses with their credentials, by redacted address. In memory only.
+        self.hooked: dict[str, bool] = {}  # whether a run has its own webhooks, by run id
         self.reach: Reach | None = (
-            None  # the hosts and buckets that a run may read which a server took; None for one of the caller's own
+            # hosts and buckets that a run accepted by a server may read; None for the caller's own
+            # runs
+            None
         )
 
     @classmethod
     def open(
         cls, root: Path, *, read_only: bool = False, environ: Mapping[str, str] = os.environ
     ) -> Workspace:
-        """The workspace at `root`, for a caller with this environment.  Raises Unusable when it cannot be read, or written to."""
+        """Open the workspace at `root` with the environment `environ`.
+
+        Raises NotFound for a missing directory, and Unusable if the store cannot be read or
+        written.
+        """
         if not root.is_dir():
             raise NotFound(f"{root} is not a directory", fix="pass an existing directory with `-C`")
         real = Path(os.path.abspath(root))
@@ -143,7 +164,9 @@ class Workspace:
         return cls(real, store, environ, read_only=read_only)
 
     def within(self, root: Path) -> Workspace:
-        """The files of another workspace, with the memory, settings and variables of this one."""
+        """Open the files of another workspace with this workspace's store, settings and
+        environment.
+        """
         other = Workspace(root, self.store, self.environ, read_only=self.read_only)
         other.own = self.own
         other.addresses, other.reach = self.addresses, self.reach
@@ -153,9 +176,11 @@ class Workspace:
         self.store.close()
 
     def share(self, name: str | None, *, push: bool | None = None) -> RemoteCache | None:
-        """Use the store called `name` beside this one, or the default one of the settings; None when there is none.  Raises Invalid, NotFound.
+        """Use the shared store `name`, or the default store of the settings, and return its cache.
 
-        `push` says whether what runs make is uploaded; by default as the store's settings say.
+        Returns None without such a store. Raises Invalid, NotFound.
+
+        `push` decides whether results are uploaded. The default is the store's own setting.
         """
         if name == NONE or (name is None and not self.has_settings):
             return None
@@ -180,31 +205,36 @@ class Workspace:
 
     @cached_property
     def config(self) -> Config:
-        """The settings in force here.  Raises Invalid."""
+        """The effective settings. Raises Invalid."""
         from ..settings import load
 
         return load(self.own, self.environ)
 
     def on(self, name: str) -> Stack:
-        """Have what a stack says of its driver count here.  Raises NotFound, Invalid."""
+        """Apply the driver settings of a stack to this workspace, and return the stack.
+
+        Raises NotFound, Invalid.
+        """
         self.config = self.config.on(name)
         return self.config.stacks[name]
 
     @property
     def has_settings(self) -> bool:
-        """Whether there is a file of settings."""
+        """Whether a settings file exists."""
         return any(map(os.path.exists, settings_files(self.own, self.environ)))
 
     @cached_property
     def run_views(self) -> RunViews:
-        """How the runs of this workspace stand."""
+        """Views of the workspace's runs."""
         from .run_views import RunViews
 
         return RunViews(self.store, self.environ)
 
     @cached_property
     def letters(self) -> Letters | None:
-        """The messages to receivers of runs; None where the settings and the environment name none."""
+        """Webhook deliveries for runs; None without any receiver in the settings or the
+        environment.
+        """
         named = self.has_settings and (self.config.webhooks or self.config.notify or self.spend)
         if not named and not any(self.environ.get(name) for name in PLATFORM):
             return None
@@ -219,11 +249,11 @@ class Workspace:
 
     @property
     def spend(self) -> tuple[str, ...]:
-        """The program of `[hooks] spend`; none: empty."""
+        """Command line of `[hooks] spend`; empty if unset."""
         return self.config.lists.get("hooks.spend", ()) if self.has_settings else ()
 
     def _listened_to(self, run: str, data: Data | None) -> bool:
-        """Whether a run has receivers."""
+        """Return True if the run has webhook receivers."""
         if self.letters is None and run not in self.hooked:
             self.hooked[run] = "webhooks" in (
                 self.store.runs.get(run).data if data is None else data
@@ -231,15 +261,18 @@ class Workspace:
         return self.letters is not None or self.hooked[run]
 
     def kept_path(self, run: str, step: str, number: int, suffix: str) -> Path:
-        """Where what an attempt printed (`.log`) or measured (`.metrics`) is kept, if it is."""
+        """Return the path of an attempt's stored log (`.log`) or metrics (`.metrics`).
+
+        The file may not exist.
+        """
         return self.home / "runs" / run / f"{step.replace('/', '%2F')}.{number}{suffix}"
 
     def knows(self, key: str) -> bool:
-        """Whether a trace of this key is here."""
+        """Return True if a trace with this key exists locally."""
         return self.traces.get(key) is not None
 
     def learn(self, traces: Sequence[Trace]) -> None:
-        """Remember what was made elsewhere."""
+        """Store traces that another machine produced."""
         self.traces.learn(traces)
         if not self.read_only:
             self.store.index.learn(traces)
@@ -256,11 +289,11 @@ class Workspace:
         self.close()
 
     def absolute(self, address: str) -> Path:
-        """A path as the caller gave it: below the workspace unless absolute or `~`."""
+        """Resolve a path from the caller against the workspace. Absolute paths and `~` are kept."""
         return Path(os.path.normpath(self.root / Path(address).expanduser()))
 
     def write(self, path: Path, *parts: bytes) -> None:
-        """Write a whole file or none."""
+        """Write a file atomically."""
         temporary = path.with_name(temporary_name(path.name))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -271,7 +304,7 @@ class Workspace:
             raise no_space(error, str(path)) from error
 
     def save_cache(self) -> None:
-        """Keep what was learned of files and of earlier attempts while looking at them."""
+        """Store the new file digests, seals and traces in the index."""
         if self.read_only:
             return
         files, seals = self.cache.changes(), self.objects.seals.changes()
@@ -280,8 +313,8 @@ class Workspace:
         if traces := self.traces.changes():
             self.store.index.learn(traces)
 
-    def published(self) -> dict[str, str]:
-        """Content that we put at each path last."""
+    def published_contents(self) -> dict[str, str]:
+        """Return the last published content of each path."""
         rows: dict[str, Published] = self.store.index.list_published()
         return {path: row[1] for path, row in rows.items()}
 
@@ -293,7 +326,7 @@ class Workspace:
         link: bool,
         spare: Callable[[str], bool] = lambda _path: False,
     ) -> None:
-        """Make `path` (below the workspace, or absolute) hold `content`: see `Objects.copy_to`."""
+        """Publish `content` at `path` (below the workspace, or absolute). See `Objects.copy_to`."""
         self.objects.copy_to(
             content, path if path[0] == "/" else f"{self._top}/{path}", link=link, spare=spare
         )
@@ -303,14 +336,14 @@ class Workspace:
             self.cache.note(path, content)
 
     def machine(self) -> Mapping[str, float]:
-        """What this process may have of this machine: cpus, maybe a part of one, and memory in bytes."""
+        """Return the CPUs (possibly fractional) and the memory in bytes available to this process."""
         from ..agent import cgroups
 
         return {"cpus": cgroups.processors()[0], "memory": float(cgroups.memory()[0])}
 
 
 class _Outputs(NamedTuple):
-    """The part of a trace that says what was made; a step that reported metrics has its whole trace instead."""
+    """Outputs of a trace without metrics. A step that reported metrics has its whole trace instead."""
 
     outputs: Sequence[Sequence[str]]
     metrics: Mapping[str, object] = MappingProxyType({})
@@ -318,18 +351,22 @@ class _Outputs(NamedTuple):
 
 
 class _Traces:
-    """Traces by key, read when they are asked for."""
+    """Traces by key, loaded on demand."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._found: dict[str, Trace | _Outputs] = {}
-        self._kept: set[str] = set()  # keys whose trace is there, to be read when it is asked for
+        self._kept: set[str] = set()  # keys with a stored trace that is not loaded yet
         self._changed: dict[str, Trace] = {}
-        self._complete: Callable[[], bool] = bool  # whether a key that is not here has no trace
-        self._whole = ""  # the recipe of which all traces were read
+        # returns True if a key without a loaded trace has no trace at all
+        self._complete: Callable[[], bool] = bool
+        self._whole = ""  # recipe with all traces loaded
 
     def expect(self, recipe: str, count: int) -> None:
-        """So many keys of this recipe will be asked for: read what all of its keys gave in one go, unless those are a small part of them."""
+        """Prepare for `count` lookups in a recipe.
+
+        Loads all of its traces in one query, unless the recipe has far more traces than lookups.
+        """
         self._whole = ""
         if self._store.index.more_than(recipe, MANY + FAR * count):
             return
@@ -341,31 +378,36 @@ class _Traces:
                 self._found[key] = _Outputs(items)
 
     def rely(self, recipe: str, alone: Callable[[], bool]) -> None:
-        """While we are `alone`, only we store traces: what was read at the beginning, and is added, is all that there is."""
+        """Skip the database for unknown keys while `alone` returns True.
+
+        No other process can add traces then.
+        """
         if self._whole == recipe and not self._store.index.traces_of_others(recipe):
             self._complete = alone
 
     def add(self, key: str) -> None:
-        """Its trace has just been stored, perhaps instead of another."""
+        """Record that the trace of `key` was just stored, or replaced."""
         self._found.pop(key, None)
         self._changed.pop(key, None)
         self._kept.add(key)
 
     def learn(self, traces: Iterable[Trace]) -> None:
-        """These were made elsewhere; a trace that is here stays."""
+        """Add traces from another machine. Existing traces stay."""
         for trace in traces:
             if self.get(trace.key) is None:
                 self._found[trace.key] = trace
 
     def measure(self, key: str, rule: str, metrics: Mapping[str, object]) -> None:
-        """These are the metrics of a key by another rule than it was made under: read anew from what is kept of its attempt."""
+        """Add the metrics of a key under another metrics rule, read again from the stored attempt."""
         if (trace := self.whole(key)) is not None:
             self._change(
                 trace._replace(measured_json=json.dumps({**trace.measured, rule: metrics}))
             )
 
     def rename(self, former: str, key: str, rule: str) -> None:
-        """What is known under the key that a step had while its metrics rule was part of it is known under its key."""
+        """Move a trace to the step's current key from a `former` key that still included the
+        metrics rule.
+        """
         if (trace := self.whole(former)) is not None:
             self._change(
                 trace._replace(
@@ -377,12 +419,12 @@ class _Traces:
         self._found[trace.key] = self._changed[trace.key] = trace
 
     def changes(self) -> list[Trace]:
-        """What is known by now and was not stored, once."""
+        """Return the changed traces since the last call."""
         changed, self._changed = list(self._changed.values()), {}
         return changed
 
     def whole(self, key: str) -> Trace | None:
-        """The trace of a key with all that is known of its attempt."""
+        """Return the complete trace of a key, if any."""
         found = self._found.get(key)
         return found if isinstance(found, Trace) else self._store.index.trace(key)
 
@@ -396,7 +438,7 @@ class _Traces:
 
 
 class _Stored:
-    """Contents that can be given out, by asking the disk, and then the store that is shared."""
+    """Membership test for available contents: first the local objects, then the shared store."""
 
     def __init__(self, ws: Workspace) -> None:
         self._ws, self._objects = ws, ws.objects

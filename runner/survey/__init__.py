@@ -1,1 +1,1 @@
-"""All the I/O that a plan needs: files, traces and stores become Facts, and Facts verdicts.  Runs nothing."""
+"""I/O for planning: read files, traces and stores into Facts, and compute verdicts. Runs nothing."""

@@ -1,4 +1,4 @@
-"""Find files that `code` and `deps` of a recipe name and that are neither there nor made by a step.  Opens nothing."""
+"""Missing files in the `code` and `deps` of a recipe that no step creates. Opens no files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def absent_files(recipe: Recipe, root: Path) -> Iterator[Problem]:
-    """Yield a problem for each missing file of the steps that run unless an input says otherwise."""
+    """Yield a problem for each missing file, except for steps that may be skipped."""
     base = recipe.home or os.path.dirname(recipe.document.name) or "."
     skipped = _perhaps_skipped(recipe)
     steps = [step for step in recipe.steps.values() if step.id not in skipped]
@@ -34,12 +34,12 @@ def absent_files(recipe: Recipe, root: Path) -> Iterator[Problem]:
 
 
 def _has_recipe_code(step: Step) -> bool:
-    """Whether a step runs a program with the `code` of the whole recipe."""
+    """Return True if a step runs a program with the recipe-level `code`."""
     return step.code is None and bool(step.run or step.accelerate)
 
 
 def _perhaps_skipped(recipe: Recipe) -> set[str]:
-    """The steps with a `when`, and those that need one of them."""
+    """Return the steps with a `when`, and their downstream steps."""
     found = {step.id for step in recipe.steps.values() if step.when is not None}
     while True:
         more = {
@@ -85,7 +85,7 @@ def _absent_deps(recipe: Recipe, step: Step, root: Path) -> Iterator[Problem]:
 
 
 def _may_be_made(recipe: Recipe, path: str) -> bool:
-    """Whether a step may make what a path names, or something there, as far as text tells."""
+    """Return True if a step may create the path or a file below it, judging by the text alone."""
     top = heads(posixpath.normpath(path))[-1]
     if top in recipe.steps and recipe.steps[top].uses:
         return True

@@ -1,4 +1,7 @@
-"""Curves in bins: of each part of the axis the least and the greatest value, so that thinning hides no peak.  Pure."""
+"""Curves in bins: each bin keeps its minimum and maximum, so that downsampling hides no peak.
+
+No I/O.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,17 @@ from ..planning.run_view import TOTALS
 from .comparison import is_comparable
 
 Axis = Literal["step", "seconds", "elapsed", "at"]
-"""`step`: the `step` or `epoch` beside a value, else its number.  `seconds`: of training, as the sum of `time_step`.
-`at`: when a machine was looked at, or a step reported, in seconds since the epoch.  `elapsed`: the same since its first attempt started."""
+"""`step`: the `step` or `epoch` of a point, else its index.
+
+`seconds`: training time, the sum of `time_step`. `at`: time of the report in seconds since the
+epoch. `elapsed`: seconds since the start of the first attempt.
+"""
 TIMES: Final[tuple[Axis, ...]] = ("elapsed", "at")
 _BESIDE = frozenset({*TOTALS, "step", "epoch", "timestamp", "time"})
 
 
 class Curve(NamedTuple):
-    """The values of one metric by their places on the axis, in its order."""
+    """The values of one metric, sorted along the axis."""
 
     x: Sequence[float]
     y: Sequence[float]
@@ -28,7 +34,8 @@ class Curve(NamedTuple):
 def build_curves(points: Iterable[Mapping[str, Any]], axis: Axis) -> dict[str, Curve]:
     """Return the curve of each metric.
 
-    Of several values at one place the last counts. Without `time_step` there are no seconds.
+    For several values at one position, the last value counts. The `seconds` axis requires
+    `time_step`.
     """
     points = list(points)
     if axis == "step":
@@ -45,7 +52,7 @@ def build_curves(points: Iterable[Mapping[str, Any]], axis: Axis) -> dict[str, C
                     passed.add(name)
                     continue
                 by_x = by_name[name] = {}
-            # The types first: points are many, and `is_comparable` is slow.
+            # Type checks first: `is_comparable` is slow, and points are many.
             if type(value) is float or type(value) is int or is_comparable(value):
                 by_x[x] = value
     own = TIMES if axis in TIMES else ()
@@ -53,7 +60,7 @@ def build_curves(points: Iterable[Mapping[str, Any]], axis: Axis) -> dict[str, C
 
 
 class Span(NamedTuple):
-    """When an attempt started and ended, in seconds since the epoch; None where that is not known."""
+    """Start and end of an attempt in seconds since the epoch; None if unknown."""
 
     started: float | None = None
     ended: float | None = None
@@ -62,10 +69,10 @@ class Span(NamedTuple):
 def time_points(
     points: Sequence[Mapping[str, Any]], samples: Iterable[Mapping[str, Any]], span: Span
 ) -> list[dict[str, Any]]:
-    """Return the points of an attempt with `at`; none where nothing says when they were reported.
+    """Return the points of an attempt with `at`; empty if no time is known.
 
-    A point has no time of its own. The samples of its machine say every 5 seconds at which step the attempt was.
-    Between two of them, and the attempt's start and end, time is shared out evenly.
+    Points have no time of their own. The host samples record the current step every 5 seconds.
+    Times between two samples, or to the attempt's start and end, are interpolated.
     """
     places = [x for x, _ in _places(points, "step")]
     known = _moments(places, samples, span) if places else []
@@ -81,26 +88,28 @@ def time_points(
 def _moments(
     places: Sequence[float], samples: Iterable[Mapping[str, Any]], span: Span
 ) -> list[tuple[float, float]]:
-    """Steps with the moment at which each was first seen, both ever greater."""
-    first, last, before = min(places), max(places), span.started
+    """Return steps and the time of their first observation, both strictly increasing."""
     found: list[tuple[float, float]] = []
+    loaded = span.started
     for sample in samples:
         step, at = sample.get("step"), sample.get("at")
         if not is_comparable(at):
             continue
-        if not is_comparable(step):
-            before = at if not found else before  # it was still loading
-        elif not found or (step > found[-1][0] and at > found[-1][1]):
-            found.append((step, at))
-    if before is not None and (not found or first < found[0][0]):
-        found.insert(0, (first, before))
+        if is_comparable(step):
+            if not found or (step > found[-1][0] and at > found[-1][1]):
+                found.append((step, at))
+        elif not found:
+            loaded = at  # the script was still loading
+    first, last = min(places), max(places)
+    if loaded is not None and (not found or first < found[0][0]):
+        found.insert(0, (first, loaded))
     if span.ended is not None and (not found or last > found[-1][0]):
         found.append((last, span.ended))
     return found
 
 
 def _between(known: Sequence[tuple[float, float]], n: int, x: float) -> float:
-    """The moment of a step, of which `n` known ones are not later."""
+    """Return the time of a step; `n` is the number of known steps up to it."""
     if n in (0, len(known)):
         return known[0 if n == 0 else -1][1]
     (a, begin), (b, end) = known[n - 1 : n + 1]
@@ -110,7 +119,7 @@ def _between(known: Sequence[tuple[float, float]], n: int, x: float) -> float:
 def _places(
     points: Iterable[Mapping[str, Any]], axis: Axis
 ) -> Iterator[tuple[float, Mapping[str, Any]]]:
-    """Yield each point with its place on the axis; points without one are passed over."""
+    """Yield the position of each point on the axis. Points without a position are skipped."""
     seconds = 0.0
     for n, point in enumerate(points):
         if axis == "seconds":
@@ -129,16 +138,17 @@ def _places(
 
 def _in_order(by_x: Mapping[float, float]) -> Curve:
     xs = list(by_x)
-    # A training that went back to a checkpoint reports earlier steps again.
+    # A training run that resumed from a checkpoint reports earlier steps again.
     if any(a > b for a, b in itertools.pairwise(xs)):
         xs.sort()
     return Curve(xs, [by_x[x] for x in xs])
 
 
 def _regular_curves(points: Sequence[Mapping[str, Any]]) -> dict[str, Curve] | None:
-    """Return the same curves column by column, which is fast.
+    """Return the curves column by column, which is fast.
 
-    None unless all points have the same numbers at ever greater steps, as most trainers write.
+    Returns None unless all points have the same metrics at increasing steps, as most trainers
+    write.
     """
     if not points or "step" not in points[0]:
         return None
@@ -163,9 +173,9 @@ def _is_curve(name: str) -> bool:
 
 
 def bin_curve(curve: Curve, bins: int, low: float | None, high: float | None) -> Curve:
-    """Return the lowest and the highest value of each of `bins` parts between `low` and `high`.
+    """Return the minimum and maximum of each of `bins` parts between `low` and `high`.
 
-    The nearest value outside at each end is kept, so that a line goes on to the border.
+    The nearest outside values are kept, so that a line extends to the border.
     """
     begin = max(0, bisect_left(curve.x, low) - 1) if low is not None else 0
     end = bisect_right(curve.x, high) + 1 if high is not None else len(curve.x)

@@ -1,7 +1,10 @@
-"""All that a worker of another machine needs of a request: the files that its plan reads as one archive, and what is large by its content.
+"""Bundles: the files that a worker on another machine needs for a run.
 
-What is below the workspace keeps its path, so that a recipe means there what it means here, and a glob finds what it found here and nothing else.
-Recipes of the library lie in `.library` with their code and locks, inputs from elsewhere in `.inputs`.
+Small files are in one archive, large inputs in the shared store.
+
+Files below the workspace keep their paths, so that the recipe and its globs find the same files on
+the worker. Library recipes are in `.library` with their code and locks, and inputs from outside the
+workspace in `.inputs`.
 """
 
 from __future__ import annotations
@@ -33,19 +36,23 @@ if TYPE_CHECKING:
     from ..planning.judge import Facts
 
 MOST: Final = 8 << 20
-"""Bytes of an archive that the database of runs keeps; a larger one is in the shared store."""
+"""Maximum bytes of an archive in the run database. A larger archive is in the shared store."""
 INLINE: Final = 1 << 20
-"""Bytes of a dependency that travels in the archive; a larger one travels by its content."""
+"""Maximum bytes of a dependency in the archive. A larger dependency is in the shared store."""
 _LISTED: Final = ".bundle.json"
 _INPUTS: Final = ".inputs"
 _PACK: Final = re.compile(r"pack:([0-9a-f]{64})")
-"""An input that is named by its content, as `recipe pack` says it without its kind."""
+"""An input given by its content digest, as printed by `recipe pack`, without the kind."""
 _MADE: Final = 315532800
-"""When every file of an archive was changed last: 1980."""
+"""Modification time of all files in an archive: 1980."""
 
 
 class Bundle(NamedTuple):
-    """An archive and its SHA-256.  `bound`: inputs as the worker gives them.  `contents`: what has to be in the store, and where it is here."""
+    """An archive and its SHA-256.
+
+    `bound` has the inputs with their paths on the worker. `contents` maps contents for the shared
+    store to local paths.
+    """
 
     digest: str
     data: bytes
@@ -60,8 +67,8 @@ def pack(
 ) -> Bundle:
     """Return the bundle of a request.
 
-    `holds` returns which contents the shared store has, for inputs that are named by their
-    content. Raises NotFound, and Invalid with every problem of the inputs and files.
+    `holds` returns which contents the shared store has, for inputs given by digest. Raises
+    NotFound, and Invalid with all problems of the inputs and files.
     """
     compiled = compile_from_files(ws, request)
     builder = _BundleBuilder(ws, compiled, holds)
@@ -82,10 +89,10 @@ def pack(
 def unpack(
     ws: Workspace, digest: str, data: bytes, bring: Callable[[list[Content]], set[Content]]
 ) -> Path:
-    """Return the folder of a bundle below the worker's memory; it is made once.
+    """Unpack a bundle once into the worker's store, and return its directory.
 
-    `bring` fetches contents into the objects of the workspace, and returns those that are
-    missing. Raises Corrupt, CannotRun.
+    `bring` fetches contents into the workspace's objects, and returns the missing ones. Raises
+    Corrupt, CannotRun.
     """
     folder = ws.home / "bundles" / digest[:32]
     if folder.is_dir():
@@ -105,7 +112,7 @@ def unpack(
         try:
             new.rename(folder)
         except OSError:
-            if not folder.is_dir():  # otherwise another process was quicker
+            if not folder.is_dir():  # otherwise another process was faster
                 raise
     except (tarfile.TarError, KeyError, ValueError) as error:
         raise Corrupt(
@@ -119,7 +126,7 @@ def unpack(
 def _place_inputs(
     ws: Workspace, folder: Path, bring: Callable[[list[Content]], set[Content]]
 ) -> None:
-    """Put the inputs of an unpacked bundle where its list says. Raises CannotRun."""
+    """Place the inputs of an unpacked bundle at their listed paths. Raises CannotRun."""
     listed: list[tuple[str, str]] = json.loads((folder / _LISTED).read_text("utf-8"))["inputs"]
     missing = bring([Content(content) for _, content in listed])
     if missing:
@@ -135,7 +142,10 @@ def _place_inputs(
 
 
 def find_packed(ws: Workspace, address: str) -> Content | None:
-    """The content that `pack:SHA256` names, where the shared store has it; None for any other address.  Raises CannotRun."""
+    """Return the content for `pack:SHA256`, None for any other address.
+
+    Raises CannotRun if the shared store lacks the content.
+    """
     named = _PACK.fullmatch(address)
     if named is None:
         return None
@@ -155,7 +165,10 @@ def find_packed(ws: Workspace, address: str) -> Content | None:
 
 
 def fetch_packed_inputs(ws: Workspace, request: Request) -> Request:
-    """A request whose inputs `pack:SHA256` are paths of what the shared store has, fetched.  Raises CannotRun."""
+    """Replace `pack:SHA256` inputs of a request by local paths, downloading the contents.
+
+    Raises CannotRun.
+    """
 
     def of(value: object) -> object:
         if isinstance(value, list):
@@ -180,7 +193,7 @@ def fetch_packed_inputs(ws: Workspace, request: Request) -> Request:
 
 
 class _BundleBuilder:
-    """Collects what goes into a bundle, by its path there, and every problem on the way."""
+    """Collects the files of a bundle by their path in the bundle, and all problems."""
 
     def __init__(
         self,
@@ -189,9 +202,9 @@ class _BundleBuilder:
         holds: Callable[[list[Content]], set[Content]],
     ) -> None:
         self._ws, self._compiled, self._holds = ws, compiled, holds
-        self._files: dict[str, str] = {}  # path in the bundle -> path here
+        self._files: dict[str, str] = {}  # path in the bundle -> local path
         self._inputs: dict[str, Content] = {}  # path in the bundle -> content
-        self._sources: dict[Content, str] = {}  # content -> path here
+        self._sources: dict[Content, str] = {}  # content -> local path
         self._bound: dict[str, Tree] = {}
         self.problems: list[Problem] = []
         self._libraries = sorted(
@@ -203,7 +216,7 @@ class _BundleBuilder:
         )
 
     def check_request(self, request: Request) -> None:
-        """Report what can only mean something on this machine."""
+        """Report options that only apply to this machine."""
         if request.current_python:
             self._report(
                 "`--python current` means the Python of this machine, but workers run on other machines",
@@ -211,7 +224,7 @@ class _BundleBuilder:
             )
 
     def add_recipes(self) -> None:
-        """Add the recipe and those that it uses."""
+        """Add the recipe and the recipes that it uses."""
         for path in self._recipe_files():
             name = str(path)
             place = self._place(name)
@@ -224,11 +237,11 @@ class _BundleBuilder:
             self._files[place] = name
             word = path.stem.partition("@")[0]
             if place.startswith(f"{BUNDLED}/") and str(find(word, self._ws.root)) == name:
-                # The bare name of the recipe means this version too.
+                # The recipe's bare name also selects this version.
                 self._files[f"{BUNDLED}/{word}.yaml"] = name
 
     def add_inputs(self, facts: Facts) -> None:
-        """Add inputs that are files or folders here, by their content."""
+        """Add inputs that are local files or directories, by content."""
         given = {value: name for name, values in self._compiled.paths.items() for value in values}
         taken = {asked[1] for asked in facts.takes if asked[0] == "path"}
         places = {}
@@ -243,7 +256,7 @@ class _BundleBuilder:
             self._bind_moved(name, values, places)
 
     def _add_packed(self, address: str) -> str | None:
-        """Add an input that is named by its content, and return its place."""
+        """Add an input given by its content digest, and return its path in the bundle."""
         digest = address.removeprefix("pack:")
         found = self._holds([Content(f"{kind}:{digest}") for kind in "tfx"])
         if not found:
@@ -258,13 +271,13 @@ class _BundleBuilder:
         return place
 
     def _add_input(self, address: str, input: str | None) -> str | None:
-        """Add a file or folder of this disk, and return its place.
+        """Add a local file or directory, and return its path in the bundle.
 
-        `input` is the name of the input that gives it, None if the recipe names it.
+        `input` is the name of the input, None for a path from the recipe.
         """
         real = os.path.realpath(self._ws.absolute(address))
         if input is None and Path(real).is_relative_to(os.path.realpath(fixtures())):
-            return None  # the worker's installation has it too
+            return None  # the worker's installation has the file too
         if not os.path.exists(real):
             of_input = f" (the input {input})" if input is not None else ""
             self._report(f"{address} does not exist{of_input}", "correct the path")
@@ -282,7 +295,7 @@ class _BundleBuilder:
         return place
 
     def _bind_moved(self, name: str, values: Sequence[str], places: Mapping[str, str]) -> None:
-        """Give an input whose files have other places in the bundle its value there."""
+        """Set the new value of an input whose files have another path in the bundle."""
         moved = {
             value: f"./{places[value]}"
             for value in values
@@ -297,7 +310,7 @@ class _BundleBuilder:
             self._bound[name] = _relocate(str(value), moved)
 
     def add_dependencies(self, facts: Facts) -> None:
-        """Add the files of `deps`, large ones by their content."""
+        """Add the files of `deps`, large ones by content."""
         for dep, content in facts.files.items():
             path = str(self._ws.root / dep)
             if content is None:
@@ -318,7 +331,7 @@ class _BundleBuilder:
                 self._add_file(f"{os.path.realpath(homes[home])}/{name}")
 
     def add_locks(self, facts: Facts) -> None:
-        """Add locks, and the requirements that they were made from."""
+        """Add locks and their requirements files."""
         for home, name in facts.locks:
             named = Path(self._compiled.plan.homes[home], name)
             for path in dict.fromkeys((named, locks.lock_file(named))):
@@ -333,7 +346,7 @@ class _BundleBuilder:
             self._files[place] = path
 
     def check_repositories(self) -> None:
-        """Report repositories of `code` that are on this disk."""
+        """Report `code` repositories on the local disk."""
         for spec in self._compiled.plan.specs():
             for url, _, _ in spec.git:
                 if "://" not in url:
@@ -343,7 +356,7 @@ class _BundleBuilder:
                     )
 
     def add_glob_matches(self) -> None:
-        """Add what the recipe's globs match, so that they match it on the worker too."""
+        """Add the matches of the recipe's globs, so that the globs match them on the worker too."""
         for match in self._glob_matches():
             if match not in self._files and match not in self._inputs:
                 self._files[match] = str(self._ws.root / match)
@@ -354,13 +367,13 @@ class _BundleBuilder:
         }
 
     def build(self, facts: Facts) -> Bundle:
-        """Return the archive of what was collected."""
+        """Return the archive of the collected files."""
         inputs = {"inputs": sorted(self._inputs.items())}
         texts = {_LISTED: json.dumps(inputs, separators=(",", ":")).encode()}
         pinned = self._pinned_revisions(facts)
         if pinned:
             texts["recipe.lock"] = (json.dumps(pinned, indent=2, sort_keys=True) + "\n").encode()
-        # Of a folder that only a glob matched, only the name is wanted.
+        # A directory that only a glob matched is added empty.
         names_only = self._glob_matches() - facts.files.keys()
         members = {
             place: source
@@ -376,7 +389,7 @@ class _BundleBuilder:
         return Bundle(hashlib.sha256(data).hexdigest(), data, self._bound, self._sources)
 
     def _pinned_revisions(self, facts: Facts) -> dict[str, object]:
-        """Return the entries of recipe.lock that the plan needs."""
+        """Return the entries of recipe.lock for the plan."""
         from ..storage.sources import read_lock
 
         known = read_lock(self._ws)
@@ -388,7 +401,7 @@ class _BundleBuilder:
 
     def _content_of(self, path: str) -> Content:
         content = self._ws.cache.content_of(path)
-        assert content is not None  # the caller has seen that it exists
+        assert content is not None  # the caller has checked that the path exists
         return Content(content)
 
     def _recipe_files(self) -> list[Path]:
@@ -398,14 +411,14 @@ class _BundleBuilder:
         return path == self._compiled.source and is_path(self._compiled.asked)
 
     def _below_root(self, path: str) -> str | None:
-        """Return a path from the workspace; None if it is not below it."""
+        """Return a path relative to the workspace; None if it is outside."""
         for root in (str(self._ws.root), os.path.realpath(self._ws.root)):
             if path.startswith(f"{root}/"):
                 return os.path.normpath(path.removeprefix(f"{root}/"))
         return None
 
     def _place(self, path: str) -> str | None:
-        """Return the path in the bundle; None for a file that cannot go into it."""
+        """Return the path in the bundle; None if the file cannot be bundled."""
         below = self._below_root(path)
         if below is not None:
             return below
@@ -420,7 +433,7 @@ class _BundleBuilder:
 
 
 def _relocate(value: str, places: Mapping[str, str]) -> str:
-    """A value of an input, where its file is in another place; what is behind a file's name, as in `FILE.py:NAME`, stays."""
+    """Return an input value with its file's new path, keeping suffixes as in `FILE.py:NAME`."""
     for file in (value, value.rpartition(":")[0]):
         if file in places:
             return places[file] + value.removeprefix(file)
@@ -428,7 +441,7 @@ def _relocate(value: str, places: Mapping[str, str]) -> str:
 
 
 def _walk(place: str, path: str, *, empty: bool) -> Iterator[tuple[str, str]]:
-    """What is at a path: a file, or a folder with all that is in it, unless only its name is wanted."""
+    """Yield a file, or a directory and everything below; with `empty`, only the path itself."""
     yield place, path
     if not os.path.isdir(path) or empty:
         return
@@ -439,7 +452,7 @@ def _walk(place: str, path: str, *, empty: bool) -> Iterator[tuple[str, str]]:
 
 
 def _add(archive: tarfile.TarFile, place: str, source: str, text: bytes | None) -> None:
-    """Add a member that says nothing of this machine or of the time."""
+    """Add a reproducible archive member, without local owners or times."""
     info = tarfile.TarInfo(place)
     info.mtime, info.mode = _MADE, 0o644
     nested = text is None and os.path.islink(source)

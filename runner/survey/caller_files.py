@@ -1,7 +1,6 @@
 """Globs over the workspace that match only the caller's files.
 
-A path that a step of the plan makes is not the caller's, and neither is one that an earlier run of
-the recipe published, as long as its content is unchanged since.
+Outputs of the plan are excluded, and so are unchanged outputs of earlier runs of the recipe.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from ..storage.workspace import Workspace
 
 
 class GlobMatcher:
-    """Match glob patterns below a folder.
+    """Match glob patterns below a directory.
 
-    A folder that several patterns look into is listed once, and is expected not to change meanwhile.
+    Each directory is listed once and must not change meanwhile.
     """
 
     def __init__(self, root: Path) -> None:
@@ -35,7 +34,7 @@ class GlobMatcher:
         self._names: dict[str, list[str]] = {}
 
     def matches(self, pattern: str) -> list[str]:
-        """Return the sorted matches of `pattern`; `**` matches any number of folders."""
+        """Return the sorted matches of `pattern`; `**` matches any number of directories."""
         folder, name = os.path.split(pattern)
         if glob.has_magic(folder) or not glob.has_magic(name) or name == "**":
             return self._search(pattern)
@@ -44,13 +43,13 @@ class GlobMatcher:
 
     def _search(self, pattern: str) -> list[str]:
         matches = glob.glob(pattern, root_dir=self._root, recursive=True)
-        # `nope/**` matches `nope/`, whether that exists or not.
+        # `nope/**` matches `nope/` even if the directory does not exist.
         return sorted(
             each for each in matches if each[-1] != "/" or os.path.isdir(self._root / each)
         )
 
     def _candidates(self, folder: str, name: str) -> list[str]:
-        """Return the entries of `folder` that start with the fixed beginning of the pattern."""
+        """Return the entries of `folder` that start with the pattern's literal prefix."""
         names = self._list(folder)
         start = re.split(r"[*?[]", name, maxsplit=1)[0]
         if not start:
@@ -69,9 +68,9 @@ class GlobMatcher:
 
 
 class EarlierOutputs:
-    """What earlier runs of a recipe published below the workspace.
+    """Outputs of a recipe's earlier runs below the workspace.
 
-    An output that its caller adopted or changed since is the caller's file again.
+    An adopted or edited output counts as the caller's file.
     """
 
     def __init__(self, ws: Workspace, recipe: str) -> None:
@@ -79,7 +78,7 @@ class EarlierOutputs:
 
     @cached_property
     def _rows(self) -> dict[str, tuple[str, str]]:
-        """Published paths below the workspace: the store's spelling, and the published content."""
+        """Published paths below the workspace: the stored path, and the published content."""
         head = f"{self._ws.root}/"
         return {
             path.removeprefix(head): (path, row.content)
@@ -92,23 +91,26 @@ class EarlierOutputs:
         return {above for path in self._rows for above in heads(path)[1:]}
 
     def among(self, paths: Iterable[str]) -> set[str]:
-        """Return those of `paths` that are unchanged outputs of earlier runs.
+        """Return the paths that are unchanged outputs of earlier runs.
 
-        A path inside of such an output counts, and so does a folder that holds nothing else.
+        This includes paths inside such an output, and directories with only such outputs.
         """
         plain = {path: posixpath.normpath(path) for path in paths}
         if not plain or not self._rows:
             return set()
-        outputs = {
-            path: head for path, at in plain.items() for head in heads(at) if head in self._rows
-        }
-        unchanged = {head for head in dict.fromkeys(outputs.values()) if self._is_unchanged(head)}
-        return {
-            path
-            for path, at in plain.items()
-            if outputs.get(path) in unchanged
-            or (at in self._parents and self._holds_only_outputs(at))
-        }
+        outputs = {path: self._output_above(at) for path, at in plain.items()}
+        candidates = dict.fromkeys(output for output in outputs.values() if output is not None)
+        unchanged = {output for output in candidates if self._is_unchanged(output)}
+        found = {path for path, output in outputs.items() if output in unchanged}
+        for path, at in plain.items():
+            if path not in found and at in self._parents and self._holds_only_outputs(at):
+                found.add(path)
+        return found
+
+    def _output_above(self, path: str) -> str | None:
+        """Return the topmost published path that is `path` or above it; None if there is none."""
+        above = [head for head in heads(path) if head in self._rows]
+        return above[-1] if above else None
 
     def _is_unchanged(self, path: str) -> bool:
         spelled, content = self._rows[path]
@@ -116,7 +118,7 @@ class EarlierOutputs:
             return False
         try:
             return self._ws.cache.content_of(spelled) == content
-        except RecipeError:  # a pipe, or a link that leads out: no run publishes such a thing
+        except RecipeError:  # a pipe, or a link out of the workspace: never published by a run
             return False
 
     def _holds_only_outputs(self, folder: str) -> bool:
@@ -129,10 +131,10 @@ class EarlierOutputs:
 
 
 class WorkspaceGlobs(Mapping[str, tuple[str, ...]]):
-    """The matches of globs as the compiler asks for them, without outputs of earlier runs.
+    """Glob matches for the compiler, without outputs of earlier runs.
 
-    `known` has the matches of globs below outputs of steps. `looked` remembers what each pattern
-    matched in the workspace, and `left` which of those are outputs of earlier runs.
+    `known` has the matches of globs below step outputs. `looked` records the matches of each
+    pattern in the workspace, and `left` the excluded outputs of earlier runs.
     """
 
     def __init__(
@@ -162,7 +164,7 @@ class WorkspaceGlobs(Mapping[str, tuple[str, ...]]):
 
 
 class CallerFiles:
-    """The files of the caller that globs of a plan match: no outputs of the plan or of earlier runs."""
+    """The caller's files that a plan's globs match, without outputs of the plan or of earlier runs."""
 
     def __init__(self, ws: Workspace, plan: Plan) -> None:
         self._plan = plan
@@ -183,7 +185,7 @@ class CallerFiles:
         )
 
     def among(self, paths: list[str]) -> list[str]:
-        """Return those of `paths` that are the caller's, in their order."""
+        """Return the caller's files among `paths`, in order."""
         others = [path for path in paths if not self._outputs.meets(path)]
         earlier = self._earlier.among(others)
         return [path for path in others if path not in earlier]

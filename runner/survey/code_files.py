@@ -1,4 +1,7 @@
-"""Which files `code` names: patterns, and folders without what no program needs.  Lists folders, opens nothing."""
+"""Files of a `code` entry: glob matches, and directories without irrelevant files.
+
+Lists directories, and opens no files.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,13 @@ from collections.abc import Iterator
 from ..planning.patterns import decode_pattern, is_excluded, is_glob
 
 HEAVY = 10_000_000
-"""Bytes of a file above which it is unlikely to be code."""
+"""Size in bytes above which a file is unlikely to be code."""
 
 
 def code_matches(base: str, text: str) -> list[str]:
-    """The files below `base` that an entry of `code` names, sorted: a pattern's matches; all of a folder but what `below` leaves out."""
+    """Return the sorted files below `base` of a `code` entry: the matches of a glob, or the
+    relevant files of a directory.
+    """
     pattern, exclude = decode_pattern(text)
     found = glob.glob(pattern, root_dir=base, recursive=True) if is_glob(pattern) else [pattern]
     names: set[str] = set()
@@ -29,9 +34,10 @@ def code_matches(base: str, text: str) -> list[str]:
 
 
 def files_below(base: str, folder: str) -> Iterator[str]:
-    """Yield the files of a folder, without hidden and compiled ones and virtual environments.
+    """Yield the files of a directory, without hidden files, compiled files and virtual
+    environments.
 
-    Links to folders are not followed.
+    Links to directories are not followed.
     """
     for at, folders, names in os.walk(f"{base}/{folder}"):
         folders[:] = [each for each in folders if _may_hold_code(at, each)]
@@ -48,6 +54,6 @@ def _may_hold_code(at: str, folder: str) -> bool:
 
 
 def is_folder(base: str, text: str) -> bool:
-    """Whether an entry of `code` is a folder, all of which is taken."""
+    """Return True if a `code` entry is a whole directory."""
     pattern, _ = decode_pattern(text)
     return not is_glob(pattern) and os.path.isdir(f"{base}/{pattern}")

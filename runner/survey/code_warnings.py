@@ -1,4 +1,4 @@
-"""What is suspect in the `code` of a recipe: a file that is imported and not listed, an import that cannot be read, a file too large to be code."""
+"""Warnings about the `code` of a recipe: unlisted imports, unreadable imports, and large files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..language.imports import Imports, Start, started
+from ..language.imports import Imports, Start, find_starts
 from ..language.recipe import AutoCode, GitCode
 from ..language.units import about
 from ..paths import escapes, heads
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 class _StepCode(NamedTuple):
-    """The code of one step: where it stands, the files that are listed, and whether imports decide."""
+    """The code of one step: its location in the recipe, its listed files, and whether it uses
+    `auto`.
+    """
 
     where: Where
     files: list[str]
@@ -31,7 +33,10 @@ class _StepCode(NamedTuple):
 
 
 def warnings(recipe: Recipe, read: Callable[[str], Imports]) -> Iterator[Problem]:
-    """Every doubt about the code of a recipe.  `read` gives what a file imports, by its absolute path."""
+    """Yield all warnings about the code of a recipe.
+
+    `read` returns the imports of a file by its absolute path.
+    """
     base = os.path.realpath(recipe.home or os.path.dirname(recipe.document.name) or ".")
     made = {
         posixpath.normpath(output.path) for step in recipe.steps.values() for output in step.outputs
@@ -41,12 +46,12 @@ def warnings(recipe: Recipe, read: Callable[[str], Imports]) -> Iterator[Problem
         if any(isinstance(item, GitCode) for item in code) or (
             step.run is None and step.accelerate is None
         ):
-            continue  # what a checkout holds is not known before it is fetched
+            continue  # the files of a checkout are unknown before it is fetched
         listed = _listed_code(base, recipe, step)
         yield from _file_as_program(recipe, step, listed)
         starts = [
             start
-            for start in started(step.run, step.accelerate)
+            for start in find_starts(step.run, step.accelerate)
             if posixpath.normpath(start.name) not in made
         ]
         if not (step.image or recipe.image or isinstance(step.run, str)):
@@ -75,10 +80,12 @@ _STARTERS = re.compile(r"(?:.*/)?(?:python[\d.]*|sh|bash|torchrun|accelerate)")
 def _absent_start(
     base: str, recipe: Recipe, step: Step, starts: Sequence[Start], made: Collection[str]
 ) -> Iterator[Problem]:
-    """A script that a command starts, and that nothing brings: neither a file of the workspace nor one that the step is given."""
+    """Yield a problem for a script that a command starts, if neither the workspace nor the step has
+    it.
+    """
     program = next(_words(step.run), "") if step.run is not None else "accelerate"
     if step.deps or not _STARTERS.fullmatch(program):
-        return  # what `deps` bring may be made by another step
+        return  # another step may create the files of `deps`
     for start in starts:
         path = posixpath.normpath(start.name)
         brought = {*made, *map(posixpath.normpath, step.files)}
@@ -94,13 +101,13 @@ def _absent_start(
 
 
 def _words(run: object) -> Iterator[str]:
-    """The texts of a command, those of lists in it, too."""
+    """Yield the words of a command, including nested lists."""
     for item in run if isinstance(run, list) else ():
         yield from [item] if isinstance(item, str) else _words(item)
 
 
 def _file_as_program(recipe: Recipe, step: Step, listed: _StepCode) -> Iterator[Problem]:
-    """A command that begins with a file of `code`, which is not on PATH."""
+    """Yield a problem for a command that starts with a file of `code` without a slash."""
     program = next(_words(step.run), "")
     if program and "/" not in program and program in listed.files:
         message = (
@@ -150,7 +157,7 @@ def _unlisted_imports(
         ):
             continue
         if found.by and found.by not in brought:
-            continue  # its own absence is what matters
+            continue  # the missing importer is reported already
         what = (
             f"{found.by} imports {found.module}" if found.by else f'"{step.id}" starts {found.file}'
         )

@@ -1,4 +1,6 @@
-"""Results to compare: instances and runs of one recipe, the inputs in which they differ, what they reported, and which is best."""
+"""Compare results of a recipe: its instances and runs, their different inputs, their metrics, and
+the best one.
+"""
 
 from __future__ import annotations
 
@@ -45,16 +47,19 @@ BESIDE: Final = frozenset(
         "gpu",
     }
 )
-"""Metrics that say how a training went on, and not what came of it."""
+"""Metrics about the training process, not about its outcome."""
 _LESS = re.compile(r"loss|perplexity|ppl|err|wer|cer|mse|mae|nll|fid", re.IGNORECASE)
 _HELD_OUT = re.compile(r"eval|val|test", re.IGNORECASE)
 _MATRIX = re.compile(r"\[([^]]*)\]")
 OWN: Final = ("best", "step", "run", "label", "made", "state", "reason", "time", "where")
-"""Columns that every result has, beside its inputs and metrics."""
+"""Columns of every result in addition to inputs and metrics."""
 
 
 class Result(NamedTuple):
-    """What one instance of a step gave under one key, or how it failed.  `values`: its inputs and matrix values.  `where`: empty for this machine."""
+    """The result of a step instance under one key, or its failure.
+
+    `values`: inputs and matrix values. `where`: empty for this machine.
+    """
 
     step: str
     run: str
@@ -63,13 +68,13 @@ class Result(NamedTuple):
     reason: str
     seconds: float | None
     where: str
-    label: str  # the name and tags of its run
+    label: str  # name and tags of the run
     values: Mapping[str, Cell]
     metrics: Mapping[str, Metric]
 
 
 class Criterion(NamedTuple):
-    """By which metric results are compared, and whether the least or the greatest is best."""
+    """The metric for comparing results, and whether the lowest value is best."""
 
     metric: str
     least: bool
@@ -82,12 +87,11 @@ class Criterion(NamedTuple):
 def collect_results(
     ws: Workspace, recipe: str, keys: Collection[str] | None = None
 ) -> list[Result]:
-    """Return the results of the runs of a recipe that are known here, the newest last.
+    """Return the locally known results of a recipe's runs, the newest last.
 
-    A result is a step instance that reported metrics, or that failed and reports some. What
-    several runs made or found under one key is one result, that of the run that made it last.
-    What they found fresh that another recipe made, or another machine, counts too. With `keys`,
-    only results under these keys are returned.
+    A result is a step instance that reported metrics, or failed while reporting any. Several runs
+    with one key give one result, of the run that created it last. Cached results from another
+    recipe or machine count too. With `keys`, return only results under these keys.
     """
     runs = _RunsOfRecipe(ws, recipe)
     attempts, fresh = runs.attempts, runs.fresh
@@ -103,19 +107,19 @@ def collect_results(
                 results.append(result)
     for (step, key), many in attempts.items():
         result = runs.result_of_attempts(step, many, traces.get(key))
-        if _has_numbers(result) or (result.state == "FAILED" and _reports(_deciding(many))):
+        if _has_numbers(result) or (result.state == "FAILED" and _reports(_deciding_attempt(many))):
             results.append(result)
     return sorted(results, key=lambda result: result.made)
 
 
 class _RunsOfRecipe:
-    """The runs of one recipe: what they tried, what they found fresh, and their inputs."""
+    """The runs of one recipe: attempts, up-to-date steps, and inputs."""
 
     def __init__(self, ws: Workspace, recipe: str) -> None:
         self._ws = ws
         self._rows = {row.id: row for row in ws.store.runs.latest(recipe=recipe)[::-1]}
         self._places = ws.store.runs.places(list(self._rows))
-        # By step and key. An attempt without a key stands for itself, by its run.
+        # By step and key. An attempt without a key is listed by its run.
         self.attempts: dict[tuple[str, str], list[AttemptRow]] = {}
         self._inputs_read: set[str] = set()
         for id in self._rows:
@@ -141,16 +145,16 @@ class _RunsOfRecipe:
     def result_of_attempts(
         self, step: str, attempts: Sequence[AttemptRow], trace: Trace | None
     ) -> Result:
-        """Return what the attempts of one key gave in the run that decides."""
-        row = self._rows[_deciding(attempts).run]
+        """Return the result of one key from its attempts in the deciding run."""
+        row = self._rows[_deciding_attempt(attempts).run]
         given = {name: value for name, value in row.inputs.items() if name in self._inputs_read}
         own = [each for each in attempts if each.run == row.id]
         result, _ = attempt_result(self._ws, step, own, trace, given)
         return result._replace(where=self._places.get((row.id, step), ""), label=_label(row))
 
 
-def _deciding(attempts: Sequence[AttemptRow]) -> AttemptRow:
-    """Return the last attempt that was done, or else the last."""
+def _deciding_attempt(attempts: Sequence[AttemptRow]) -> AttemptRow:
+    """Return the last successful attempt, else the last attempt."""
     return next((each for each in reversed(attempts) if each.outcome == "done"), attempts[-1])
 
 
@@ -165,15 +169,15 @@ def attempt_result(
     trace: Trace | None,
     given: Mapping[str, object],
 ) -> tuple[Result, Sequence[Point]]:
-    """Return what the attempts of one key gave, and all points that they reported.
+    """Return the result of one key from its attempts, and all reported points.
 
-    `given` are inputs of the run; values that the step itself read take precedence.
+    `given` are inputs of the run. Values that the step itself read take precedence.
     """
-    last = _deciding(tries)
+    last = _deciding_attempt(tries)
     done = last.outcome == "done"
     points: list[Point] = []
     for each in tries:
-        with suppress(Invalid):  # a pattern that takes too long: its last values are known
+        with suppress(Invalid):  # a slow pattern: the last values are still known
             points += read_attempt_points(ws, each) or ()
     numbers = trace.numbers if trace is not None and done else {}
     if done and trace is not None and trace.run == last.run:
@@ -207,9 +211,9 @@ def attempt_result(
 
 
 def found_result(ws: Workspace, step: str, trace: Trace) -> tuple[Result, Sequence[Point]]:
-    """Return the result that a step found under its key, whatever run made it.
+    """Return the result for a step's key, from any run.
 
-    It is told by its attempts if they are known here, or else by its trace.
+    Uses the attempts if they are known locally, else the trace.
     """
     if tries := attempts_of(ws, trace):
         return attempt_result(ws, step, tries, trace, {})
@@ -229,7 +233,7 @@ def found_result(ws: Workspace, step: str, trace: Trace) -> tuple[Result, Sequen
 
 
 def _label(row: RunRow) -> str:
-    """Return the name and the tags that a run was begun with."""
+    """Return the name and the tags of a run at its start."""
     name = str(row.data.get("name", ""))
     tags = row.data.get("tags")
     words = [name] if name else []
@@ -239,18 +243,20 @@ def _label(row: RunRow) -> str:
 
 
 def _reads(attempt: AttemptRow) -> Mapping[str, object]:
-    """The values that a step's templates read, by their names there."""
+    """Return the values that the step's templates read, by name."""
     reads = in_author(attempt, "reads")
     return reads if isinstance(reads, dict) else {}
 
 
 def _reports(attempt: AttemptRow) -> bool:
-    """Whether a step says how it reports metrics."""
+    """Return True if a step declares metrics."""
     return bool(in_image(attempt, "metrics") or in_author(attempt, "metrics"))
 
 
 def matrix_values(step: str) -> dict[str, str]:
-    """The matrix values in a stored id, as text: of `s[rank=4]/train[lr=1]` rank and lr."""
+    """Return the matrix values in a stored step id as text, for example rank and lr of
+    `s[rank=4]/train[lr=1]`.
+    """
     pairs = (pair.partition("=") for inside in _MATRIX.findall(step) for pair in inside.split(","))
     return {name: unquote(value) for name, equals, value in pairs if equals}
 
@@ -264,22 +270,22 @@ def _cell(value: object) -> Cell:
 
 
 def is_comparable(value: object) -> TypeGuard[int | float]:
-    """Whether a metric is a number that can be compared."""
+    """Return True if a metric is a finite number."""
     return is_number(value) and is_finite(value)
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether less of a metric is better, by its name."""
+    """Return True if lower values of a metric are better, judging by its name."""
     return _LESS.search(metric) is not None
 
 
 def is_outcome(metric: str) -> bool:
-    """Whether a metric says what came of a training."""
+    """Return True if a metric describes the outcome of training."""
     return metric not in BESIDE and not metric.startswith("time_")
 
 
 def differing_inputs(found: Sequence[Result]) -> list[str]:
-    """The inputs and matrix values that are not the same in all results."""
+    """Return the inputs and matrix values that differ between results."""
     names = dict.fromkeys(name for result in found for name in result.values)
     return [
         name for name in names if len({json.dumps(result.values.get(name)) for result in found}) > 1
@@ -287,7 +293,7 @@ def differing_inputs(found: Sequence[Result]) -> list[str]:
 
 
 def metric_names(found: Iterable[Result]) -> list[str]:
-    """The metrics that say what came of it, as they were reported."""
+    """Return the names of outcome metrics, in the reported order."""
     named = dict.fromkeys(
         name
         for result in found
@@ -298,7 +304,9 @@ def metric_names(found: Iterable[Result]) -> list[str]:
 
 
 def read_criteria(ws: Workspace, recipe: str) -> dict[str, Criterion]:
-    """By step, what the `select` steps of a recipe compare, as its file says now; nothing where that cannot be read."""
+    """Return the criteria of a recipe's `select` steps, by compared step, from the current recipe
+    file; empty if unreadable.
+    """
     from ..language import parse
 
     for row in ws.store.runs.latest(recipe=recipe, last=1):
@@ -313,9 +321,9 @@ def read_criteria(ws: Workspace, recipe: str) -> dict[str, Criterion]:
 
 
 def choose_criterion(found: Sequence[Result], chosen: Mapping[str, Criterion]) -> Criterion | None:
-    """Return by what to compare the results of one step; None if they report nothing to compare.
+    """Return the criterion for the results of one step; None without a comparable metric.
 
-    That is its `select`, or else a metric of held-out data, a loss, or the first metric.
+    Prefers the step's `select`, then a validation metric, a loss, or the first metric.
     """
     names = metric_names(found)
     for step in dict.fromkeys(bare(result.step) for result in found):
@@ -334,13 +342,13 @@ def choose_criterion(found: Sequence[Result], chosen: Mapping[str, Criterion]) -
 
 
 def last_number(result: Result, metric: str) -> float | None:
-    """The last number of a metric; None where there is none."""
+    """Return the last number of a metric; None without one."""
     last = result.metrics[metric].last if metric in result.metrics else None
     return float(last) if is_comparable(last) else None
 
 
 def find_best(found: Sequence[Result], by: Criterion | None) -> Result | None:
-    """Return the best of the results that are done and have the metric; None if there is none."""
+    """Return the best finished result with the metric; None if there is none."""
     if by is None:
         return None
     for result in rank(found, by):
@@ -350,7 +358,7 @@ def find_best(found: Sequence[Result], by: Criterion | None) -> Result | None:
 
 
 def rank(found: Sequence[Result], by: Criterion) -> list[Result]:
-    """The best first; then those without that number, and last what failed."""
+    """Sort results from best to worst, then those without the metric, then failed ones."""
 
     def place(result: Result) -> tuple[bool, bool, float]:
         number = last_number(result, by.metric)
@@ -360,11 +368,11 @@ def rank(found: Sequence[Result], by: Criterion) -> list[Result]:
 
 
 def as_row(result: Result, *, is_best: bool) -> dict[str, Cell]:
-    """Return a result as one row of a table.
+    """Return a result as a table row.
 
-    It has the columns `OWN`, inputs by name, and of each metric the last value and the best that
-    was reported (`min loss`, `max acc`). A metric that is named as an input or a column is
-    `metrics.NAME`. `made` is in seconds since 1970, `time` in seconds.
+    The row has the columns `OWN`, the inputs by name, and the last and best value of each metric
+    (`min loss`, `max acc`). A metric with the name of an input or column is called `metrics.NAME`.
+    `made` is in seconds since the epoch, `time` in seconds.
     """
     row: dict[str, Cell] = {
         "best": is_best,
@@ -387,19 +395,19 @@ def as_row(result: Result, *, is_best: bool) -> dict[str, Cell]:
 
 
 def best_column(metric: str) -> str:
-    """The column of the best value of a metric."""
+    """Return the column name for a metric's best value."""
     return f"{'min' if lower_is_better(metric) else 'max'} {metric}"
 
 
 class Comparison(NamedTuple):
-    """The results of one step in order, by what they were compared, and which is best."""
+    """The sorted results of one step, their criterion, and the best result."""
 
     results: Sequence[Result]
     by: Criterion | None
     best: Result | None
 
     def has(self, name: str) -> bool:
-        """Whether some result has a column, input or metric of this name."""
+        """Return True if a result has a column, input or metric with this name."""
         return name in OWN or any(
             name in result.values or name in result.metrics for result in self.results
         )
@@ -415,7 +423,10 @@ def compare(
     sort: str | None = None,
     least: bool | None = None,
 ) -> list[Comparison]:
-    """The results of each step compared: by the metric `sort`, or else as `wish` has it.  In the order of `sort` if that is an input or a column."""
+    """Compare the results of each step by the metric `sort`, else by the chosen criteria.
+
+    If `sort` is an input or column, only the order changes.
+    """
     groups: dict[str, list[Result]] = {}
     for result in found:
         groups.setdefault(bare(result.step), []).append(result)
@@ -447,7 +458,7 @@ def _is_metric(found: Sequence[Result], name: str) -> bool:
 
 
 def _order(cell: Cell) -> tuple[int, float, str]:
-    """Numbers by size, then words, then nothing."""
+    """Return a sort key: numbers, then text, then missing values."""
     if is_comparable(cell):
         return 0, float(cell), ""
     return (2, 0.0, "") if cell is None else (1, 0.0, str(cell))

@@ -1,4 +1,4 @@
-"""Whether the disk of a workspace takes names that differ in case or in Unicode form for one file."""
+"""File name folding: detect file systems that ignore case or Unicode form."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 
 
 def as_disk(root: Path) -> Callable[[str], str]:
-    """Return what gives the same text for two paths that are one file below `root`."""
-    return _folded if _ignores_case(root) else str
+    """Return a function that maps paths of the same file below `root` to the same text."""
+    return _fold_path if _ignores_case(root) else str
 
 
-def _folded(path: str) -> str:
+def _fold_path(path: str) -> str:
     return unicodedata.normalize("NFC", path).casefold()
 
 
 def _ignores_case(root: Path) -> bool:
-    """Look for an entry of the folder, or for the folder itself, by its name in other letters."""
+    """Test with the swapped-case name of a directory entry, or of the directory itself."""
     try:
         names = [*sorted(os.listdir(root))[:50], ""]
     except OSError:

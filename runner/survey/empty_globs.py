@@ -1,4 +1,4 @@
-"""Globs that nothing matches: a typing error in one would give a product of nothing, in silence."""
+"""Globs without matches. A typing error in a glob would otherwise silently produce an empty result."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 
 
 class EmptyGlob(NamedTuple):
-    """A pattern that nothing matches."""
+    """A pattern without matches."""
 
     step: str
     pattern: str
-    axis: bool  # of a matrix, whose step has no instance
-    refused: str  # why no run may begin; empty where it is only worth a warning
+    axis: bool  # matrix axis, which leaves the step without instances
+    refused: str  # reason to refuse the run; empty for a mere warning
 
     @property
     def warning(self) -> str:
-        """What to tell, and what to do."""
+        """The warning, with a fix."""
         result = ", so the step has no instances" if self.axis else ""
         fix = "correct the pattern, or set `{glob: …, allow_empty: true}`"
         return f'{self.step}: nothing matches "{self.pattern}"{result} ({fix})'
 
 
 def empty_globs(ws: Workspace, found: Survey) -> Iterator[EmptyGlob]:
-    """Yield every pattern of a step that was asked for and that nothing matches.
+    """Yield the patterns of requested steps that match nothing.
 
-    A pattern is left out if the recipe says that this is meant.
+    Patterns with `allow_empty: true` are skipped.
     """
     plan = found.plan
     if not plan.empty and not plan.globs:
@@ -42,7 +42,9 @@ def empty_globs(ws: Workspace, found: Survey) -> Iterator[EmptyGlob]:
     if not found.only and not found.until:
         for step, pattern in plan.empty:
             yield EmptyGlob(step, pattern, True, _no_folder(ws, pattern))
-    asked = {bare(plan.nodes[n].id) for n in found.wanted(plan) if not plan.nodes[n].flags & SKIP}
+    asked = {
+        bare(plan.nodes[n].id) for n in found.select_wanted(plan) if not plan.nodes[n].flags & SKIP
+    }
     for step, text, allowed in plan.globs:
         if bare(step) in asked and not found.facts.matches.get(text):
             pattern = decode_pattern(text)[0]
@@ -53,7 +55,7 @@ def empty_globs(ws: Workspace, found: Survey) -> Iterator[EmptyGlob]:
 
 
 def empty_warnings(ws: Workspace, found: Survey) -> list[str]:
-    """What to tell of them in a plan, and when a run is over."""
+    """Return the warnings about empty globs, for a plan or a finished run."""
     return [each.warning for each in dict.fromkeys(empty_globs(ws, found))]
 
 

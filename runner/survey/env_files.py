@@ -1,4 +1,7 @@
-"""The files of variables that steps name with `env_file`.  A file is text and nothing of it is executed or expanded; no value of it is in a key."""
+"""Env files of steps (`env_file`).
+
+A file is plain text without execution or expansion, and its values are not part of any key.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r"}
 
 
 def parse_env(text: str) -> dict[str, str]:
-    """The variables of a text of `NAME=value` lines.  Raises ValueError, which names the line and shows nothing of it."""
+    """Parse `NAME=value` lines. Raises ValueError with the line number, never its text."""
     found: dict[str, str] = {}
     whole_blank, whole_line = re.compile(_BLANK), re.compile(_LINE)
     text, at = text.removeprefix("\ufeff").replace("\r\n", "\n"), 0
@@ -50,36 +53,39 @@ def _value(line: re.Match[str]) -> str:
 
 
 class EnvFiles:
-    """Those of one workspace, each read once."""
+    """The env files of one workspace, each read once."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._read: dict[str, Mapping[str, str]] = {}
 
     def values(self, paths: Iterable[str]) -> dict[str, str]:
-        """What the files at these paths below the root hold together; the later one wins.  Raises CannotRun."""
+        """Return the combined variables of the files at these relative paths; later files win.
+
+        Raises CannotRun.
+        """
         found: dict[str, str] = {}
         for path in paths:
             if path not in self._read:
-                self._read[path] = self._parsed(path)
+                self._read[path] = self._parse(path)
             found |= self._read[path]
         return found
 
     def names(self, path: str) -> Collection[str]:
-        """The variables of a file that may be there; none of one that cannot be read."""
+        """Return the variable names of an optional file; empty if it cannot be read."""
         with contextlib.suppress(CannotRun):
             return self.values([path]).keys()
         return ()
 
     def faults(self, paths: Iterable[str]) -> Iterator[str]:
-        """A sentence for each of them that cannot be read."""
+        """Yield a message for each unreadable file."""
         for path in paths:
             try:
                 self.values([path])
             except CannotRun as error:
                 yield str(error)
 
-    def _parsed(self, path: str) -> Mapping[str, str]:
+    def _parse(self, path: str) -> Mapping[str, str]:
         try:
             return parse_env(whole(self._root / path).decode("utf-8"))
         except FileNotFoundError:

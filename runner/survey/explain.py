@@ -1,4 +1,4 @@
-"""Why a step would run: its pre-image now against the one it was last run with.  Reads what was stored, changes nothing."""
+"""Explain why a step would run: compare its key's pre-image with the last run's. Read-only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .survey import Survey
 
 
 def preimage_of(found: Survey, n: int) -> dict[str, Any] | None:
-    """The pre-image of a step's key; None while something it needs is not known."""
+    """Return the pre-image of a step's key; None while a dependency is unknown."""
     node = found.plan.nodes[n]
     if node.flags & SELECT or any(need not in found.made for need in found.plan.needs(n)):
         return None
@@ -29,7 +29,7 @@ def preimage_of(found: Survey, n: int) -> dict[str, Any] | None:
 
 
 def find_changes(ws: Workspace, found: Survey, numbers: Iterable[int]) -> dict[int, list[str]]:
-    """What changed for each of these steps since its last attempt in any run of this recipe, every part, in words."""
+    """Describe all changes of each step since its last attempt in any run of this recipe."""
     numbers = list(numbers)
     nodes = found.plan.nodes
     before = ws.store.runs.latest_attempts(found.plan.recipe, [nodes[n].id for n in numbers])
@@ -49,7 +49,7 @@ def find_changes(ws: Workspace, found: Survey, numbers: Iterable[int]) -> dict[i
 
 
 def describe_end(row: AttemptRow) -> str:
-    """How an attempt ended that was not done, as a sentence."""
+    """Describe the end of an unsuccessful attempt in a sentence."""
     if row.outcome == STOPPED:
         return f"it was {row.reason}"
     if row.reason == "stopped":
@@ -59,7 +59,9 @@ def describe_end(row: AttemptRow) -> str:
 
 
 def describe_resume(ws: Workspace, found: Survey, n: int) -> str:
-    """From where a step with checkpoints here would go on, as far as that shows without reading them; empty for one that starts anew."""
+    """Describe the checkpoint from which a step would resume, without reading the files; empty if
+    the step starts over.
+    """
     spec, image = found.plan.specs()[n], preimage_of(found, n)
     if not spec.state or image is None:
         return ""
@@ -76,7 +78,9 @@ def describe_resume(ws: Workspace, found: Survey, n: int) -> str:
 
 
 def describe_replaced(ws: Workspace, paths: Iterable[str]) -> list[str]:
-    """Each of these paths, where a step would replace something, and what that is: another recipe's, an edit, or older than recipe's."""
+    """Describe the conflicting file at each path: edited, of another recipe, or not created by
+    recipe.
+    """
     published = ws.store.index.list_published()
     return [f"{path}, {_whose(published, path)}" for path in paths]
 
@@ -94,7 +98,10 @@ def _whose(published: Mapping[str, Published], path: str) -> str:
 
 
 def shown_command(found: Survey, n: int) -> tuple[str, dict[str, str]]:
-    """A step's command as it would be typed, and the text of the files that are written first; what only an attempt knows stays as written."""
+    """Return a step's command as typed in a shell, and the text of its `files`.
+
+    Values known only to an attempt stay as templates.
+    """
     from ..errors import CannotRun
     from ..hosts.place import launch
     from ..language.template import StatePath

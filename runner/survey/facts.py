@@ -1,4 +1,4 @@
-"""Look at the disk: the contents of everything that the nodes of a plan refer to."""
+"""Collect the contents of all files that a plan refers to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..planning.judge import Facts
 from ..planning.patterns import AUTO, decode_automatic, decode_pattern, is_glob
 from ..planning.plan import Plan
 from ..planning.step import MetricsSpec
-from ..reading import unfit
+from ..reading import why_unreadable
 from ..storage.content.files import Content
 from ..storage.workspace import Workspace
 from . import code_files, locks
@@ -66,8 +66,8 @@ def collect_facts(ws: Workspace, plan: Plan, request: Request) -> Facts:
 def _read_metrics(
     ws: Workspace, plan: Plan, key: str, rule: MetricsSpec
 ) -> Mapping[str, Any] | None:
-    """Read the metrics of a key by a new rule from what is kept of its attempt; None if nothing is."""
-    # Only after a change of `metrics:`: the module reads logs and files.
+    """Read the metrics of a key by a new rule from its stored attempt; None if not stored."""
+    # Imported on demand: only a changed `metrics:` needs this module.
     from .numbers import read_metrics
 
     return read_metrics(ws, plan, key, rule)
@@ -90,15 +90,15 @@ def _source_identity(
 
 
 def _lock_content(ws: Workspace, path: Path) -> Content | None:
-    """Return the content of a lock, made first from requirements that pin nothing.
+    """Return the content of a lock, creating it first from unpinned requirements.
 
-    None if there is no such file. Raises CannotRun.
+    Returns None if the file does not exist. Raises CannotRun.
     """
     if not locks.is_current(path) and not ws.read_only:
         locks.make_lock(path, ws.environ)
     path = locks.lock_file(path)
     try:
-        wrong = unfit(path.stat())
+        wrong = why_unreadable(path.stat())
     except OSError:
         return None
     if wrong:
@@ -110,7 +110,7 @@ def _lock_content(ws: Workspace, path: Path) -> Content | None:
 
 
 def _tool_content(ws: Workspace, name: str) -> str | None:
-    """Return the content of a program on PATH; None if there is none."""
+    """Return the content of a program on PATH; None if not found."""
     found = shutil.which(name, path=ws.environ.get("PATH"))
     return ws.cache.content_of(os.path.realpath(found)) if found else None
 
@@ -118,7 +118,7 @@ def _tool_content(ws: Workspace, name: str) -> str | None:
 def _code_contents(
     ws: Workspace, home: str, pattern: str, callers: CallerFiles, imports: ImportCache
 ) -> list[tuple[str, str]]:
-    """Return the names and contents of the files that an entry of `code` matches."""
+    """Return the names and contents of the files of a `code` entry."""
     base = os.path.realpath(home)
     is_auto = decode_pattern(pattern)[0] == AUTO
     if is_auto:
@@ -137,7 +137,7 @@ def _code_contents(
 
 
 class _TreeListings(dict[str, Mapping[str, str]]):
-    """Listings of stored trees by content, read when a step takes a file below one."""
+    """Manifests of stored trees by content, read when a step uses a file in the tree."""
 
     def __init__(self, ws: Workspace) -> None:
         self._ws = ws

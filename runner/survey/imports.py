@@ -1,6 +1,9 @@
-"""Follow imports from file to file below a root, as Python would: which files of the workspace a command needs.  Looks for names; runs nothing.
+"""Follow Python imports below a root directory to find the workspace files that a command needs.
 
-A folder without `__init__.py` counts for what is imported from it, and not by itself: an installed package of that name comes before it.
+Executes nothing.
+
+A directory without `__init__.py` counts only for modules found inside: an installed package with
+the same name takes precedence.
 """
 
 from __future__ import annotations
@@ -22,28 +25,29 @@ if TYPE_CHECKING:
     from ..storage.workspace import Workspace
 
 _MOST: Final = 5000
-"""Files whose imports are remembered; beyond it those of earlier surveys are dropped."""
+"""Maximum files with cached imports. Beyond it, entries of earlier surveys are dropped."""
 
 
 class ImportedFile(NamedTuple):
-    """A file that a command needs, and why: the import of another one, or the command itself."""
+    """A file that a command needs, and the import that needs it."""
 
     file: str
-    by: str = ""  # the file that imports it
-    module: str = ""  # as it is written there
+    by: str = ""  # importing file
+    module: str = ""  # module name as written in the import
 
 
 class ImportedFiles(NamedTuple):
     files: dict[str, ImportedFile]
-    doubts: list[tuple[str, str]]  # a file, and what cannot be read in it
+    doubts: list[tuple[str, str]]  # a file, and its unreadable import
 
 
 def follow_imports(
     base: str, starts: Iterable[Start], path: Sequence[str], read: Callable[[str], Imports]
 ) -> ImportedFiles:
-    """All files below `base` that these scripts and modules import, themselves included.
+    """Return all files below `base` that these scripts and modules import, including themselves.
 
-    `path` has the folders of PYTHONPATH, relative to `base`; `read` gives what a file imports, by its absolute path.
+    `path` has the PYTHONPATH directories relative to `base`. `read` returns the imports of a file
+    by its absolute path.
     """
     files: dict[str, ImportedFile] = {}
     doubts: dict[tuple[str, str], None] = {}
@@ -57,7 +61,7 @@ def follow_imports(
             else [ImportedFile(each) for each in seek.module(name, folders)]
         )
         seen: set[str] = set()
-        for found in waiting:  # grows
+        for found in waiting:  # grows during the loop
             if found.file in seen or not seek.is_file(found.file):
                 continue
             seen.add(found.file)
@@ -67,7 +71,7 @@ def follow_imports(
             imports = read(f"{base}/{found.file}")
             doubts |= dict.fromkeys((found.file, doubt) for doubt in imports.doubts)
             for each in imports.found:
-                needed = seek.imported(
+                needed = seek.find_imported(
                     each, found.file, folders, lambda file: read(f"{base}/{file}").exported
                 )
                 waiting += [ImportedFile(file, found.file, str(each)) for file in needed]
@@ -75,7 +79,7 @@ def follow_imports(
 
 
 class ModuleFinder:
-    """Where modules are below a folder.  Each folder is listed once, and is not expected to change meanwhile."""
+    """Finds modules below a directory. Each directory is listed once and must not change meanwhile."""
 
     def __init__(self, base: str) -> None:
         self._base = base
@@ -90,7 +94,7 @@ class ModuleFinder:
         return last in self._names(folder)[1]
 
     def _names(self, folder: str) -> tuple[set[str], set[str]]:
-        """The files and folders in a folder."""
+        """Return the files and directories in a directory."""
         if folder not in self._listed:
             files: set[str] = set()
             folders: set[str] = set()
@@ -100,18 +104,21 @@ class ModuleFinder:
                         for each in listing:
                             (folders if each.is_dir() else files).add(each.name)
                 except OSError:
-                    pass  # a folder that is not there, or cannot be listed, holds no module
+                    pass  # a missing or unreadable directory has no modules
             self._listed[folder] = files, folders
         return self._listed[folder]
 
-    def imported(
+    def find_imported(
         self,
         wanted: Import,
         file: str,
         path: Sequence[str],
         exported: Callable[[str], Sequence[str]],
     ) -> list[str]:
-        """The files that one import of `file` reads.  `exported` says what a package's `__all__` names."""
+        """Return the files that one import in `file` reads.
+
+        `exported` returns the names in a package's `__all__`.
+        """
         if wanted.level:
             folder = posixpath.dirname(file)
             for _ in range(wanted.level - 1):
@@ -135,7 +142,7 @@ class ModuleFinder:
         return files
 
     def module(self, name: str, path: Sequence[str]) -> list[str]:
-        """The files that `python -m NAME` reads before anything is imported."""
+        """Return the files that `python -m NAME` reads before any import."""
         files, inside = self._walk(name.split("."), path)
         return [
             *files,
@@ -143,7 +150,7 @@ class ModuleFinder:
         ]
 
     def _walk(self, parts: Sequence[str], path: Sequence[str]) -> tuple[list[str], list[str]]:
-        """The files of `a`, `a.b` and so on, and the folders in which what is below is looked for."""
+        """Return the files of `a`, `a.b` and so on, and the search path for submodules."""
         files: list[str] = []
         for n, part in enumerate(parts):
             portions: list[str] = []
@@ -162,7 +169,7 @@ class ModuleFinder:
 
 
 class ImportCache:
-    """What Python files import, by their content: read from their syntax once for a workspace, and remembered in `.recipe/imports.json`."""
+    """Cached imports of Python files by content, stored in `.recipe/imports.json`."""
 
     def __init__(self, ws: Workspace) -> None:
         self._ws, self._path = ws, ws.home / "imports.json"
@@ -170,9 +177,9 @@ class ImportCache:
         self._new: dict[str, list[object]] = {}
 
     def read(self, file: str) -> Imports:
-        """The imports of a file; of one that is no Python, none."""
+        """Return the imports of a file; empty for a missing or non-Python file."""
         if self._known is None:
-            self._known = self._remembered()
+            self._known = self._load()
         content = self._ws.cache.content_of(file)
         if content is None:
             return Imports()
@@ -180,7 +187,7 @@ class ImportCache:
             self._known[content] = self._new[content] = list(read_imports(file))
         return Imports.load(self._known[content])
 
-    def _remembered(self) -> dict[str, list[object]]:
+    def _load(self) -> dict[str, list[object]]:
         try:
             version, known = parse_json(self._path.read_bytes())
         except (OSError, ValueError, TypeError):
@@ -188,7 +195,7 @@ class ImportCache:
         return known if version == VERSION and isinstance(known, dict) else {}
 
     def save(self) -> None:
-        """Remember what was read now."""
+        """Save new entries."""
         if self._new and self._known is not None and not self._ws.read_only:
             kept = self._known if len(self._known) <= _MOST else self._new
             self._ws.write(self._path, json.dumps([VERSION, kept], separators=(",", ":")).encode())
@@ -196,7 +203,7 @@ class ImportCache:
 
 
 def read_imports(file: str) -> Imports:
-    """What a file imports, read now."""
+    """Parse the imports of a file."""
     from ..language.python_reader import read
 
     try:
@@ -208,9 +215,10 @@ def read_imports(file: str) -> Imports:
 def import_advice(
     said: str, step: str, base: str, listed: Collection[str], starts: Sequence[Start]
 ) -> str:
-    """What to do about an import that failed, by what the step printed; empty where it says nothing of one, or the module is not below `base`.
+    """Return advice for a failed import in a step's output; empty without one, or if the module is
+    not below `base`.
 
-    `listed` are the files that the attempt had, `starts` what its command starts.
+    `listed` are the files of the attempt, `starts` the scripts of its command.
     """
     if "attempted relative import with no known parent package" in said:
         return _as_module(base, starts)
@@ -234,9 +242,10 @@ def import_advice(
 
 
 def way_to_start(base: str, script: str) -> tuple[Start, list[str]]:
-    """How a script is started so that its imports are found, and the folders that PYTHONPATH then has.
+    """Return how to start a script so that its imports work, and the necessary PYTHONPATH.
 
-    By its path; where it imports from its own package, by its name.  The folders are `src` and those above it, where they hold what it imports.
+    A script with relative imports is started as a module. PYTHONPATH has `src` and parent
+    directories if they contain imported modules.
     """
     seek = ModuleFinder(base)
     start, path = Start("script", script), list[str]()
@@ -258,7 +267,7 @@ def way_to_start(base: str, script: str) -> tuple[Start, list[str]]:
 
 
 def _as_module(base: str, starts: Sequence[Start]) -> str:
-    """How to start a file of a package, so that its relative imports work."""
+    """Return advice to start a file with relative imports as a module."""
     seek = ModuleFinder(base)
     for kind, name in starts:
         file = posixpath.normpath(name)
@@ -271,7 +280,9 @@ def _as_module(base: str, starts: Sequence[Start]) -> str:
 
 
 def _module_name(seek: ModuleFinder, file: str) -> tuple[str, str] | None:
-    """The name of a file as a module of its package, and the folder that the package is in; None for a file at the root."""
+    """Return the module name of a file in a package, and the package's parent directory; None for a
+    file at the root.
+    """
     top = posixpath.dirname(file)
     if not top:
         return None
@@ -282,7 +293,9 @@ def _module_name(seek: ModuleFinder, file: str) -> tuple[str, str] | None:
 
 
 def files_of_module(base: str, module: str) -> Iterator[str]:
-    """Files below a root that may be this module, the shallowest first; hidden folders and environments are passed over."""
+    """Yield files below a root that may be this module, the shallowest first, without hidden
+    directories and environments.
+    """
     from .code_files import files_below
 
     tails = [f"/{module.replace('.', '/')}{end}" for end in (".py", "/__init__.py")]

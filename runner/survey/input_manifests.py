@@ -1,8 +1,9 @@
-"""Remember what the caller's trees held, so that "which files changed" has an answer later.
+"""Stored manifests of input directories, to tell later which files changed.
 
-    manifests/<sha256>.json    as beside a stored tree: [[path, kind, size, value], …]
+manifests/<sha256>.json has the rows [path, kind, size, value], as next to a stored tree.
 
-Trees that steps make are objects and have their manifest there; a dataset in the workspace is not stored, only its name in the keys.
+Outputs of steps are objects with their own manifests. An input directory is not stored, and the
+keys only have its digest.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
     from .survey import Survey
 
 MOST = 100_000
-"""Of entries: what a larger tree held is not remembered."""
+"""Maximum entries of a stored manifest."""
 
 
 def store_manifests(ws: Workspace, found: Survey) -> None:
-    """Keep the manifest of every tree that the plan's steps take from the caller."""
+    """Store the manifest of every input directory of the plan's steps."""
     for path, content in _trees(ws, found):
         if not _is_known(ws, content):
             entries = ws.cache.entries(path)
@@ -34,13 +35,13 @@ def store_manifests(ws: Workspace, found: Survey) -> None:
 
 
 def store_entries(ws: Workspace, content: str, entries: Sequence[Entry]) -> None:
-    """Keep what the tree `content` holds, unless it is known or too much."""
+    """Store the manifest of the tree `content`, unless it is known or too large."""
     if len(entries) <= MOST and not _is_known(ws, content):
         ws.write(_file(ws, content), json.dumps(entries).encode("utf-8", "surrogateescape"))
 
 
 def load_manifest(ws: Workspace, content: str) -> dict[str, str] | None:
-    """What a tree held: path -> content; None when it is not remembered."""
+    """Return the stored manifest of a tree as path -> content; None if not stored."""
     entries = load_entries(ws, content)
     return (
         None
@@ -50,7 +51,7 @@ def load_manifest(ws: Workspace, content: str) -> dict[str, str] | None:
 
 
 def load_entries(ws: Workspace, content: str) -> list[Entry] | None:
-    """The manifest of a tree that was here; None when it is not remembered."""
+    """Return the stored manifest entries of a tree; None if not stored."""
     try:
         return [
             Entry(*row)
@@ -64,7 +65,7 @@ def load_entries(ws: Workspace, content: str) -> list[Entry] | None:
 
 
 def find_manifest(ws: Workspace, found: Survey, content: str) -> dict[str, str] | None:
-    """The same, also of what the plan's trees hold now."""
+    """Return a manifest as path -> content, also of a current input of the plan."""
     for path, now in _trees(ws, found):
         if now == content:
             return {entry.path: f"{entry.kind}:{entry.value}" for entry in ws.cache.entries(path)}

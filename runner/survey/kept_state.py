@@ -1,4 +1,4 @@
-"""The checkpoints that a plan's steps have here: found, copied out, put aside so that an earlier one counts."""
+"""Checkpoints of a plan's steps on this machine: find, export, and roll back."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .explain import preimage_of
 from .survey import Survey
 
 _ASIDE = ".aside"
-"""Beside a generation's states: checkpoints newer than the one to resume from."""
+"""Directory next to a generation's states, for checkpoints set aside by a rollback."""
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint of a step.  `why` says why no training resumes from it; empty for a whole one."""
+    """A checkpoint of a step. `why` explains why it cannot be resumed from; empty for a valid one."""
 
     path: Path
-    number: int  # the last in its name, -1 without one
+    number: int  # last number in its name, -1 without one
     step: int | None
     why: str
     size: int
@@ -41,21 +41,21 @@ class StepState(NamedTuple):
     folder: Path
     pattern: str | None
     lock: str
-    note: str  # why earlier state is not used, if so
+    note: str  # reason for ignoring earlier checkpoints, or empty
     checkpoints: Sequence[Checkpoint]
 
     def newest(self) -> Checkpoint | None:
-        """The one that a run resumes from."""
+        """Return the checkpoint that a run would resume from."""
         return next((each for each in self.checkpoints if not each.why and not each.aside), None)
 
     def best(self) -> Checkpoint | None:
-        """The one that the trainer said last was the best so far; None where it says none, or has lost it."""
+        """Return the best checkpoint according to the trainer; None if unknown or deleted."""
         said = (checkpoints.best(each.path) for each in self.checkpoints if not each.aside)
         name = next(filter(None, said), "")
         return next((each for each in self.checkpoints if each.path.name == name), None)
 
-    def numbered(self, number: int | None) -> Checkpoint:
-        """The checkpoint with this number; without one the newest whole one.  Raises NotFound."""
+    def find_numbered(self, number: int | None) -> Checkpoint:
+        """Return the checkpoint with this number, else the newest valid one. Raises NotFound."""
         found = (
             self.newest()
             if number is None
@@ -74,7 +74,10 @@ class StepState(NamedTuple):
 
 
 def find_states(ws: Workspace, found: Survey, numbers: Iterable[int]) -> list[StepState]:
-    """The states of these steps, under the inputs of the survey.  Raises CannotRun where what a step needs is not known yet."""
+    """Return the states of these steps under the survey's inputs.
+
+    Raises CannotRun if a dependency has not run.
+    """
     answer = []
     for n in numbers:
         node, spec = found.plan.nodes[n], found.plan.specs()[n]
@@ -116,7 +119,7 @@ def _checkpoints(folder: Path, pattern: str | None) -> list[Checkpoint]:
 
 
 def export(checkpoint: Checkpoint, target: Path) -> Path:
-    """Copy a checkpoint to `target`, or into it where that is a folder; nothing is replaced.  Answers where it is.  Raises CannotRun."""
+    """Copy a checkpoint to `target` without overwriting, and return its path. Raises CannotRun."""
     place = target / checkpoint.path.name if target.is_dir() else target
     if os.path.lexists(place):
         raise CannotRun(
@@ -133,9 +136,10 @@ def export(checkpoint: Checkpoint, target: Path) -> Path:
 
 
 def go_back(ws: Workspace, state: StepState, number: int) -> Checkpoint:
-    """Put aside the checkpoints with greater numbers, and take back those aside that have not: the next run resumes from this one.
+    """Roll back: set aside newer checkpoints, and restore older ones that were set aside, so that
+    the next run resumes from this one.
 
-    Raises Busy while a run works with them, NotFound, CannotRun where that one is not whole.
+    Raises Busy during a run that uses them, NotFound, and CannotRun for an invalid checkpoint.
     """
     lock = ws.locks.try_hold(state.lock)
     if lock is None:
@@ -144,7 +148,7 @@ def go_back(ws: Workspace, state: StepState, number: int) -> Checkpoint:
             fix="stop that run first with Ctrl-C or `recipe cancel`",
         )
     with lock:
-        chosen = state.numbered(number)
+        chosen = state.find_numbered(number)
         if chosen.why:
             raise CannotRun(
                 f"cannot resume from {chosen.path.name}: {chosen.why}",
@@ -156,7 +160,7 @@ def go_back(ws: Workspace, state: StepState, number: int) -> Checkpoint:
                 continue
             to = (state.folder if each.aside else aside) / each.path.name
             if each.aside and os.path.lexists(to):
-                continue  # it was trained again meanwhile
+                continue  # a newer checkpoint with this name exists
             delete(to)
             to.parent.mkdir(parents=True, exist_ok=True)
             each.path.rename(to)

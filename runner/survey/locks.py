@@ -1,8 +1,9 @@
-"""Locks: which file holds the packages that `python: {lock: …}` names, and making it where what is named pins nothing.
+"""Python lock files: find the lock for `python: {lock: …}`, and create one from unpinned
+requirements.
 
-A requirements file with hashes, a pylock.toml and a uv.lock are locks.  requirements.txt without hashes becomes requirements.lock beside it;
-pyproject.toml has its uv.lock, else becomes pyproject.lock.  A lock of ours says what it was made from, and is made again when that changed; one that
-others made is taken as it is.
+Requirements with hashes, pylock.toml and uv.lock are locks. requirements.txt without hashes becomes
+requirements.lock. pyproject.toml uses its uv.lock, else becomes pyproject.lock. A lock by recipe
+records its source and is recreated after a change. Other locks are used as they are.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _HEAD = re.compile(rb"# Made by recipe lock from [^\n]* \(([0-9a-f]{16})\)")
 
 
 def lock_file(path: Path) -> Path:
-    """The lock for what a recipe names, whether it was made or not."""
+    """Return the path of the lock for a recipe's `lock`, existing or not."""
     if path.name == "pyproject.toml":
         uv_lock = path.with_name("uv.lock")
         return uv_lock if uv_lock.exists() else path.with_suffix(".lock")
@@ -38,7 +39,7 @@ def lock_file(path: Path) -> Path:
 
 
 def is_current(path: Path) -> bool:
-    """Whether the lock for what a recipe names needs not be made."""
+    """Return True if the lock does not need to be created again."""
     lock = lock_file(path)
     if lock == path or lock.name == "uv.lock":
         return True
@@ -52,9 +53,12 @@ def is_current(path: Path) -> bool:
 def make_lock(
     path: Path, environ: Mapping[str, str], *, python: str = "", upgrade: bool = False
 ) -> Path:
-    """Write the lock for requirements or a pyproject.toml, with the pins that it has as far as they do.  Raises CannotRun.
+    """Create the lock for requirements or a pyproject.toml, keeping existing pins if possible.
 
-    `environ` is that of uv; `python` is the lowest version that it is for, that of this program unless said; `upgrade` takes the newest of all.
+    Raises CannotRun.
+
+    `environ` is uv's environment. `python` is the lowest supported version (default: this
+    interpreter's), and `upgrade` ignores existing pins.
     """
     from ..hosts import uv
     from ..hosts._builder import of_pip

@@ -1,4 +1,4 @@
-"""Metrics by a rule that is newer than the attempt: read from its kept log, or from the stored files of its outputs.  Runs nothing."""
+"""Metrics by a rule newer than the attempt, read from its stored log or outputs. Runs nothing."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from ..storage.workspace import Workspace
 def read_metrics(
     ws: Workspace, plan: Plan, key: str, rule: MetricsSpec
 ) -> Mapping[str, Any] | None:
-    """The metrics of the attempt that made the result of a key, remembered from now on; None where what they would be read from is not kept.
+    """Read and store the metrics of the attempt behind a key's result; None if its log or files are
+    gone.
 
-    Raises Invalid, which names the step, where a pattern is too slow.
+    Raises Invalid, naming the step, for a slow pattern.
     """
     trace = ws.traces.whole(key)
     if trace is None:
@@ -36,7 +37,7 @@ def read_metrics(
         try:
             found = metrics.match(
                 log, rule.pattern, metrics.NOTHING
-            )  # it was masked when it was kept
+            )  # the stored log is already masked
         except Invalid as error:
             raise Invalid(
                 [
@@ -55,7 +56,7 @@ def read_metrics(
 
 
 def _log(ws: Workspace, trace: Trace) -> Path:
-    """The kept log of the attempt that a trace is of."""
+    """Return the stored log of a trace's attempt."""
     done = [
         attempt.n
         for attempt in ws.store.runs.attempts(trace.run, trace.step)
@@ -65,7 +66,10 @@ def _log(ws: Workspace, trace: Trace) -> Path:
 
 
 def stored_files(ws: Workspace, trace: Trace, pattern: str) -> Iterator[tuple[str, Path]]:
-    """The stored files of outputs whose path in an attempt matches, each with that path.  A whole folder is not fetched for this."""
+    """Yield the stored output files whose path in an attempt matches.
+
+    Directories are not downloaded.
+    """
     fits = glob(os.path.normpath(pattern))
     for _, path, content in trace.outputs:
         if content[0] != "t":
@@ -78,7 +82,7 @@ def stored_files(ws: Workspace, trace: Trace, pattern: str) -> Iterator[tuple[st
 
 
 def _here(ws: Workspace, content: Content) -> bool:
-    """Whether a file is stored here, or could be fetched from the store that is shared."""
+    """Return True if a file is stored locally, downloading it from the shared store if necessary."""
     cache = ws.remote_cache
     return ws.objects.has(content) or (
         cache is not None and cache.holds(content) and not cache.bring([content])

@@ -1,9 +1,9 @@
-"""Compile the plan of a request, or recall the plan that is kept.
+"""Compile the plan of a request, or load the cached plan.
 
-A compiled plan is a pure function of the recipe's text, its inputs, the recipes it uses, the
-matches of its globs and the version of this program. It is kept under the digest of the first two
-with a note of the others, so it may be missing but is never stale. A run in which nothing is to be
-done reads only this note, the plan's first line, the stats of the files and the traces.
+A compiled plan depends only on the recipe's text, its inputs, the recipes it uses, the matches of
+its globs, and the version of this program. It is cached under the digest of the first two, with a
+note of the others, so it may be missing but is never stale. A no-op run reads only this note, the
+plan's first line, the file stats and the traces.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..digest import Digest, of_bytes, of_value
 from ..paths import VERSION, is_path
 from ..planning.plan import COMPILER, Plan
 from ..reading import parse_json, whole
-from ..secrets import unusable
+from ..secrets import describe_unusable
 from ..storage.workspace import Workspace
 from .caller_files import EarlierOutputs, GlobMatcher, WorkspaceGlobs
 from .disk_names import as_disk
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 def compile_request(
     ws: Workspace, source: Path, request: Request, known: Mapping[str, tuple[str, ...]]
 ) -> Plan:
-    """Return the plan of a request, recalled if everything that it was made from is unchanged.
+    """Return the plan of a request, from the cache if its sources are unchanged.
 
-    `known` has the matches of its globs below outputs. Raises NotFound, Invalid.
+    `known` has the matches of globs below outputs. Raises NotFound, Invalid.
     """
     text = read_text(source)
     digest = _request_digest(source, text, request, known)
@@ -48,7 +48,7 @@ def compile_request(
     if plan is None:
         compilation = _Compilation(ws, source, text, request, known)
         plan = compilation.plan
-        # The credentials of addresses come with the request alone, and would be missing later.
+        # Address credentials come only with the request, and would be missing later.
         if digest is not None and not ws.read_only and not ws.addresses:
             ws.write(path, *compilation.dump())
             mark = schema_mark(ws, of_bytes(text))
@@ -58,7 +58,7 @@ def compile_request(
 
 
 def _adjust(plan: Plan, request: Request) -> Plan:
-    """Apply what a request says of nodes and resources, which is no part of the kept plan."""
+    """Apply the request's nodes and resources, which are not part of the cached plan."""
     if request.nodes:
         plan.spread(request.nodes)
     if request.resources:
@@ -69,9 +69,9 @@ def _adjust(plan: Plan, request: Request) -> Plan:
 def _request_digest(
     source: Path, text: bytes, request: Request, known: Mapping[str, tuple[str, ...]]
 ) -> Digest | None:
-    """Return the digest that a plan is kept under.
+    """Return the cache key of a plan.
 
-    None if an input has no JSON form, which binding will refuse.
+    None if an input has no JSON form; binding rejects it later.
     """
     parts = [
         VERSION,
@@ -81,7 +81,7 @@ def _request_digest(
         dict(request.inputs),
         request.preset,
         {pattern: list(matches) for pattern, matches in known.items()},
-        is_path(request.recipe),  # a recipe that is given by its path has its code at the root
+        is_path(request.recipe),  # a recipe given by path has its code at the root
         dict(request.typed_in),
     ]
     try:
@@ -91,7 +91,7 @@ def _request_digest(
 
 
 def _recall(ws: Workspace, path: Path) -> Plan | None:
-    """Return the kept plan; None if there is none, or what it was made from has changed."""
+    """Return the cached plan; None if missing or outdated."""
     try:
         note, _, rest = path.read_text().partition("\n")
         if not _is_current(ws, parse_json(note)):
@@ -102,7 +102,7 @@ def _recall(ws: Workspace, path: Path) -> Plan | None:
 
 
 def _is_current(ws: Workspace, note: Mapping[str, Any]) -> bool:
-    """Whether everything that a kept plan was made from is as its note says."""
+    """Return True if the sources in a cached plan's note are unchanged."""
     for name, digest in note["sources"].items():
         if of_bytes(whole(Path(name))) != digest:
             return False
@@ -115,15 +115,15 @@ def _is_current(ws: Workspace, note: Mapping[str, Any]) -> bool:
         return False
     if not ws.asks_secrets:
         return True
-    # If a secret is missing, reading the recipe says where.
+    # If a secret is missing, parsing the recipe reports its location.
     return not any(
-        unusable(name, ws.environ.get(name), required=required)
+        describe_unusable(name, ws.environ.get(name), required=required)
         for name, required in note["secrets"]
     )
 
 
 class _Compilation:
-    """A request compiled from its files, with everything that was read for it."""
+    """A compiled request, with everything read for it."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class _Compilation:
         self.globs = WorkspaceGlobs(ws.root, known, ws)
         self.used = UsedRecipes(ws.root)
         self._ws, self._source, self._text, self._request = ws, source, text, request
-        # Reading makes many small values and no cycles: collecting in between is wasted time.
+        # Parsing creates many small values without cycles, so garbage collection would waste time.
         gc.disable()
         try:
             self.recipe, values = read_and_bind(ws, source, text, request, self.used)
@@ -172,7 +172,7 @@ class _Compilation:
         )
 
     def dump(self) -> list[bytes]:
-        """Return the parts of the file that keeps the plan: the note that `_is_current` reads first."""
+        """Return the parts of the cache file, starting with the note for `_is_current`."""
         note = {
             "recipe": self.plan.recipe,
             "sources": self.used.sources,
@@ -207,7 +207,7 @@ def compile_on_trial(
     known: Mapping[str, tuple[str, ...]],
     trial: Trial,
 ) -> None:
-    """Compile a request so that `trial` sees its steps; nothing is recalled or kept.
+    """Compile a request for `trial` without using the cache.
 
     Raises Invalid, NotFound.
     """
@@ -215,10 +215,10 @@ def compile_on_trial(
 
 
 class CompiledFromFiles(NamedTuple):
-    """A plan that was compiled now, and all that was read for it."""
+    """A freshly compiled plan, with everything read for it."""
 
     asked: str
-    """The recipe as the request names it."""
+    """Recipe as named in the request."""
     source: Path
     plan: Plan
     sources: Mapping[str, Digest]
@@ -226,11 +226,11 @@ class CompiledFromFiles(NamedTuple):
     looked: Mapping[str, Sequence[str]]
     """Matches of the globs over the workspace, by pattern."""
     paths: Mapping[str, Sequence[str]]
-    """Inputs that are files or folders of this disk."""
+    """Inputs that are local files or directories."""
 
 
 def compile_from_files(ws: Workspace, request: Request) -> CompiledFromFiles:
-    """Compile a request without recalling a kept plan. Raises Invalid, NotFound."""
+    """Compile a request without the cache. Raises Invalid, NotFound."""
     from ..language.library import find
 
     source = find(request.recipe, ws.root)
@@ -249,18 +249,18 @@ def compile_from_files(ws: Workspace, request: Request) -> CompiledFromFiles:
 
 
 def _local_paths(spec: Input, value: object) -> list[str]:
-    """Return the files and folders of this disk that an input names."""
+    """Return the local files and directories of an input."""
     from ..language.inputs import kind_of
 
     if spec.stream or not {spec.type, spec.items} & {"file", "dataset", "model"}:
         return []
     given = value if isinstance(value, list) else [value]
-    files = [spec.parted(each)[0] for each in given if isinstance(each, str)]
+    files = [spec.split_member(each)[0] for each in given if isinstance(each, str)]
     return [each for each in files if kind_of(each) == "path"]
 
 
 def as_stored(ws: Workspace, plan: Plan, request: Request) -> Request:
-    """Return the request without credentials of addresses, and with paths from the workspace."""
+    """Return the request without address credentials, and with paths relative to the workspace."""
     if not ws.addresses and not request.typed_in:
         return request
     bound = {

@@ -24,7 +24,7 @@ _PATH_TYPES: Final = frozenset({"file", "dataset", "model"})
 
 
 def read_recipe(ws: Workspace, request: Request) -> tuple[Recipe, dict[str, Tree]]:
-    """Return the recipe of a request, and a value for each of its inputs.
+    """Return the recipe of a request, and the value of each input.
 
     Raises NotFound, Invalid.
     """
@@ -37,7 +37,7 @@ def read_recipe(ws: Workspace, request: Request) -> tuple[Recipe, dict[str, Tree
 def read_and_bind(
     ws: Workspace, source: Path, text: bytes, request: Request, used: UsedRecipes
 ) -> tuple[Recipe, dict[str, Tree]]:
-    """Do the same for the text of the recipe, and load the recipes that it uses into `used`."""
+    """Parse a recipe's text, load the recipes that it uses into `used`, and bind the inputs."""
     from ..language import unread
 
     recipe = parse_recipe(ws, text, str(source))
@@ -52,7 +52,7 @@ def read_and_bind(
         environment=ws.environ if ws.asks_secrets else None,
         origins=request.origins,
     )
-    if wrong := unread.refused(recipe, request.inputs, request.preset, request.origins):
+    if wrong := unread.find_refused(recipe, request.inputs, request.preset, request.origins):
         raise Invalid(wrong)
     for name in request.typed_in.keys() & values.keys():
         location = Location(ws.root, request.typed_in[name])
@@ -61,7 +61,7 @@ def read_and_bind(
 
 
 def input_types(ws: Workspace, source: Path, request: Request) -> dict[str, dict[str, str]]:
-    """Return the types of the inputs of a recipe and of those that it uses, by recipe id.
+    """Return the input types of a recipe and of the recipes that it uses, by recipe id.
 
     Raises NotFound, Invalid.
     """
@@ -88,11 +88,11 @@ def read_text(source: Path) -> bytes:
 
 
 def parse_recipe(ws: Workspace, text: bytes, name: str) -> Recipe:
-    """Parse the text of a recipe; a text that passed the schema before is not checked again."""
+    """Parse the text of a recipe. A text that passed the schema before is not validated again."""
     return _parse_once(text, name, schema_mark(ws, of_bytes(text)).exists())
 
 
-# A first run reads its recipe before there is a workspace, and then compiles it.
+# A first run reads its recipe before the workspace exists, and compiles it afterwards.
 @lru_cache(maxsize=1)
 def _parse_once(text: bytes, name: str, sound: bool) -> Recipe:
     from ..language import document, parse
@@ -101,23 +101,23 @@ def _parse_once(text: bytes, name: str, sound: bool) -> Recipe:
 
 
 def schema_mark(ws: Workspace, text: Digest) -> Path:
-    """Return the path of a file that exists if a recipe text has passed the schema.
+    """Return the marker file for a recipe text that passed the schema.
 
-    Validating by the schema takes longer than all other reading.
+    Schema validation takes longer than all other parsing.
     """
     from ..language.library import schema_text
 
     try:
         schema = schema_text()
-    except FileNotFoundError:  # a shelf with recipes alone has no schema
+    except FileNotFoundError:  # a library with only recipes has no schema
         schema = ""
     return ws.home / "plans" / f"{of_value('sound', [VERSION, schema, text])}.sound"
 
 
 def place_recipe(recipe: Recipe, source: Path, root: Path) -> Recipe:
-    """Make the paths of a recipe that is given by its path start at the workspace.
+    """Make the paths of a recipe given by path relative to the workspace.
 
-    A recipe of the library keeps its own folder.
+    Library recipes keep their own directory.
     """
     from ..planning.roots import move_root
 
@@ -127,9 +127,9 @@ def place_recipe(recipe: Recipe, source: Path, root: Path) -> Recipe:
 
 
 class UsedRecipes:
-    """The recipes that one recipe uses, directly or through others.
+    """The recipes that one recipe uses, directly or indirectly.
 
-    `by_place` has them as the compiler asks for them, `sources` the digests of their files.
+    `by_place` has them by the compiler's names, `sources` the digests of their files.
     """
 
     def __init__(self, root: Path) -> None:
@@ -138,7 +138,7 @@ class UsedRecipes:
         self._root = root
 
     def load(self, recipe: Recipe) -> None:
-        """Read every recipe that `recipe` uses, and those that they use. Raises Invalid."""
+        """Load every recipe that `recipe` uses, recursively. Raises Invalid."""
         problems = []
         for step in recipe.steps.values():
             try:
@@ -191,9 +191,9 @@ def _unreadable_recipe(recipe: Recipe, step: Step, error: NotFound | OSError) ->
 def bind_inputs(
     ws: Workspace, recipe: Recipe, given: Mapping[str, Any], **how: Any
 ) -> dict[str, Tree]:
-    """Bind inputs by `inputs.bind`, with addresses as they may be stored.
+    """Bind inputs with `inputs.bind`, with credentials removed from addresses.
 
-    The credentials of an address are kept in `ws.addresses`. Raises Invalid.
+    The full addresses are kept in `ws.addresses`. Raises Invalid.
     """
     from ..language import inputs
 
@@ -209,14 +209,14 @@ def _takes_path(spec: Input) -> bool:
 
 
 def _without_credentials(ws: Workspace, recipe: Recipe, name: str, value: Tree) -> Tree:
-    """Return a value without the credentials of its addresses, and keep those. Raises Invalid."""
+    """Return a value without credentials, and keep the full addresses. Raises Invalid."""
     from ..language import inputs
 
     if isinstance(value, list):
         return [_without_credentials(ws, recipe, name, item) for item in value]
     if not isinstance(value, str):
         return value
-    address, private = inputs.divided(value)
+    address, private = inputs.split_secrets(value)
     if not private:
         return value
     if recipe.inputs[name].stream:
@@ -244,7 +244,7 @@ def _streamed_secret(recipe: Recipe, name: str) -> Problem:
 
 
 def _start_at_root(spec: Input, value: Tree, location: Location) -> Tree:
-    """Make a relative path that was typed in `location` start at the workspace."""
+    """Resolve a relative path typed in `location` against the workspace."""
     from ..language.inputs import kind_of
 
     if isinstance(value, list):
@@ -254,5 +254,5 @@ def _start_at_root(spec: Input, value: Tree, location: Location) -> Tree:
     if kind_of(value) != "path" or value[:1] in "/~":
         return value
     path = location.typed(value)
-    # The bare name of a model is one of the Hub.
+    # A bare model name is a Hub model.
     return f"./{path}" if "model" in (spec.type, spec.items) else path

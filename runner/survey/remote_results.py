@@ -1,4 +1,4 @@
-"""What of a plan is in a shared store: say it, bring its bytes, and name what can be pushed."""
+"""A plan's results in a shared store: describe, download, and list results to upload."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .survey import Survey
 
 
 def local_traces(ws: Workspace, found: Survey) -> list[tuple[Trace, frozenset[str]]]:
-    """The traces of a plan's steps that are known here, and which of their outputs are temporary."""
+    """Return the local traces of a plan's steps, with the names of their temporary outputs."""
     answer = []
     for n, node in enumerate(found.plan.nodes):
         key = found.verdicts[n].key
@@ -36,7 +36,7 @@ def local_traces(ws: Workspace, found: Survey) -> list[tuple[Trace, frozenset[st
 def pull(
     ws: Workspace, remote_cache: RemoteCache, found: Survey, progress: Callable[[str, int], object]
 ) -> Tally:
-    """Bring the bytes of every step of a plan whose result is known, so that nothing more is asked of the store.  Raises Infrastructure."""
+    """Download the outputs of every finished step of a plan. Raises Infrastructure."""
     tally = Tally()
     for n, node in enumerate(found.plan.nodes):
         made = found.made.get(n)
@@ -62,7 +62,7 @@ def pull(
 
 
 def explain_remote(ws: Workspace, remote_cache: RemoteCache, found: Survey) -> None:
-    """Say of each step what of it is elsewhere: that it was made there, and what will be fetched."""
+    """Add reasons to verdicts about cache hits in the shared store and pending downloads."""
     for n, verdict in enumerate(found.verdicts):
         if verdict.answer not in (FRESH, RESTORE) or verdict.made is None:
             continue

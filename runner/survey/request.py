@@ -1,4 +1,4 @@
-"""What a caller asks to run."""
+"""A request to run a recipe."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A recipe by path or name, its inputs as typed or as text, and where its results go."""
+    """A recipe by path or name, its inputs (typed values or text), and the destination of its
+    results.
+    """
 
     recipe: str
     inputs: Mapping[str, Any] = field(default_factory=dict)
@@ -18,9 +20,9 @@ class Request:
     out: Path | None = None
     current_python: bool = False
     update: bool = False
-    # Folders of the workspace in which inputs were typed: relative paths in them start there.
+    # Workspace directories in which inputs were typed. Relative paths start there.
     typed_in: Mapping[str, str] = field(default_factory=dict)
-    # The files that inputs were read from, for messages.
+    # Source files of inputs, for messages.
     origins: Mapping[str, str] = field(default_factory=dict)
     # The node count of `accelerate` steps that do not set one; 0 means one node.
     nodes: int = 0

@@ -1,4 +1,6 @@
-"""What attempts reported: their metrics, the last value of each and the extremes of all.  Read from the store and from what is kept of them."""
+"""Metrics reported by attempts: last values and extremes, read from the store and stored attempt
+files.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ Point = Mapping[str, metrics.Value]
 
 
 class Metric(NamedTuple):
-    """One metric of one step: its last value, and the least and greatest number that was reported; None where no number is kept."""
+    """A metric of a step: its last value, minimum and maximum; None if no number is stored."""
 
     last: metrics.Value
     least: float | None
@@ -27,7 +29,10 @@ class Metric(NamedTuple):
 
 
 class StepMetrics(NamedTuple):
-    """What one step reported.  `points` has what it said each time, in order; None: no log or file of it is kept."""
+    """The metrics of a step.
+
+    `points` has all reported points in order; None if no log or file is stored.
+    """
 
     step: str
     metrics: Mapping[str, Metric]
@@ -35,9 +40,9 @@ class StepMetrics(NamedTuple):
 
 
 def reported_metrics(ws: Workspace, attempts: Sequence[AttemptRow]) -> list[StepMetrics]:
-    """The metrics of each step among these attempts, all of its attempts together, in the order in which they are given.
+    """Return the metrics of each step over all of its given attempts, in order.
 
-    The last values are those of the rule by which they were read last, also if it is newer than the attempt.
+    The last values are from the newest metrics rule, which may be newer than the attempt.
     """
     by_step: dict[str, list[AttemptRow]] = {}
     for attempt in attempts:
@@ -59,7 +64,7 @@ def reported_metrics(ws: Workspace, attempts: Sequence[AttemptRow]) -> list[Step
 
 
 def attempts_of(ws: Workspace, trace: Trace) -> list[AttemptRow]:
-    """Those that made a result, where they are known here."""
+    """Return the locally known attempts behind a result."""
     return [
         attempt
         for attempt in ws.store.runs.attempts(trace.run, trace.step)
@@ -68,7 +73,7 @@ def attempts_of(ws: Workspace, trace: Trace) -> list[AttemptRow]:
 
 
 def read_attempt_points(ws: Workspace, attempt: AttemptRow) -> list[Point] | None:
-    """Everything that an attempt reported, in order; None where what it is read from is not kept."""
+    """Return all points of an attempt in order; None if its log or files are gone."""
     rule = _rule(attempt)
     if rule is None:
         return []
@@ -91,7 +96,7 @@ def read_attempt_points(ws: Workspace, attempt: AttemptRow) -> list[Point] | Non
 
 
 def summarize_points(said: Iterable[Point], last: Mapping[str, Any]) -> dict[str, Metric]:
-    """One entry for each name that was reported; `last` are the last values where more is known of them than was `said`."""
+    """Summarize each metric of the points. `last` overrides the last values."""
     values: dict[str, metrics.Value] = {}
     numbers: dict[str, list[float]] = {}
     for point in said:
@@ -107,18 +112,18 @@ def summarize_points(said: Iterable[Point], last: Mapping[str, Any]) -> dict[str
 
 
 def in_image(attempt: AttemptRow, name: str) -> Json:
-    """A part of what the key of an attempt was made from."""
+    """Return a part of the attempt's key pre-image."""
     return attempt.preimage.get(name) if isinstance(attempt.preimage, dict) else None
 
 
 def in_author(attempt: AttemptRow, name: str) -> Json:
-    """A part of what its recipe said of the step."""
+    """Return a part of the step's declaration in the pre-image."""
     author = in_image(attempt, "author")
     return author.get(name) if isinstance(author, dict) else None
 
 
 def _rule(attempt: AttemptRow) -> MetricsSpec | None:
-    """How an attempt reported its metrics; None: it reports none."""
+    """Return the metrics rule of an attempt; None if it declares none."""
     rule = in_image(attempt, "metrics") or in_author(attempt, "metrics")
     return (
         MetricsSpec(*(None if part is None else str(part) for part in rule))

@@ -1,6 +1,8 @@
-"""What attempts printed and measured on other machines: rows of the database of runs, or, when they are over, objects of the shared store.
+"""Logs and metrics of attempts on other machines, from the run database, or from the shared store
+after the attempt's end.
 
-It was masked there.  What is wanted of an attempt that is over is kept here from then on, where the files of our own attempts are kept.
+All text was masked on the other machine. Files of a finished attempt are stored locally on first
+use, like the files of local attempts.
 """
 
 from __future__ import annotations
@@ -18,18 +20,24 @@ from ..storage.records.runs import AttemptRow
 from ..storage.workspace import Workspace
 
 PIECE: Final = 1 << 18
-"""Bytes of one answer at most."""
+"""Maximum bytes per read."""
 
 
 class StoredStream:
-    """One text of one attempt, read on from where it was read to.  `attempt` is its step's id, as files are called, and its number."""
+    """A stored stream of an attempt, read incrementally.
+
+    `attempt` is the step id as in file names, with the attempt number.
+    """
 
     def __init__(self, ws: Workspace, run: str, attempt: str, stream: str) -> None:
         self._ws, self._run, self._attempt, self._stream = ws, run, attempt, stream
         self.offset = 0
 
     def read(self) -> bytes:
-        """What is new, at most a part of it.  Raises Infrastructure where the store does not give it."""
+        """Return the next part, possibly not all.
+
+        Raises Infrastructure if the shared store lacks it.
+        """
         found = []
         for chunk in self._ws.store.runs.exchange.chunks(
             self._run, self._attempt, self._stream, self.offset
@@ -44,15 +52,15 @@ class StoredStream:
         return b"".join(found)
 
     def rest(self, write: Callable[[bytes], object]) -> None:
-        """Everything to the end."""
+        """Write everything up to the end."""
         while data := self.read():
             write(data)
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: there is nothing to close."""
 
     def whole(self) -> bytes:
-        """The same together."""
+        """Return everything up to the end."""
         return b"".join(iter(self.read, b""))
 
     def _object(self, content: Content) -> bytes:
@@ -67,20 +75,25 @@ class StoredStream:
 
 
 def is_elsewhere(ws: Workspace, run: str) -> bool:
-    """Whether what a run's attempts print are rows of its database."""
+    """Return True if a run's logs and metrics are in the run database."""
     return ws.store.runs.shared and bool(ws.store.runs.get(run).bundle)
 
 
 def keep_file(ws: Workspace, attempt: AttemptRow, ending: str) -> Path:
-    """Where what an attempt that is over printed (`.log`), measured (`.metrics`) or had around it (`.host`) is kept; brought if it can be."""
+    """Return the path of a finished attempt's log (`.log`), metrics (`.metrics`) or host samples
+    (`.host`), downloading the file if possible.
+    """
     path = ws.kept_path(attempt.run, attempt.step, attempt.n, ending)
-    with contextlib.suppress(RecipeError):  # the store cannot be reached: as if it were not kept
+    with contextlib.suppress(RecipeError):  # an unreachable store counts as a missing file
         fetch_file(ws, attempt.run, path)
     return path
 
 
 def fetch_file(ws: Workspace, run: str, path: Path) -> None:
-    """Have what an attempt that is over printed or measured at `path`, if it did.  Raises Infrastructure where the store does not give it."""
+    """Download a finished attempt's file to `path`, if it exists.
+
+    Raises Infrastructure if the shared store lacks it.
+    """
     if (
         not path.exists()
         and is_elsewhere(ws, run)
@@ -90,14 +103,14 @@ def fetch_file(ws: Workspace, run: str, path: Path) -> None:
 
 
 def read_log(ws: Workspace, run: str, step: str, number: int) -> bytes:
-    """What an attempt on another machine has printed, masked."""
+    """Return the masked log of an attempt on another machine."""
     return StoredStream(ws, run, ws.kept_path(run, step, number, "").name, "log").whole()
 
 
 def read_points(
     ws: Workspace, run: str, step: str, number: int, path: Path
 ) -> Sequence[dict[str, metrics.Value]]:
-    """What an attempt that runs has reported in the file `path` of its machine, `.metrics` or `.host`."""
+    """Return the points that a running attempt has reported, from its `.metrics` or `.host` file."""
     if not is_elsewhere(ws, run):
         return metrics.points(path)
     data = StoredStream(ws, run, ws.kept_path(run, step, number, "").name, path.suffix[1:]).whole()

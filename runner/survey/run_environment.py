@@ -1,6 +1,8 @@
-"""What a run found on its worker's machine: commit and diff of the code, packages, system and GPUs.  Kept with the run, for people.
+"""The environment of a run on its worker: git commit and diff, packages, system and GPUs.
 
-It is no part of any key: the key has the content of what a step reads.
+Stored with the run for people.
+
+The environment is not part of any key. Keys have the content that a step reads.
 """
 
 from __future__ import annotations
@@ -22,27 +24,27 @@ from ..storage.git_checkout import environment
 from ..storage.workspace import Workspace
 
 LONGEST_DIFF: Final = 256 << 10
-"""Bytes of a diff that are kept."""
+"""Maximum bytes of a stored diff."""
 FILES: Final = 100
-"""Changed files that are named."""
+"""Maximum listed changed files."""
 PATIENCE: Final = 20.0
-"""Seconds that git has for one answer."""
+"""Timeout of a git command in seconds."""
 _LARGEST: Final = 4 << 20
 _PACKAGE: Final = re.compile(r"(.+?)-(\d[^-]*)(?:-.+)?\.(?:dist|egg)-info")
 Found: TypeAlias = dict[str, Any]
-"""As JSON has it."""
+"""JSON data."""
 
 
 def begin(
     ws: Workspace, run: str, python: Callable[[], str], masked: Callable[[str], str]
 ) -> threading.Thread:
-    """Look at the environment while the run's steps begin; the caller joins the thread at the end.
+    """Record the environment in a thread while the run starts; the caller joins the thread.
 
-    `python` answers the interpreter of steps without a lock, `masked` takes secrets out of a text.
+    `python` returns the interpreter for steps without a lock, `masked` masks secrets in a text.
     """
 
     def look() -> None:
-        # Nothing that cannot be read may end a run.
+        # An unreadable detail must never fail a run.
         with contextlib.suppress(Exception):
             found = looked_at(ws.root, python(), masked)
             ws.write(_file(ws.home, run), json.dumps(found).encode())
@@ -53,7 +55,7 @@ def begin(
 
 
 def recall(home: Path, run: str) -> Found | None:
-    """What was kept with a run; None where nothing was."""
+    """Return the stored environment of a run; None if not stored."""
     try:
         with open(_file(home, run), "rb") as file:
             found = parse_json(file.read(_LARGEST))
@@ -67,7 +69,7 @@ def _file(home: Path, run: str) -> Path:
 
 
 def looked_at(root: Path, python: str, masked: Callable[[str], str]) -> Found:
-    """The environment now, for a workspace at `root`."""
+    """Return the current environment of the workspace at `root`."""
     return {
         "at": time.time(),
         "recipe": VERSION,
@@ -77,7 +79,7 @@ def looked_at(root: Path, python: str, masked: Callable[[str], str]) -> Found:
     }
 
 
-# -- machine --------------------------------------------------------------------------------------
+# -- machine
 
 
 def _machine() -> Found:
@@ -98,11 +100,13 @@ def _machine() -> Found:
     }
 
 
-# -- packages -------------------------------------------------------------------------------------
+# -- packages
 
 
 def packages_of(python: str) -> list[str]:
-    """What is installed beside an interpreter of this machine, NAME==VERSION, sorted.  Empty: not known."""
+    """Return the installed packages of a local interpreter as sorted NAME==VERSION; empty if
+    unknown.
+    """
     found: dict[str, str] = {}
     for folder in _sites(python):
         with contextlib.suppress(OSError):
@@ -113,7 +117,9 @@ def packages_of(python: str) -> list[str]:
 
 
 def _sites(python: str) -> Iterator[Path]:
-    """The folders of packages of an interpreter: of its virtual environment, else of the Python itself."""
+    """Yield the package directories of an interpreter's virtual environment, else of its
+    installation.
+    """
     home = Path(python).absolute().parent.parent
     if not (home / "pyvenv.cfg").exists():
         real = Path(os.path.realpath(python))
@@ -123,11 +129,13 @@ def _sites(python: str) -> Iterator[Path]:
     yield from sorted((home / "lib").glob("python3*/site-packages"))
 
 
-# -- code -----------------------------------------------------------------------------------------
+# -- code
 
 
 def _code(root: Path, masked: Callable[[str], str]) -> Found | None:
-    """The commit of the repository that the workspace is in, and what was changed since; None outside of any."""
+    """Return the commit of the workspace's repository and the changes since; None outside a
+    repository.
+    """
     if not any((folder / ".git").exists() for folder in (root, *root.parents)):
         return None
     commit = _git(root, "rev-parse", "HEAD").decode().strip()
@@ -151,7 +159,10 @@ def _code(root: Path, masked: Callable[[str], str]) -> Found | None:
 
 
 def _git(root: Path, *words: str) -> bytes:
-    """The first bytes that git answers; empty where it cannot.  It writes nothing, and runs no program of the repository."""
+    """Return the first bytes of a git command's output; empty on failure.
+
+    Writes nothing, and runs no program of the repository.
+    """
     quiet = ("-c", "core.fsmonitor=false", "--no-optional-locks", "-C", str(root))
     try:
         process = subprocess.Popen(
@@ -169,7 +180,7 @@ def _git(root: Path, *words: str) -> bytes:
     with process.stdout:
         data = process.stdout.read(LONGEST_DIFF + 1)
     if len(data) > LONGEST_DIFF:
-        process.kill()  # the rest is not wanted
+        process.kill()  # the rest is not needed
     process.wait()
     late.cancel()
     return data

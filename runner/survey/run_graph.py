@@ -1,4 +1,6 @@
-"""The graph of a run, kept with it: which steps need which, how many instances each has, and the keys of those whose results were there."""
+"""Build and store the graph of a run: step dependencies, instance counts, and the keys of
+up-to-date steps.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,11 @@ from .survey import Survey
 from .trainings import training_progress
 
 MOST = 5000
-"""So many fresh instances are kept by name."""
+"""Maximum up-to-date instances stored by name."""
 
 
 def build_graph(ws: Workspace, found: Survey) -> RunGraph:
-    """The graph of a plan, what is fresh in it, and what trains."""
+    """Return the graph of a plan, with its up-to-date steps and its training step."""
     steps = [bare(node.id) for node in found.plan.nodes]
     needs: dict[str, dict[str, None]] = {}
     instances: dict[str, int] = {}
@@ -41,7 +43,7 @@ def build_graph(ws: Workspace, found: Survey) -> RunGraph:
 
 
 def store_graph(ws: Workspace, run: str, found: Survey) -> RunGraph:
-    """Keep the graph of a run that begins, and answer it."""
+    """Store the graph of a starting run, and return it."""
     graph = build_graph(ws, found)
     ws.write(file_of(ws.home, run), json.dumps(graph._asdict()).encode())
     return graph

@@ -1,4 +1,6 @@
-"""Everything that a report of one run shows: its steps, attempts, numbers, pictures, logs, and why each step ran.  Reads what is stored."""
+"""Data for the report of one run: steps, attempts, metrics, images, logs, and the reason for each
+step. Read-only.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from ..storage.workspace import Workspace
 from .comparison import Cell, Result, attempt_result, found_result, matrix_values
 from .results import Point, attempts_of
 
-_TAIL = 16 << 10  # bytes of a log's end that are looked at
+_TAIL = 16 << 10  # bytes read from the end of a log
 _LOGS, _FILES = 200, 300
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".gif")
 TEXTS = (".md", ".txt", ".json", ".csv", ".yaml")
@@ -29,12 +31,15 @@ _LARGEST = {**dict.fromkeys(IMAGES, 4 << 20), **dict.fromkeys(TEXTS, 16 << 10)}
 
 
 class StepInstance(NamedTuple):
-    """A step of a run, or one instance of it.  `attempts` are those that made its result, perhaps in an earlier run (`source`)."""
+    """A step of a run, or one instance of it.
+
+    `attempts` created its result, possibly in an earlier run (`source`).
+    """
 
     id: str
     state: str
-    detail: str  # why it failed, was skipped or cancelled
-    source: str  # the run of its attempts
+    detail: str  # reason of the state: failed, skipped or cancelled
+    source: str  # run of the attempts
     attempts: Sequence[AttemptRow]
     result: Result | None
     points: Sequence[Point]
@@ -53,7 +58,7 @@ class StepInstance(NamedTuple):
 
 
 class OutputFile(NamedTuple):
-    """A small file that a step made."""
+    """A small output file of a step."""
 
     id: str
     path: str
@@ -61,7 +66,7 @@ class OutputFile(NamedTuple):
 
 
 class Story(NamedTuple):
-    """A run.  `left_out` says in sentences what is not in it."""
+    """A run's report data. `left_out` lists omissions in sentences."""
 
     row: RunRow
     needs: Mapping[str, Sequence[str]]
@@ -75,7 +80,7 @@ class Story(NamedTuple):
 
 
 def tell_story(ws: Workspace, row: RunRow) -> Story:
-    """Return the story of a run so far."""
+    """Return the report data of a run so far."""
     graph = ws.run_views.graph(row)
     view = ws.run_views.view(row, graph)
     fresh = graph.fresh if graph is not None else {}
@@ -113,7 +118,7 @@ def tell_story(ws: Workspace, row: RunRow) -> Story:
 def _shape(
     graph: RunGraph | None, found: Sequence[StepInstance]
 ) -> tuple[dict[str, Sequence[str]], dict[str, int]]:
-    """Return what each step needs, and how many instances it has."""
+    """Return the dependencies and the instance count of each step."""
     known = Counter(each.step for each in found)
     needs: dict[str, Sequence[str]] = dict(graph.needs) if graph is not None else {}
     for step in known:
@@ -123,14 +128,14 @@ def _shape(
 
 
 def _natural_order(id: str) -> list[str | float]:
-    """For sorting: text and the numbers in it."""
+    """Return a sort key of text and numbers."""
     return [
         float(part) if n % 2 else part for n, part in enumerate(re.split(r"(\d+(?:\.\d+)?)", id))
     ]
 
 
 def _with_result(ws: Workspace, begun: StepInstance, trace: Trace | None) -> StepInstance:
-    """Return an instance with its result, and with the attempts that made it if it was fresh."""
+    """Return an instance with its result, and for an up-to-date step with the attempts behind it."""
     if begun.attempts:
         result, points = attempt_result(ws, begun.id, begun.attempts, trace, {})
         return begun._replace(result=result, points=points)
@@ -142,7 +147,7 @@ def _with_result(ws: Workspace, begun: StepInstance, trace: Trace | None) -> Ste
 
 
 def _log_ends(ws: Workspace, found: Iterable[StepInstance]) -> dict[str, bytes]:
-    """Return the end of the kept log of each instance, failed ones first, `_LOGS` at most."""
+    """Return the end of each instance's log, failed ones first, `_LOGS` at most."""
     logs: dict[str, bytes] = {}
     for each in sorted(found, key=lambda each: each.state != "FAILED"):
         if not each.attempts or len(logs) >= _LOGS:
@@ -165,7 +170,7 @@ def _read_end(path: Path) -> bytes:
 def _small_files(
     ws: Workspace, found: Iterable[StepInstance], traces: Mapping[str, Trace]
 ) -> tuple[list[OutputFile], int]:
-    """Return the pictures and small texts among the outputs, and how many were passed over."""
+    """Return the images and small texts among the outputs, and the number of omitted ones."""
     files: list[OutputFile] = []
     passed = 0
     for each in found:
@@ -184,7 +189,7 @@ def _small_files(
 
 
 def _read_small(place: str, largest: int) -> bytes | None:
-    """Return the content of a file; None if it is larger, or cannot be read."""
+    """Return the content of a file; None if it is too large or unreadable."""
     try:
         if os.stat(place).st_size > largest:
             return None
@@ -195,7 +200,7 @@ def _read_small(place: str, largest: int) -> bytes | None:
 
 
 def _files_of_output(ws: Workspace, path: str, content: Content) -> Iterable[tuple[str, str]]:
-    """The files of an output: their paths in an attempt, and where they lie."""
+    """Yield the files of an output: the path in an attempt, and the stored path."""
     if not ws.objects.has(content):
         return
     place = str(ws.objects.path(content))
@@ -208,7 +213,7 @@ def _files_of_output(ws: Workspace, path: str, content: Content) -> Iterable[tup
 
 
 def changes_of(ws: Workspace, row: RunRow) -> dict[str, list[str]]:
-    """Return what had changed for each step that ran, since it ran last before this run."""
+    """Return the changes since the previous attempt, for each step that ran."""
     by_step: dict[str, list[AttemptRow]] = {}
     for attempt in ws.store.runs.attempts(row.id):
         by_step.setdefault(attempt.step, []).append(attempt)
@@ -218,7 +223,7 @@ def changes_of(ws: Workspace, row: RunRow) -> dict[str, list[str]]:
 def _find_causes(
     ws: Workspace, row: RunRow, by_step: Mapping[str, Sequence[AttemptRow]]
 ) -> dict[str, list[str]]:
-    """Return what had changed for each step that ran, since it ran last before this run."""
+    """Return the changes since the previous attempt, for each step that ran."""
     earlier = _attempts_before(ws, row, by_step)
     found = {step: _causes(earlier.get(step), tries[0]) for step, tries in by_step.items()}
     return {step: causes for step, causes in found.items() if causes}
@@ -235,7 +240,7 @@ def _attempts_before(ws: Workspace, row: RunRow, steps: Iterable[str]) -> dict[s
 
 
 def _causes(before: AttemptRow | None, now: AttemptRow) -> list[str]:
-    """Return in words what had changed between two attempts; empty if that is not kept."""
+    """Describe the changes between two attempts; empty if not stored."""
     if before is None:
         return ["no earlier run in this workspace"]
     old, new = before.preimage, now.preimage

@@ -1,4 +1,6 @@
-"""What the agent saw of a host while an attempt ran there, a line every few seconds (`agent/sampler.py`).  Read from what is kept, or as it grows."""
+"""Host samples of an attempt, one line every few seconds (`agent/sampler.py`), from the stored file
+or a growing one.
+"""
 
 from __future__ import annotations
 
@@ -13,29 +15,29 @@ from ..storage.workspace import Workspace
 from . import rows
 
 ENDING: Final = ".host"
-"""Of the file beside an attempt's log."""
+"""Suffix of the samples file next to an attempt's log."""
 _MEANS: Final = ("gpu_utilization_percent", "gpu_power_w", "cpu_percent")
 _PEAKS: Final = ("gpu_memory_used_gb", "gpu_temperature_c", "ram_used_gb")
 
 
 def samples_path(log: str) -> Path:
-    """The file of samples of the attempt that prints into `log`."""
+    """Return the samples file of the attempt with the log file `log`."""
     return Path(log.removesuffix(".log") + ENDING)
 
 
 def load_samples(ws: Workspace, attempt: AttemptRow) -> Sequence[Mapping[str, metrics.Value]]:
-    """The samples of an attempt that is over; none of one that took less than 5 seconds."""
+    """Return the samples of a finished attempt; empty for less than 5 seconds."""
     return metrics.points(rows.keep_file(ws, attempt, ENDING))
 
 
 def latest_sample(ws: Workspace, run: str, step: str, number: int, log: str) -> Mapping[str, float]:
-    """The last sample of an attempt that runs; empty where there is none yet."""
+    """Return the last sample of a running attempt; empty if there is none yet."""
     found = rows.read_points(ws, run, step, number, samples_path(log))
     return _numbers(found[-1]) if found else {}
 
 
 def summarize_samples(samples: Iterable[Mapping[str, metrics.Value]]) -> dict[str, float]:
-    """Means of what is used, the greatest of what is held."""
+    """Return the means of utilization values and the maxima of memory and temperature."""
     columns: dict[str, list[float]] = {}
     for sample in samples:
         for name, value in _numbers(sample).items():
@@ -49,7 +51,9 @@ def summarize_samples(samples: Iterable[Mapping[str, metrics.Value]]) -> dict[st
 
 
 def describe_samples(found: Mapping[str, float]) -> str:
-    """`GPU 87%, 22.1 GB, 71 °C, 300 W; processors 35%, 12.3 GB of memory in use`, as far as these are known."""
+    """Format a sample like `GPU 87%, 22.1 GB, 71 °C, 300 W; processors 35%, 12.3 GB of memory in
+    use`, omitting unknown values.
+    """
     gpu = [f"{found[name]:.{places}f}{unit}" for name, places, unit in _GPU if name in found]
     rest = [f"processors {found['cpu_percent']:.0f}%"] if "cpu_percent" in found else []
     rest += [f"{found['ram_used_gb']:.1f} GB of memory in use"] if "ram_used_gb" in found else []

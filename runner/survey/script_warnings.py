@@ -1,4 +1,6 @@
-"""What a script of `code` will refuse of the options that its step gives it: names, values, options that are needed and absent."""
+"""Warnings about options that a script in `code` will reject: unknown names, invalid values, and
+missing required options.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,12 @@ import ast
 import os
 import posixpath
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ..language.imports import BY_VALUE, Imports, Start, started
+from ..language.imports import BY_VALUE, Imports, Start, find_starts
 from ..language.recipe import GitCode
 from ..language.script_options import ScriptOptions, options_of
 from ..language.script_words import (
@@ -31,12 +33,15 @@ if TYPE_CHECKING:
     from ..language.recipe import Recipe, Step
     from ..language.values import Tree, Where
 
-_LARGE: Final = 1 << 20  # bytes of a program that is read
+_LARGE: Final = 1 << 20  # maximum bytes of a script to read
 _STARTERS: Final = re.compile(r"(?:.*/)?(?:python[\d.]*|torchrun|accelerate|uv)")
 
 
 def warnings(recipe: Recipe, read: Callable[[str], Imports]) -> Iterator[Problem]:
-    """A warning for each option that a script will refuse.  `read` gives what a file imports, by its absolute path."""
+    """Yield a warning for each option that a script will reject.
+
+    `read` returns the imports of a file by its absolute path.
+    """
     base = os.path.realpath(recipe.home or os.path.dirname(recipe.document.name) or ".")
     made = {
         posixpath.normpath(output.path) for step in recipe.steps.values() for output in step.outputs
@@ -44,24 +49,34 @@ def warnings(recipe: Recipe, read: Callable[[str], Imports]) -> Iterator[Problem
     for step in recipe.steps.values():
         code = step.code if step.code is not None else recipe.code
         if any(isinstance(item, GitCode) for item in code):
-            continue  # what a checkout holds is not known before it is fetched
+            continue  # the files of a checkout are unknown before it is fetched
         path = python_path({**recipe.env, **step.env})
         for start in _scripts(step):
-            words = _given_words(step, start)
-            found = follow_imports(base, [start], path, read)
-            file = next((each.file for each in reversed(found.files.values()) if not each.by), "")
-            # A module that a value names adds no option unless it is handed the parser, which is looked for.
-            unsure = any(not doubt.endswith(BY_VALUE) for _, doubt in found.doubts)
-            if words is None or unsure or file in made or file in step.files:
-                continue
-            takes = _options(base, file, found)
-            for fault in faults(start.name, takes, words, _place(step)) if takes else ():
+            imported = follow_imports(base, [start], path, read)
+            for fault in _option_faults(base, step, start, imported, made):
                 yield _problem(recipe, step, start, fault)
 
 
+def _option_faults(
+    base: str, step: Step, start: Start, imported: ImportedFiles, made: Collection[str]
+) -> Iterable[WordFault]:
+    """Return the faults of a script's options; empty if the script or its options are uncertain."""
+    words = _given_words(step, start)
+    # A dynamically named module adds no options unless it receives the parser, which is checked.
+    is_uncertain = any(not doubt.endswith(BY_VALUE) for _, doubt in imported.doubts)
+    script = next((each.file for each in reversed(imported.files.values()) if not each.by), "")
+    if words is None or is_uncertain or script in made or script in step.files:
+        return ()
+    takes = _options(base, script, imported)
+    return faults(start.name, takes, words, _place(step)) if takes else ()
+
+
 def _scripts(step: Step) -> list[Start]:
-    """The files and modules that a step starts for certain: of a list of arguments the first alone, as another may be an argument of it."""
-    found = started(step.run, step.accelerate)
+    """Return the scripts that a step certainly starts.
+
+    In a list of arguments, only the first: another may be its argument.
+    """
+    found = find_starts(step.run, step.accelerate)
     return found if isinstance(step.run, str) else found[:1]
 
 
@@ -87,7 +102,7 @@ def _problem(recipe: Recipe, step: Step, start: Start, fault: WordFault) -> Prob
 
 
 def _given_words(step: Step, start: Start) -> list[GivenWord] | None:
-    """The words that a step gives its script; None if that is not certain."""
+    """Return the options that a step passes to its script; None if uncertain."""
     if step.accelerate is not None:
         args = step.accelerate.get("args") or {}
         where: Where = (*step.origin, "accelerate", "args")
@@ -106,7 +121,7 @@ def _given_words(step: Step, start: Start) -> list[GivenWord] | None:
 
 
 def _first(run: Sequence[Tree]) -> str:
-    """The program of a list of arguments."""
+    """Return the program of a list of arguments."""
     item = run[0] if run else ""
     return _first(item) if isinstance(item, list) else str(item)
 
@@ -132,11 +147,11 @@ def _version(path: str) -> tuple[int, int, int]:
 def _read_options(
     base: str, script: str, files: tuple[tuple[str, tuple[int, int, int]], ...]
 ) -> ScriptOptions | None:
-    """What a script takes, by its files and their versions, which are in the key of the cache."""
-    trees = {file: _parsed(f"{base}/{file}", version) for file, version in files}
+    """Return the options of a script. The file versions are part of the cache key."""
+    trees = {file: _parse_file(f"{base}/{file}", version) for file, version in files}
     return options_of(script, trees)
 
 
 @lru_cache(maxsize=256)
-def _parsed(path: str, version: tuple[int, int, int]) -> ast.Module:
+def _parse_file(path: str, version: tuple[int, int, int]) -> ast.Module:
     return ast.parse(whole(Path(path), _LARGE))

@@ -1,4 +1,4 @@
-"""Steps that a run skips: which, and why, in words for its summary."""
+"""Skipped steps of a run and their reasons, for the summary."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from ..planning.plan import SKIP, Plan
 
 
 def skipped_steps(plan: Plan, skipped: Collection[str], wanted: Collection[int]) -> list[str]:
-    """Return a line for each step of which instances are skipped: those that the plan skips and `wanted` has, and those that a run skipped."""
+    """Return a line for each step with skipped instances: those that the plan skips among `wanted`,
+    and those that the run skipped.
+    """
     gone = {
         n
         for n, node in enumerate(plan.nodes)
@@ -27,7 +29,7 @@ def skipped_steps(plan: Plan, skipped: Collection[str], wanted: Collection[int])
 
 
 def with_skipped(counts: Mapping[str, int], plan: Plan, wanted: Collection[int]) -> dict[str, int]:
-    """Return how many steps are in which state, with those that the plan itself skips."""
+    """Return the step counts by state, including steps that the plan itself skips."""
     planned = sum(bool(plan.nodes[n].flags & SKIP) for n in wanted)
     if not planned:
         return dict(counts)
@@ -35,7 +37,7 @@ def with_skipped(counts: Mapping[str, int], plan: Plan, wanted: Collection[int])
 
 
 def _reason(plan: Plan, n: int, gone: Collection[int]) -> str:
-    """Why a step is skipped: the outputs that it lacks, a step that it needs, or its own condition."""
+    """Explain why a step is skipped: missing outputs, a skipped dependency, or its own condition."""
     node = plan.nodes[n]
     chosen = set(node.choices)
     lacks = {

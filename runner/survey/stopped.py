@@ -1,4 +1,4 @@
-"""Which steps of a plan were stopped early, and what the others reported: what successive halving goes by before anything runs."""
+"""Early-stopped steps of a plan and the metrics of the others, for successive halving."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .survey import Survey
 
 
 def stopped_attempts(ws: Workspace, found: Survey) -> dict[str, AttemptRow]:
-    """By step: the last attempt under the step's key, where it was stopped early and the step has no result."""
+    """Return the last attempt of each early-stopped step without a result, by step."""
     keys: dict[str, str] = {
         verdict.key: found.plan.nodes[n].id
         for n in found.todo
@@ -27,7 +27,7 @@ def stopped_attempts(ws: Workspace, found: Survey) -> dict[str, AttemptRow]:
 
 
 def metric_streams(ws: Workspace, found: Survey, metric: str) -> dict[str, Stream]:
-    """What the steps with a result reported, by step, and those that were stopped."""
+    """Return the metric streams of finished and early-stopped steps, by step."""
     known = dict(stopped_attempts(ws, found))
     keys = {
         found.plan.nodes[n].id: key

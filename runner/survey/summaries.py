@@ -1,4 +1,4 @@
-"""What runs reported, in a few numbers for each metric: read from points once, and from the index of this disk from then on."""
+"""Metric summaries of runs, computed from the points once and then stored in the local index."""
 
 from __future__ import annotations
 
@@ -22,21 +22,25 @@ from .comparison import Cell, is_comparable, is_outcome, lower_is_better, matrix
 from .results import Point, read_attempt_points
 
 PATIENCE: Final = 0.3
-"""Seconds in which points are read for one answer; the numbers of attempts that are left come with a later one."""
+"""Seconds to spend on reading points per request.
+
+Remaining attempts are summarized by later requests.
+"""
 NAMES: Final = 60
-"""Metrics of one attempt."""
+"""Maximum metrics of an attempt."""
 CURVE: Final = 24
-"""Values of a curve in small."""
+"""Maximum values of a thumbnail curve."""
 TRIALS: Final = 300
-"""Trials of a run that are listed."""
+"""Maximum listed trials of a run."""
 _HELD_OUT = re.compile(r"eval|val|test", re.IGNORECASE)
 _TRIAL = re.compile(r"^[^/\]]*\[[^\]]*\]")
 
 
 class MetricSummary(NamedTuple):
-    """One metric of one or more attempts: its last value, extremes and at which of the trainer's own steps they were, and how often it was reported.
+    """Summary of a metric over one or more attempts: its last value, its extremes and their steps,
+    and its count.
 
-    `curve` has the values in small, at most `CURVE` of them; None stands for what is not known.
+    `curve` is a thumbnail with at most `CURVE` values. None means unknown.
     """
 
     last: metrics.Value
@@ -52,7 +56,7 @@ Summaries = Mapping[str, MetricSummary]
 
 
 class TrialNumbers(NamedTuple):
-    """One instance of a matrix, or one trial of a sweep: its values, how it stands, and what it reported."""
+    """A matrix instance or sweep trial: its values, its state, and its metrics."""
 
     id: str
     inputs: Mapping[str, Cell]
@@ -61,14 +65,14 @@ class TrialNumbers(NamedTuple):
 
 
 class RunNumbers(NamedTuple):
-    """What a run reported, of all its steps together; and of each trial, where it has several."""
+    """Metrics of a run over all steps, and of each trial if there are several."""
 
     metrics: Summaries
     trials: Sequence[TrialNumbers]
     least: Mapping[str, bool]
-    """Of each metric whether less of it is better: as the recipe's `select` says, else by its name."""
+    """Whether lower is better, by metric: from the recipe's `select`, else from the name."""
     curve: tuple[str, Sequence[float]] | None
-    """The metric that says most, and its curve in small."""
+    """The most important metric, and its thumbnail curve."""
 
 
 def summarize(points: Iterable[Point]) -> dict[str, MetricSummary]:
@@ -98,7 +102,7 @@ def _summarize_one(last: metrics.Value, pairs: Sequence[tuple[float, float]]) ->
 
 
 def _thin_curve(values: Sequence[float]) -> list[float]:
-    """The means of equal parts."""
+    """Return the means of equal parts."""
     parts = min(CURVE, len(values))
     cuts = [len(values) * n // parts for n in range(parts + 1)] if parts else []
     return [float(f"{sum(values[a:b]) / (b - a):.4g}") for a, b in itertools.pairwise(cuts)]
@@ -139,15 +143,15 @@ def _better_extreme(old: _Extreme, new: _Extreme, *, sign: int) -> _Extreme:
 def summarize_runs(
     ws: Workspace, rows: Sequence[RunRow], live: Mapping[str, Mapping[str, Summaries]] | None = None
 ) -> dict[str, RunNumbers]:
-    """Return what each run reported or found, by run.
+    """Return the metrics of each run, including those of its up-to-date steps, by run.
 
-    `live` has the summaries of running attempts, by run and step. Points are read for `PATIENCE`
-    seconds at most.
+    `live` has the summaries of running attempts, by run and step. Reading points takes at most
+    `PATIENCE` seconds.
     """
     ids = [row.id for row in rows]
     steps = ws.store.runs.steps_of(ids)
     fresh = {id: _fresh_keys(ws, id, steps.get(id, {})) for id in ids}
-    own = ws.store.runs.tried(ids)
+    own = ws.store.runs.finished_attempts(ids)
     makers = ws.store.runs.makers({key for found in fresh.values() for key in found.values()})
     known = _load_summaries(ws, [*own, *makers.values()])
     answer = {}
@@ -169,7 +173,7 @@ def summarize_runs(
 
 
 def _fresh_keys(ws: Workspace, run: str, steps: Mapping[str, StepRow]) -> dict[str, str]:
-    """Return the keys of the steps that a run found fresh, by step."""
+    """Return the keys of a run's up-to-date steps, by step."""
     graph = run_graph.recall(ws.home, run)
     keys = dict(graph.fresh) if graph is not None else {}
     keys |= {row.step: row.key for row in steps.values() if row.state == "FRESH" and row.key}
@@ -198,10 +202,10 @@ def _run_numbers(
 def _find_trials(
     by_step: Mapping[str, Summaries], states: Mapping[str, str]
 ) -> dict[str, list[str]]:
-    """Return the steps of each trial, of the matrices of which some instance has numbers."""
+    """Return the steps of each trial, for matrices with any metrics."""
     reporting = {bare(match[0]) for step in by_step if (match := _TRIAL.match(step))}
     trials: dict[str, list[str]] = {}
-    # An instance whose numbers were not read yet is a trial too.
+    # An instance without loaded metrics is a trial too.
     for step in [*states, *(step for step in by_step if step not in states)]:
         match = _TRIAL.match(step)
         if match is not None and bare(match[0]) in reporting:
@@ -219,7 +223,7 @@ def _trial_numbers(
 
 
 def _parse_value(text: str) -> Cell:
-    """Return a value of an id as a number if it is one; ids have text."""
+    """Convert a value from a step id to a number if possible."""
     try:
         number = float(text)
     except ValueError:
@@ -230,7 +234,9 @@ def _parse_value(text: str) -> Cell:
 
 
 def _rank(metric: str) -> tuple[bool, bool]:
-    """What says most first: a loss on data held out, then what else is held out, then a loss."""
+    """Sort key for metrics by importance: validation losses, other validation metrics, losses,
+    others.
+    """
     return not _HELD_OUT.search(metric), not lower_is_better(metric)
 
 
@@ -240,10 +246,9 @@ def _worst(states: Collection[str]) -> str:
 
 
 def _load_summaries(ws: Workspace, tries: Sequence[Tried]) -> dict[str, Summaries]:
-    """Return summaries by the ids of attempts.
+    """Return metric summaries by attempt id.
 
-    Those of the index come first. Of others the points are read, as far as `PATIENCE` lasts, and
-    the index remembers their summaries.
+    Uses stored summaries first. Others are computed for up to `PATIENCE` seconds, and stored.
     """
     stored = ws.store.index.summaries([each.id for each in tries])
     known: dict[str, Summaries] = {
@@ -263,7 +268,7 @@ def _load_summaries(ws: Workspace, tries: Sequence[Tried]) -> dict[str, Summarie
 
 
 def _read_points(ws: Workspace, tried: Tried) -> Sequence[Point]:
-    """Return the points of an attempt; none if its pattern takes too long."""
+    """Return the points of an attempt; empty for a slow pattern."""
     for attempt in ws.store.runs.attempts(tried.run, tried.step):
         if attempt.n == tried.n:
             with suppress(Invalid):
@@ -272,7 +277,9 @@ def _read_points(ws: Workspace, tried: Tried) -> Sequence[Point]:
 
 
 def read_directions(row: RunRow) -> Mapping[str, bool]:
-    """Of metrics that a `select` of the run's recipe names whether the least is best; nothing where its file cannot be read."""
+    """Return whether lower is better for the metrics in the run recipe's `select` steps; empty if
+    its file is unreadable.
+    """
     path = Path(str(row.data.get("source", "")))
     try:
         return _directions(path, path.stat().st_mtime_ns)
@@ -288,11 +295,11 @@ def _directions(path: Path, _changed: int) -> Mapping[str, bool]:
 
 
 def selected_directions(recipe: Recipe) -> dict[str, bool]:
-    """Of the metrics that `select` steps of a recipe compare, whether the least is best."""
+    """Return whether lower is better for the metrics in a recipe's `select` steps."""
     chosen = [step.select for step in recipe.steps.values() if step.select is not None]
     return {each.metric: each.best == "min" for each in chosen}
 
 
 def is_live(row: RunRow) -> bool:
-    """Whether attempts of a run may be under way."""
+    """Return True if a run may have running attempts."""
     return row.state not in FINAL and row.state != "PAUSED"

@@ -1,6 +1,7 @@
-"""Survey a request: read its recipe, compile or recall its plan, look at the disk, judge every step.
+"""Survey a request: parse its recipe, compile or load its plan, check the disk, and judge every
+step.
 
-This does all the I/O that a plan needs, and changes nothing but caches.
+Does all I/O of planning, and changes only caches.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .request import Request
 
 
 class WaitingStep(NamedTuple):
-    """A step that becomes a node of the plan only after other steps have run."""
+    """A step that joins the plan only after other steps have run."""
 
     id: str
     shown: str
@@ -33,7 +34,7 @@ class WaitingStep(NamedTuple):
 
 @dataclass(slots=True)
 class Survey:
-    """A plan and what was found about it."""
+    """A plan and the survey's findings."""
 
     request: Request
     source: Path
@@ -42,27 +43,27 @@ class Survey:
     facts: Facts
     verdicts: list[Verdict]
     made: dict[int, Made]
-    # By node, where its outputs must lie: below the workspace or absolute.
+    # By node, the paths of its published outputs: below the workspace or absolute.
     targets: dict[int, list[Target]]
     globs: dict[str, tuple[str, ...]]
     forced: frozenset[str] = frozenset()
-    all: bool = False  # every step is forced
-    begin: str = ""  # this step and what comes after it are forced
-    only: str = ""  # the one step that was asked for
-    until: str = ""  # the last step that was asked for
-    aside: set[str] = field(default_factory=set)  # steps that were not asked for
+    all: bool = False  # all steps are forced
+    begin: str = ""  # this step and its downstream steps are forced
+    only: str = ""  # the single requested step
+    until: str = ""  # the last requested step
+    aside: set[str] = field(default_factory=set)  # steps that were not requested
 
     def forces(self, id: str) -> bool:
-        """Whether a step was asked to run whatever is cached."""
+        """Return True if the step must run regardless of the cache."""
         return _is_forced(self.forced, self.all, id)
 
-    def wanted(self, plan: Plan) -> set[int]:
-        """The nodes of a plan of this request that were asked for, with what they need."""
+    def select_wanted(self, plan: Plan) -> set[int]:
+        """Return the requested nodes of a plan and their dependencies."""
         return plan.select_nodes(self.only, self.until)
 
     @property
     def later(self) -> list[WaitingStep]:
-        """The steps that were asked for and are no nodes yet."""
+        """The requested steps that are not in the plan yet."""
         waiting = self.plan.waiting
         if self.only:
             return []
@@ -85,7 +86,7 @@ class Survey:
 
     @property
     def todo(self) -> list[int]:
-        """Nodes that are not settled: to run, perhaps to run, or to restore."""
+        """Unsettled nodes: to run, possibly to run, or to restore."""
         return [
             n
             for n, verdict in enumerate(self.verdicts)
@@ -93,22 +94,22 @@ class Survey:
         ]
 
     def targets_of(self, ws: Workspace, plan: Plan) -> dict[int, list[Target]]:
-        """The targets of another plan of the same request, one that has grown."""
+        """Return the published paths of an expanded plan of the same request."""
         return _find_targets(ws, plan, self.library, self.request)
 
     @property
     def conflicts(self) -> list[str]:
-        """Paths at which an output would replace a file of the caller."""
+        """Paths where an output would replace a file of the caller."""
         return [path for verdict in self.verdicts for path in verdict.conflicts]
 
 
 def survey(
     ws: Workspace, request: Request, *, forced: frozenset[str] = frozenset(), all: bool = False
 ) -> Survey:
-    """Find out what running `request` would do.
+    """Determine the effects of running `request`.
 
-    `forced` steps run whatever is cached; with `all`, every step does. Raises NotFound, Invalid,
-    CannotRun.
+    `forced` steps run regardless of the cache; with `all`, every step does. Raises NotFound,
+    Invalid, CannotRun.
     """
     from ..language.library import find
 
@@ -125,7 +126,7 @@ def survey(
         targets = _find_targets(ws, plan, library, request)
         paths = (target.path for each in targets.values() for target in each)
         facts.there = dict(ws.cache.contents(paths))
-        facts.ours = ws.published()
+        facts.ours = ws.published_contents()
         verdicts, made = judge_all(plan, facts, targets, forced=forced, all=all)
         while ws.remote_cache is not None and ws.remote_cache.learn(plan, verdicts):
             verdicts, made = judge_all(plan, facts, targets, forced=forced, all=all)
@@ -147,14 +148,14 @@ def judge_all(
     forced: frozenset[str],
     all: bool,
 ) -> tuple[list[Verdict], dict[int, Made]]:
-    """Return one verdict per node from what is known before anything runs, and what they left."""
+    """Return a verdict per node from the facts before the run, and the known results."""
     made: dict[int, Made] = {}
     verdicts = []
     for n, node in enumerate(plan.nodes):
         force = _is_forced(forced, all, node.id)
         try:
             verdict = judge(plan, n, facts, made, force=force, targets=targets)
-        except CannotRun as error:  # the step fails when it is its turn
+        except CannotRun as error:  # the error is raised when the step is due
             verdict = Verdict(RUN, None, (str(error),), None)
         if verdict.made is not None:
             made[n] = verdict.made
@@ -167,7 +168,7 @@ def _is_forced(forced: frozenset[str], all: bool, id: str) -> bool:
 
 
 def _rename_traces(ws: Workspace, plan: Plan, verdicts: Sequence[Verdict]) -> None:
-    """Keep results that were found under a former key under their present one."""
+    """Move results under a former key to the current key."""
     for n, verdict in enumerate(verdicts):
         if verdict.former is not None and verdict.key is not None and verdict.made is not None:
             ws.traces.rename(verdict.former, verdict.key, plan.nodes[n].rule)
@@ -176,7 +177,7 @@ def _rename_traces(ws: Workspace, plan: Plan, verdicts: Sequence[Verdict]) -> No
 def find_expansions(
     ws: Workspace, plan: Plan, made: Mapping[int, Made]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the matches of globs below outputs that are known by now, by the compiler's spelling."""
+    """Return the known matches of globs below outputs, by the compiler's name."""
     found = {}
     for pending in plan.pending:
         left = made.get(plan.index[pending.producer])
@@ -194,7 +195,7 @@ def find_expansions(
 def _find_targets(
     ws: Workspace, plan: Plan, library: bool, request: Request
 ) -> dict[int, list[Target]]:
-    """Return where each published output must lie, by node."""
+    """Return the published paths by node."""
     base = out_dir(ws, plan, library, request)
     head = "" if base == ws.root else f"{base}/"
     targets: dict[int, list[Target]] = {}
@@ -204,10 +205,10 @@ def _find_targets(
 
 
 def out_dir(ws: Workspace, plan: Plan, library: bool, request: Request) -> Path:
-    """Return the folder that results are published below.
+    """Return the directory of published results.
 
-    This is the workspace for a recipe given by path, and `out/NAME@VERSION/DIGEST` for one of the
-    library.
+    For a recipe given by path, this is the workspace; for a library recipe,
+    `out/NAME@VERSION/DIGEST`.
     """
     if request.out is not None:
         return ws.absolute(str(request.out))

@@ -1,4 +1,4 @@
-"""Refuse a request of which a step could not be rendered, before anything runs.  Only steps that may run are looked at."""
+"""Check before a run that the templates of all steps that may run can be rendered."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def refuse_unrenderable(ws: Workspace, found: Survey) -> None:
-    """Raise Invalid, with every place, where no attempt of a step that may run could render it."""
+    """Raise Invalid, with every location, if a step that may run cannot be rendered."""
     nodes = [n for n in found.todo if found.verdicts[n].answer in ("run", "maybe")]
     if nodes:
         refuse_nodes(ws, found.source, found.request, found.plan, nodes, found.globs)
@@ -33,7 +33,10 @@ def refuse_nodes(
     nodes: Iterable[int],
     known: dict[str, tuple[str, ...]],
 ) -> None:
-    """The same for these nodes of a plan; `known` are the matches of its globs below outputs."""
+    """Raise Invalid if one of these nodes cannot be rendered.
+
+    `known` has the matches of globs below outputs.
+    """
     from ..planning.trial import faults, hook_faults, scene_of
 
     specs = plan.specs()

@@ -1,4 +1,4 @@
-"""Which step of a plan trains, how many steps it takes, and what it reported when its result was made."""
+"""The training step of a plan: its step count, and the stored metrics of its result."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..storage.workspace import Workspace
 from .survey import Survey
 
 _TOTALS: Final = ("max_steps", "total_steps", "train_steps", "num_steps")
-"""Inputs that say how many steps a training takes, unless `epochs` does, which takes counted data."""
+"""Inputs with the number of training steps. `epochs` takes precedence, but depends on the data."""
 
 
 def training_length(found: Survey, id: str) -> float | None:
-    """Return how many steps the training of a step takes; None if its inputs do not say."""
+    """Return the number of training steps of a step; None if its inputs do not tell."""
     n = found.plan.index.get(id)
     author = found.plan.specs()[n].author if n is not None else {}
     reads = author.get("reads", {})
@@ -33,7 +33,7 @@ def _is_positive(value: object) -> TypeGuard[int | float]:
 
 
 def reporting_steps(ws: Workspace, found: Survey) -> list[Reporting]:
-    """The steps of a plan that report metrics, in its order."""
+    """Return the metrics-reporting steps of a plan, in order."""
     plan = found.plan
     specs = plan.specs()
     nodes = {n: node.id for n, node in enumerate(plan.nodes) if specs[n].metrics is not None}
@@ -50,7 +50,7 @@ def reporting_steps(ws: Workspace, found: Survey) -> list[Reporting]:
 
 
 def training_progress(ws: Workspace, found: Survey) -> tuple[str, str]:
-    """The step of a plan that trains, and what is stored of what it reported if its result is there; both empty where none is."""
+    """Return the training step of a plan and the stored metrics of its result; both may be empty."""
     id = training_of(reporting_steps(ws, found))
     key = found.verdicts[found.plan.index[id]].key if id else None
     trace = ws.store.index.trace(key) if key is not None else None

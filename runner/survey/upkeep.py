@@ -1,6 +1,6 @@
-"""Take files for results, remove what was published, find what a workspace keeps beside its store.
+"""Upkeep of a workspace: adopt files as outputs, remove published files, and find unneeded files.
 
-Nothing is removed that we did not put there, and nothing that was changed since, unless that is what was asked for.
+Only removes files that recipe created and nobody changed since, unless the caller asks otherwise.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from .survey import Survey, out_dir
 _DAY = 86_400.0
 
 
-# -- adopt ---------------------------------------------------------------------------------------
+# -- adopt
 
 
 def adopt_outputs(ws: Workspace, found: Survey, n: int) -> Trace | None:
-    """Take the files that lie where step `n` publishes as its result under its present key.
+    """Adopt the files at a step's published paths as its outputs under the current key.
 
-    Returns None if they are that already. Raises CannotRun.
+    Returns None if they are its outputs already. Raises CannotRun.
     """
     node, verdict = found.plan.nodes[n], found.verdicts[n]
     key = _adoptable_key(node, verdict)
@@ -82,7 +82,7 @@ def adopt_outputs(ws: Workspace, found: Survey, n: int) -> Trace | None:
 
 
 def _adoptable_key(node: Node, verdict: Verdict) -> str:
-    """Return the key under which files become the result of a step. Raises CannotRun."""
+    """Return the key for adopted files of a step. Raises CannotRun."""
     if node.flags & SELECT:
         raise CannotRun(
             f"cannot adopt files for {node.id}: it selects among other steps and has no outputs of its own",
@@ -103,7 +103,7 @@ def _adoptable_key(node: Node, verdict: Verdict) -> str:
 
 
 def _unfit_output(target: Path, content: Content | None, flags: int) -> str:
-    """Return why a file or folder cannot be an output with these flags; empty if it can."""
+    """Return the reason why a path cannot be an output with these flags; empty if it can."""
     if content is None:
         return "" if flags & OPTIONAL else "does not exist"
     is_folder = content[0] == "t"
@@ -116,18 +116,18 @@ def _unfit_output(target: Path, content: Content | None, flags: int) -> str:
     return ""
 
 
-# -- published files -----------------------------------------------------------------------------
+# -- published files
 
 
 class PublishedPath(NamedTuple):
-    """A published path as it is now: `ours` (as we put it there), `edited`, or `gone`."""
+    """The state of a published path: `ours` (unchanged), `edited`, or `gone`."""
 
     row: Published
     now: str
 
 
 def examine_published(ws: Workspace, rows: Iterable[Published]) -> list[PublishedPath]:
-    """Return what became of published paths."""
+    """Return the state of published paths."""
     return [PublishedPath(row, _state_of(ws, row)) for row in rows]
 
 
@@ -139,18 +139,17 @@ def _state_of(ws: Workspace, row: Published) -> str:
         return "edited"
     try:
         return "ours" if ws.cache.content_of(row.path) == row.content else "edited"
-    except RecipeError:  # a pipe, or a link that leads out: no run publishes such a thing
+    except RecipeError:  # a pipe, or a link out of the workspace: never published by a run
         return "edited"
 
 
 def find_stale(ws: Workspace, found: Survey) -> list[Published]:
-    """Return the outputs of earlier runs of this recipe that its plan does not make.
+    """Return stale outputs: outputs of earlier runs of this recipe that its plan does not create.
 
-    No step has such a path, or its step is skipped, or did not make it this time. Results of a
-    library recipe under other inputs have folders of their own, those of `--out` are where they
-    were asked for, and adopted files are the caller's: none of these is stale. Neither is an
-    output of a step that has not run yet. While a matrix waits for its files, only steps in the
-    plan count.
+    No step has such a path, or its step is skipped, or its step did not create the output this
+    time. Library results under other inputs, results with `--out`, adopted files, and outputs of
+    steps that have not run yet are never stale. While a matrix waits for its files, only steps in
+    the plan count.
     """
     base = out_dir(ws, found.plan, found.library, found.request)
     head = "" if base == ws.root else f"{base}/"
@@ -166,35 +165,40 @@ def find_stale(ws: Workspace, found: Survey) -> list[Published]:
     for path, row in sorted(ws.store.index.list_published(found.plan.recipe).items()):
         is_here = path.startswith(head) if head else not path.startswith("/")
         is_of_plan = not found.plan.pending or _top_step(row.step) in steps
-        if not is_here or not row.run or not is_of_plan:
-            continue
-        if path in wanted or path in parents:
-            continue
-        if any(parent in wanted for parent in heads(path)[1:]):
-            continue
-        rows.append(row)
+        if is_here and row.run and is_of_plan and not _overlaps(path, wanted, parents):
+            rows.append(row)
     return rows
 
 
+def _overlaps(path: str, wanted: Collection[str], parents: Collection[str]) -> bool:
+    """Return True if a path is wanted, or is above or below a wanted path.
+
+    `parents` are the directories above wanted paths.
+    """
+    if path in parents:
+        return True
+    return any(each in wanted for each in heads(path))
+
+
 def _top_step(id: str) -> str:
-    """Return the step of the recipe itself that an instance is of."""
+    """Return the top-level step of an instance."""
     return id.partition("[")[0]
 
 
 def _makes(verdict: Verdict, output: str) -> bool:
-    """Whether a step leaves this output, as far as that is known."""
+    """Return True if a step creates this output, or may."""
     return verdict.made is None or output in verdict.made.outputs
 
 
 def demand_quiet(ws: Workspace, recipe: str) -> None:
-    """Raise Busy while a run of this recipe is under way here."""
+    """Raise Busy while a run of this recipe is running here."""
     for row in ws.store.runs.latest(recipe=recipe, last=100):
         if row.state == "ACTIVE" and ws.store.runs.live(row.id):
             raise Busy(f"run {row.id} of {recipe} is running", fix="wait for the run, or stop it")
 
 
 def unpublish(ws: Workspace, rows: Iterable[Published]) -> None:
-    """Remove published paths, and the directories that are empty then."""
+    """Delete published paths, and then empty directories."""
     paths = []
     for row in rows:
         target = ws.root / row.path
@@ -205,7 +209,9 @@ def unpublish(ws: Workspace, rows: Iterable[Published]) -> None:
 
 
 def _remove_empty(root: Path, target: Path) -> None:
-    """Remove the empty directories above `target`, inside the workspace; and `latest`, when it leads nowhere any more."""
+    """Delete the empty directories above `target` inside the workspace, and a dangling `latest`
+    link.
+    """
     for parent in target.parents:
         if parent == root or root not in parent.parents:
             return
@@ -219,11 +225,13 @@ def _remove_empty(root: Path, target: Path) -> None:
                 latest.unlink()
 
 
-# -- runs --------------------------------------------------------------------------------------------------------------------------------------------
+# -- runs
 
 
 def demand_over(ws: Workspace, row: RunRow) -> None:
-    """Raise Busy where a run is under way, or its worker died with steps begun: their jobs may live, and `recipe cancel` ends them."""
+    """Raise Busy if a run is running, or its worker died during steps whose jobs may still run
+    until `recipe cancel`.
+    """
     if ws.store.runs.live(row.id):
         raise Busy(f"run {row.id} is running", fix="wait for the run, or stop it")
     if row.state not in FINAL and any(
@@ -236,7 +244,7 @@ def demand_over(ws: Workspace, row: RunRow) -> None:
 
 
 def find_leftovers_of(ws: Workspace, run: str) -> list[Leftover]:
-    """Logs and metrics of a run, and what its failed attempts left."""
+    """Return the logs, metrics and failed attempt directories of a run."""
     dirs = sorted({row.dir for row in ws.store.runs.attempts(run)} - {""})
     found = [
         Leftover("attempt", ws.home / name, disk.total(ws.home / name))
@@ -248,16 +256,16 @@ def find_leftovers_of(ws: Workspace, run: str) -> list[Leftover]:
 
 
 def remove_runs(ws: Workspace, runs: Sequence[str], beside: Iterable[Leftover]) -> int:
-    """Delete runs and what they left; their results stay.  Answers how many bytes went."""
+    """Delete the records and leftovers of runs, but not their results. Returns the freed bytes."""
     ws.store.runs.forget(runs)
     return delete_leftovers(ws, beside)
 
 
-# -- what is beside the store ----------------------------------------------------------------------------------------------------------------------
+# -- files next to the store
 
 
 class Leftover(NamedTuple):
-    """A file or folder that is not needed any more, and what it was."""
+    """An unneeded file or directory, and its kind."""
 
     kind: str
     path: Path
@@ -270,14 +278,15 @@ _LOCKED = {
     "environment": ("envs", "env"),
     "repository": ("git", "git"),
 }
-"""Kinds of folders that a run holds a lock on while it works in them: where they are, and what their locks are called."""
+"""Directories that a run locks during use: their parent directory, and the prefix of their locks.
+"""
 
 
 def find_leftovers(ws: Workspace, garbage: Garbage, *, keep_days: float) -> list[Leftover]:
-    """Return what `garbage` makes superfluous, and what was not written for `keep_days`.
+    """Return the leftovers of `garbage`, and files not written for `keep_days`.
 
-    The first are logs of runs and attempts that go. The second are plans, manifests, downloads,
-    states, environments, repositories, and what a worker published.
+    The former are logs and attempts of deleted runs. The latter are plans, manifests, downloads,
+    states, environments, repositories, and results published by workers.
     """
     oldest = time.time() - keep_days * _DAY
     rows = ws.store.runs.latest()
@@ -312,8 +321,8 @@ def _not_written_since(folder: Path, oldest: float) -> list[Path]:
 
 
 def _results_of_worker(ws: Workspace, active: Collection[str], oldest: float) -> list[Path]:
-    """Return what a worker published for its submitters, who have it from the store."""
-    if not (ws.home / "bundles").is_dir():  # no worker's folder
+    """Return the results that workers published for submitters, who get them from the shared store."""
+    if not (ws.home / "bundles").is_dir():  # no worker's directory
         return []
     return [
         folder
@@ -325,7 +334,7 @@ def _results_of_worker(ws: Workspace, active: Collection[str], oldest: float) ->
 def _spent_agents(
     ws: Workspace, active: Collection[str], gone_attempts: Collection[str]
 ) -> Iterable[Path]:
-    """Return the folders of local agents that serve no active run and no attempt that stays."""
+    """Return the directories of local agents without an active run or kept attempt."""
     names = (path.name for path in _entries(ws.home / "attempts"))
     staying = " ".join(name for name in names if name not in gone_attempts)
     return find_spent_roots(ws.home, {*active, *_RUN.findall(staying)})
@@ -341,7 +350,7 @@ def _unlocked_folders(ws: Workspace, oldest: float) -> list[Leftover]:
 
 
 def delete_leftovers(ws: Workspace, found: Iterable[Leftover]) -> int:
-    """Delete leftovers; what came into use meanwhile stays.  Answers how many bytes went."""
+    """Delete leftovers, except those used in the meantime. Returns the freed bytes."""
     freed = 0
     for leftover in found:
         lock = None
@@ -364,8 +373,8 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _last_write(path: Path) -> float:
-    """When anything in it was last written."""
+    """Return the last write time in a directory."""
     try:
         return max(found.st_mtime for _, found in disk.below(str(path)))
     except FileNotFoundError:
-        return time.time()  # it is being worked on
+        return time.time()  # in use right now

@@ -1,7 +1,9 @@
-"""Find every problem of a recipe without a workspace and without all of its inputs, as an editor or a continuous integration wants it.  Runs nothing.
+"""Validate a recipe without a workspace and without all of its inputs, for editors and continuous
+integration. Runs nothing.
 
-A file is judged as far as it can be read: its YAML, its shape, then its meaning, for the bare recipe and for each of its presets.  An input without a
-value gets two made-up ones: what goes wrong with both is the recipe's fault, what goes wrong with one may be that value's.
+A file is validated as far as it can be parsed: its YAML, its schema, then its meaning, without
+preset and with each preset. An input without a value gets two made-up values. A problem with both
+values is the recipe's; a problem with only one may be caused by that value.
 """
 
 from __future__ import annotations
@@ -32,18 +34,22 @@ from .recipes import UsedRecipes, place_recipe
 if TYPE_CHECKING:
     from ..language.document import Document
 
-# Problems that may come from the values: the others are in the text of the recipe.
+# The other problems may be caused by input values.
 _OF_TEXT = frozenset({"template", "unknown-name", "secret", "late-name", "path-escape"})
-"""Problems of one text, whatever is wrong elsewhere."""
+"""Problem codes that depend only on the recipe's text."""
 _OF_VALUES = frozenset({"template", "when", "matrix-axis", "two-makers", "path-escape", "output"})
 
 
 def find_problems(
     document: Document, root: Path, given: Mapping[str, str], source: Path | None = None
 ) -> list[Problem]:
-    """Every error and warning.  `given` are inputs as on the command line; `root` is the workspace, and `source` the file of a recipe of its own."""
+    """Return all errors and warnings of a recipe.
+
+    `given` are inputs as on the command line, `root` is the workspace, and `source` the file of a
+    recipe given by path.
+    """
     found = list(document.warnings)
-    recipe, wrong = parse.tried(document)
+    recipe, wrong = parse.try_parse(document)
     if source is not None:
         recipe = place_recipe(recipe, source, root)
     if wrong:
@@ -66,7 +72,9 @@ def find_problems(
 
 
 def _check_readable_part(recipe: Recipe, root: Path, given: Mapping[str, str]) -> list[Problem]:
-    """What is wrong with the parts of a recipe that could be read, as far as it does not come from the others."""
+    """Return the problems in the valid parts of an invalid recipe, without consequences of the
+    other errors.
+    """
     used = UsedRecipes(root)
     recipe = _readable_part(recipe)
     found = list(_check_scripts(recipe))
@@ -81,7 +89,7 @@ def _check_readable_part(recipe: Recipe, root: Path, given: Mapping[str, str]) -
 
 
 def _readable_part(recipe: Recipe) -> Recipe:
-    """A recipe without inputs that lack what their types take, and without secrets that are none."""
+    """Return the recipe without inputs with incomplete types and without invalid secrets."""
     whole = {name: spec for name, spec in recipe.inputs.items() if _is_whole(spec)}
 
     def secrets(names: Iterable[str]) -> tuple[str, ...]:
@@ -95,14 +103,14 @@ def _readable_part(recipe: Recipe) -> Recipe:
 
 
 def _is_whole(spec: Input) -> bool:
-    """Whether an input has what its type takes."""
+    """Return True if an input has everything that its type requires."""
     if "choice" in (spec.type, spec.items):
         return bool(spec.limits.get("choices"))
     return spec.type != "secret" or bool(spec.env)
 
 
 def check_bytes(data: bytes, name: str, root: Path, given: Mapping[str, str]) -> list[Problem]:
-    """Every error and warning of a file's bytes."""
+    """Return all errors and warnings of a recipe's bytes."""
     try:
         document = documents.parse(data, name)
     except Invalid as error:
@@ -113,7 +121,10 @@ def check_bytes(data: bytes, name: str, root: Path, given: Mapping[str, str]) ->
 def check_file(
     path: Path, root: Path, given: Mapping[str, str], *, own: bool = True
 ) -> list[Problem]:
-    """Every error and warning of a file, which is the workspace's own or one of the library.  Raises NotFound."""
+    """Return all errors and warnings of a recipe file, of the workspace or the library.
+
+    Raises NotFound.
+    """
     try:
         document = documents.read(path)
     except Invalid as error:
@@ -122,7 +133,7 @@ def check_file(
 
 
 def _check_scripts(recipe: Recipe) -> Iterator[Problem]:
-    """What a shell would take otherwise than the author meant it."""
+    """Yield warnings about unintended shell syntax."""
     commands: list[tuple[Where, object, bool]] = [
         ((*step.origin, "run"), step.run, step.shell == "bash") for step in recipe.steps.values()
     ]
@@ -134,7 +145,7 @@ def _check_scripts(recipe: Recipe) -> Iterator[Problem]:
         doubts: list[tuple[Where, Doubt]] = []
         if isinstance(command, str):
             yield from (
-                inputs.misread(recipe.document, where, error)
+                inputs.template_problem(recipe.document, where, error)
                 for error in shell.errors(command, bash=bash)
             )
             doubts = [(where, doubt) for doubt in shell.warnings(command, bash)]
@@ -157,7 +168,7 @@ def _check_scripts(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _words(command: list[Tree]) -> Iterator[tuple[Where, str]]:
-    """The arguments of a list, those of lists in it too, and where each stands."""
+    """Yield the arguments of a command and their locations, including nested lists."""
     for n, item in enumerate(command):
         if isinstance(item, list):
             yield from (((n, *path), leaf) for path, leaf in _words(item))
@@ -186,10 +197,10 @@ def _check_preset(
 
 
 class _Checked(NamedTuple):
-    """What was found with values of which some are made up."""
+    """Problems found with partly made-up values."""
 
     found: list[Problem]
-    certain: list[Problem]  # whatever the made-up values are
+    certain: list[Problem]  # independent of the made-up values
     missing: list[str]
 
 
@@ -201,7 +212,7 @@ def _check_values(
     preset: str | None,
     turn: int,
 ) -> _Checked:
-    """What is wrong with these values, and which inputs had to be made up."""
+    """Return the problems with these values, and the inputs that needed made-up values."""
     chosen = recipe.presets[preset].inputs if preset is not None else {}
     missing = [
         spec
@@ -215,16 +226,17 @@ def _check_values(
     values: dict[str, Tree] = dict(given)
     for n, spec in enumerate(missing):
         values[spec.name] = _invent_value(spec, n, turn)
-    # A value could not be made up for every pattern: that it does not match is no fault of the recipe.
+    # Made-up values may not match a pattern, which is not the recipe's fault.
     free = {
         spec.name: replace(spec, limits={k: v for k, v in spec.limits.items() if k == "choices"})
         for spec in missing
     }
     recipe = replace(recipe, inputs={**recipe.inputs, **free})
-    bound, wrong = inputs.tried(recipe, values, preset=preset)
+    bound, wrong = inputs.try_bind(recipe, values, preset=preset)
     names = [spec.name for spec in missing]
     for n, spec in enumerate(recipe.inputs.values()):
-        if spec.type != "secret" and spec.name not in bound:  # its own problem hides no other
+        # an invalid secret must not hide other problems
+        if spec.type != "secret" and spec.name not in bound:
             bound[spec.name] = _invent_value(spec, n, turn)
             names.append(spec.name)
     trial = Trial(made_up=names, given={*given, *chosen} - {*names}, all_values=preset is None)
@@ -246,15 +258,15 @@ def _check_values(
         found = list(error.problems)
     if wrong:
         found = [*wrong, *(problem for problem in found if problem.code in _OF_TEXT)]
-    return _Checked(found, trial.problems + unread.refused(recipe, given, preset), names)
+    return _Checked(found, trial.problems + unread.find_refused(recipe, given, preset), names)
 
 
 def _invent_value(spec: Input, n: int, turn: int) -> Tree:
-    """A value that this input takes, if one can be thought of: another one for each input and for each turn."""
+    """Return a made-up value for an input, if possible, different for each input and turn."""
     candidates = _candidates(spec, n, turn)
     for value in candidates:
         try:
-            return inputs.converted(spec, value)
+            return inputs.convert(spec, value)
         except inputs.BadValue:
             continue
     unfit: Tree = candidates[0]

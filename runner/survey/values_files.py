@@ -1,4 +1,4 @@
-"""Values of inputs from files: YAML, JSON or TOML, as mappings of names."""
+"""Input values from files: mappings of names in YAML, JSON or TOML."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 
 
 def read_values(paths: Sequence[tuple[str, Path]]) -> tuple[dict[str, object], dict[str, str]]:
-    """The values that files give, the later files over the earlier, and the file of each.  A file has the name that was typed, and its path.
+    """Return the values from files (later files take precedence), and the file of each value.
 
-    Raises Invalid with what is wrong in all of them, NotFound.
+    Files are pairs of the typed name and the path.
+
+    Raises Invalid with the problems of all files, NotFound.
     """
     found: dict[str, object] = {}
     origins: dict[str, str] = {}
@@ -38,13 +40,16 @@ def read_values(paths: Sequence[tuple[str, Path]]) -> tuple[dict[str, object], d
 
 
 def _with_spelling(document: Document, value: Tree, key: str) -> object:
-    """A value that an input of text takes as it is written.  A number that stands alone is as good as typed: text, also to a server."""
+    """Return the value for a text input as written.
+
+    A single number counts as typed text, also on a server.
+    """
     from ..language.inputs import number_of
-    from ..language.spelling import remembering, written_of
+    from ..language.spelling import keep_spelling, written_of
 
     if "." in key:
-        return value  # a part of an object, which has no type
-    found = remembering(document, value, (key,))
+        return value  # part of an object, which has no type
+    found = keep_spelling(document, value, (key,))
     written = written_of(found)
     return found if written is None or number_of(written) is None else written
 

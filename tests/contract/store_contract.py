@@ -513,12 +513,12 @@ def test_who_follows_runs_learns_what_has_moved(store: Store, claimed: int) -> N
     moves = [Move("run", "r1", "QUEUED", "ACTIVE"), Move("step", "s", "READY", "QUEUED")]
     store.runs.group("r1", claimed, moves, run_state=("ACTIVE", ""))
     stands = {"r1": ("ACTIVE", first + 2)}
-    assert store.runs.standing(["r1", "none"]) == stands
-    assert store.runs.standing_since(begun + 60) == stands, "it is not over"
+    assert store.runs.states_of(["r1", "none"]) == stands
+    assert store.runs.states_since(begun + 60) == stands, "it is not over"
     over = Move("run", "r1", "ACTIVE", "COMPLETED")
     store.runs.group("r1", claimed, [over], run_state=("COMPLETED", ""))
-    assert store.runs.standing_since(begun + 60) == {}
-    assert store.runs.standing_since(0.0) == {"r1": ("COMPLETED", first + 3)}
+    assert store.runs.states_since(begun + 60) == {}
+    assert store.runs.states_since(0.0) == {"r1": ("COMPLETED", first + 3)}
     missed = store.runs.moves_since(begun - 1, 100)[-3:]
     assert [(each.seq, each.after) for each in missed] == [
         (first, "ACTIVE"),
@@ -618,7 +618,7 @@ def test_the_attempt_that_gave_a_result_is_known_by_its_key(store: Store) -> Non
         steps = [StepRow(run, "s", "DONE", "k")]
         store.runs.group(run, fence, steps=steps, attempts=tries)
     assert store.runs.makers(["k", "none"]) == {"k": ("r1/s/2", "r1", "s", 2, "k")}
-    assert [each.id for each in store.runs.tried(["r1"])] == ["r1/s/1", "r1/s/2"]
+    assert [each.id for each in store.runs.finished_attempts(["r1"])] == ["r1/s/1", "r1/s/2"]
     found = store.runs.steps_of(["r2", "none"])
     assert (found["r2"]["s"].state, found["r2"]["s"].key, found["none"]) == ("DONE", "k", {})
 

@@ -147,7 +147,7 @@ def test_a_signed_address_opens_its_object_for_everybody_and_no_other(
     ):
         pulling = Pulling(str(tmp_path / "other"), [(path, size, etag, wrong)], 1)
         pulling.work()
-        assert pulling.problem == "the bucket answers 403 there"
+        assert pulling.problem == "the bucket returned HTTP status 403"
 
 
 def test_of_any_keys_below_an_input_nothing_is_mixed_and_nothing_left_out_unsaid(

@@ -19,10 +19,10 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from runner.advice.estimates import figures
-from runner.advice.hardware import left_away
-from runner.advice.memory import CONTEXT, LOST
-from runner.advice.training_from_inputs import ADAPTED, Picture
+from runner.advice.estimates import load_hardware
+from runner.advice.hardware import count_offloaded_bytes
+from runner.advice.memory import CUDA_CONTEXT, FRAGMENTATION
+from runner.advice.training_from_inputs import ADAPTED, DiffusionTraining
 from tests.library.test_image_lora import ROOT, trainers
 
 __all__ = ["trainers"]
@@ -265,13 +265,13 @@ def flux_of(peak: Peak, stored: str, batch: int, **more: int) -> tuple[int, int]
 
 def gb(size: float) -> float:
     """What a GPU shows of so many bytes of tensors."""
-    return (size * (1 + LOST) + CONTEXT) / 1e9
+    return (size * (1 + FRAGMENTATION) + CUDA_CONTEXT) / 1e9
 
 
 def row(family: str, precision: str, batch: int) -> Any:
     (found,) = [
         row
-        for row in figures().diffusion
+        for row in load_hardware().diffusion
         if (row.family, row.precision, row.batch, row.rank, row.resolution)
         == (family, precision, batch, 16, 1024)
         and row.method == "lora"
@@ -305,12 +305,12 @@ def test_what_the_table_says_of_flux_is_counted(
 @pytest.mark.proof
 def test_what_leaves_for_main_memory_is_about_what_is_gone_here(peak: Peak) -> None:
     """5.3 GB for 5.9 of flux, 5.4 for 5.4 of sdxl when this was written."""
-    case = Picture("flux", "lora", 1024, 1, 16, True, away=57)
+    case = DiffusionTraining("flux", "lora", 1024, 1, 16, True, away=57)
     here, away = (flux_of(peak, "same", 1, away=blocks)[0] for blocks in (0, 57))
-    assert gb(away) == pytest.approx(gb(here) - left_away(case) / 1e9, rel=0.12)
+    assert gb(away) == pytest.approx(gb(here) - count_offloaded_bytes(case) / 1e9, rel=0.12)
     here, away = (peak("sdxl", "same", 4, away=blocks)[0] for blocks in (0, 70))
     assert gb(away) == pytest.approx(
-        gb(here) - left_away(replace(case, family="sdxl", away=70)) / 1e9, rel=0.12
+        gb(here) - count_offloaded_bytes(replace(case, family="sdxl", away=70)) / 1e9, rel=0.12
     )
 
 

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from pathlib import Path
@@ -24,7 +25,7 @@ from drivers.local import LocalHost
 from runner.agent import journal, locks, protocol
 from runner.hosts.link import client
 from runner.hosts.link.wire import Wire
-from tests.tools import small_disk
+from tests.tools import needs, small_disk
 
 LONG = timedelta(seconds=60)
 ENV = {"PATH": os.environ["PATH"]}
@@ -668,9 +669,28 @@ def test_a_lock_folder_of_somebody_else_is_passed_over(
     assert [path.name for path in (places[1] / name / "gpus").iterdir()] == ["x.lock"]
     (places[1] / name).chmod(0o777)  # others could hold its locks
     (places[2] / name).write_text("")
-    with pytest.raises(PermissionError, match="must be a folder of this login") as found:
+    with pytest.raises(PermissionError, match="must be a private directory of this user") as found:
         locks.free_locks(["x"])
     assert str(found.value.filename) == ", ".join(str(each / name) for each in places)
+
+
+def test_a_lock_folder_that_another_login_made_first_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the mode that it should have, or open to all: the locks are in the next place."""
+    needs("root")
+    as_other = [needs("setpriv"), "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+    with contextlib.ExitStack() as stack:
+        places = [stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp")) for _ in range(3)]
+        for place, mode in zip(places, ("700", "777"), strict=False):
+            os.chmod(place, 0o1777)
+            taken = f"{place}/recipe-{os.geteuid()}"
+            subprocess.run([*as_other, "mkdir", "-m", mode, taken], check=True)
+        monkeypatch.setattr(locks, "PLACES", places)
+        held = locks.take_locks(["gpu-0"])
+        assert held is not None and locks.free_locks(["gpu-0"]) == []
+        os.close(held[0])
+        assert os.listdir(f"{places[2]}/recipe-{os.geteuid()}/gpus") == ["gpu-0.lock"]
 
 
 STOPPED = """
@@ -711,7 +731,7 @@ def test_the_job_of_a_stopped_client_is_ended_and_that_of_one_that_lives_is_not(
                 over = await host.wait(Job("theirs"), LONG)
                 assert over is not None and (over.reason, over.detail) == (
                     "stopped",
-                    "no client asked for it for 1 seconds",
+                    "no client contacted the agent about the job for 1 seconds",
                 )
             finally:
                 stopped.kill()
@@ -770,7 +790,7 @@ def test_an_agent_lets_go_of_what_it_inherited_and_of_nothing_up_to_a_limit_of_a
 )
 def test_the_journal_has_the_name_of_a_log_as_it_is(log: str) -> None:
     """Under another name a job that an agent had left was taken for one that prints nothing, and ended by its `idle_timeout`."""
-    line = journal.began(0.0, b"job", 1, os.fsencode(log), b"", b"5")
+    line = journal.start_line(0.0, b"job", 1, os.fsencode(log), b"", b"5")
     assert json.loads(line)["log"] == log
 
 

@@ -280,14 +280,16 @@ def test_a_cut_of_the_way_to_the_host_costs_what_was_under_way(
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        (Fault(status=403, code="AccessDenied"), "the bucket answers 403 there"),
+        (Fault(status=403, code="AccessDenied"), "the bucket returned HTTP status 403"),
         pytest.param(
             Fault(headers={"Content-Length": str(SIZE + 1)}),
-            f"it has {SIZE + 1} bytes there, and {SIZE} were promised",
+            f"the object has {SIZE + 1} bytes in the bucket, but {SIZE} were expected",
             marks=PROOF,
         ),
-        pytest.param(Fault(headers={"ETag": '"0"'}), "it changed meanwhile", marks=PROOF),
-        pytest.param(Fault(reset=True), "the bucket cannot be reached there", marks=PROOF),
+        pytest.param(
+            Fault(headers={"ETag": '"0"'}), "the object changed in the meantime", marks=PROOF
+        ),
+        pytest.param(Fault(reset=True), "the host cannot connect to the bucket", marks=PROOF),
     ],
 )
 def test_what_a_host_cannot_have_goes_through_this_machine_and_is_told_once(

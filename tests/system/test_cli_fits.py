@@ -425,7 +425,9 @@ def test_what_cannot_be_is_reported(
 def test_every_library_recipe_with_a_gpu_preset_has_an_estimate_or_says_why_not(
     space: Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(estimates, "config_of", lambda ws, kind, address: QWEN if address else None)
+    monkeypatch.setattr(
+        estimates, "read_model_config", lambda ws, kind, address: QWEN if address else None
+    )
     with Workspace.open(space.root) as ws:
         for entry in library.entries():
             found = parse.load(entry.path)
@@ -434,8 +436,8 @@ def test_every_library_recipe_with_a_gpu_preset_has_an_estimate_or_says_why_not(
                     "base": "hf://Qwen/Qwen2.5-7B",
                     "method": "lora",
                 }
-                told = estimates.of_values(
-                    ws, found.id, values, estimates.figures().find("h200"), 1
+                told = estimates.estimate_values(
+                    ws, found.id, values, estimates.load_hardware().find("h200"), 1
                 )
                 assert told.found is not None and told.found.bytes > 15e9, (found.id, told.unknown)
 
@@ -443,16 +445,16 @@ def test_every_library_recipe_with_a_gpu_preset_has_an_estimate_or_says_why_not(
 def test_what_vllm_takes_first_is_not_there_for_the_training(
     space: Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(estimates, "config_of", lambda ws, kind, address: QWEN)
+    monkeypatch.setattr(estimates, "read_model_config", lambda ws, kind, address: QWEN)
     inputs = parse.load(library.find("rlhf@1", space.root)).inputs
     values = {name: spec.default for name, spec in inputs.items()} | {
         "base": "hf://Qwen/Qwen2.5-7B",
         "method": "lora",
     }
     with Workspace.open(space.root) as ws:
-        h100 = estimates.figures().find("h100-80gb")
+        h100 = estimates.load_hardware().find("h100-80gb")
         alone, beside = (
-            estimates.of_values(
+            estimates.estimate_values(
                 ws, "rlhf@1", values | {"use_vllm": used, "vllm_memory": 0.4}, h100, 1
             )
             for used in (False, True)

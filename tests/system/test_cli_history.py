@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from runner.api.logs import Part, tail_of
+from runner.api.logs import AttemptLog, open_tail
 from runner.execution.terms import Choice
 from runner.interface.logs import Raw, Safe
 from runner.storage.records.runs import RunRow
@@ -293,7 +293,7 @@ def test_a_secret_is_masked_across_reads(tmp_path: Path) -> None:
     raw.write_bytes(b"a" * ((1 << 18) - 5) + SECRET.encode() + b"b")
     out = io.BytesIO()
     with Workspace.open(tmp_path, environ={**os.environ, "T": SECRET}) as ws:
-        tail = tail_of(ws, "r", Part("a", 1, str(raw), ("T",)))
+        tail = open_tail(ws, "r", AttemptLog("a", 1, str(raw), ("T",)))
         assert tail is not None
         tail.rest(Raw(out).write)
     assert out.getvalue() == b"a" * ((1 << 18) - 5) + b"***b"

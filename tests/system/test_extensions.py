@@ -245,6 +245,8 @@ def test_a_run_in_which_nothing_is_to_be_done_asks_no_package(
     found = imported(space.root, "run")
     assert {"runner.extensions", "importlib.metadata"} & found <= {"runner.extensions"}
     monkeypatch.syspath_prepend(str(acme))
-    extensions._found.cache_clear()
-    assert [each.origin for each in extensions.found(extensions.RECIPES)] == ["acme-recipes 1.4"]
-    extensions._found.cache_clear()
+    extensions._find_by_path.cache_clear()
+    assert [each.origin for each in extensions.find_extensions(extensions.RECIPES)] == [
+        "acme-recipes 1.4"
+    ]
+    extensions._find_by_path.cache_clear()

@@ -206,7 +206,7 @@ def test_a_provider_s_machine_is_kept_between_runs(
             and "created the store " in said
             and ("created the firewall rule recipe-" in said) is (name == "gcp")
         ), said
-        assert "made" not in space.command("stack", "up", "tiny")[2]
+        assert "created" not in space.command("stack", "up", "tiny")[2]
         ran(space, 1)
         assert any((space.root / "results").iterdir()), "a stack's runs push to its store"
         space.recipe(
@@ -220,7 +220,7 @@ def test_a_provider_s_machine_is_kept_between_runs(
         assert (
             code == 0
             and "and its results are kept" in out
-            and ("is removed" in out) is (name == "gcp")
+            and ("deleted the firewall rule " in out) is (name == "gcp")
         )
         assert (
             ours(real)[-1] == "destroyed"

@@ -211,6 +211,39 @@ def test_the_stream_of_all_runs_goes_on_exactly_with_the_next_server(tmp_path: P
             assert got == list(range(begins or got[0], stored + 1)), run.id
 
 
+def test_after_a_killed_server_a_run_is_followed_exactly_and_all_runs_with_a_gap(
+    tmp_path: Path,
+) -> None:
+    """Moves before the kill, those while no server ran, and those after it: the stream of all runs may repeat some, and loses none."""
+    root = tmp_path / "space"
+    root.mkdir()
+    last = dict[str, str]()
+    with Rest(root) as server, Workspace.open(root) as ws:
+        run, token = Worked(ws, "killed"), server.token
+        paths = {"run": f"/v1/runs/{run.id}/stream?kind=move", "all": "/v1/stream?kind=move"}
+        with server.follow(paths["run"]) as one, server.follow(paths["all"]) as every:
+            every.until("begin")
+            run.move(5)
+            for name, stream in (("run", one), ("all", every)):
+                while (read := stream.until("move")[-1]).data["seq"] < 4:
+                    pass
+                last[name] = read.id
+            server.process.kill()
+            server.end()
+        run.move(3)
+        with Rest(root) as after:
+            after.token = token
+            run.end()
+            with after.follow(paths["run"], **{"Last-Event-ID": last["run"]}) as stream:
+                found = [each for each in stream if each.event == "move"]
+            assert [each.data["seq"] for each in found] == [5, 6, 7, 8, 9, 10]
+            with after.follow(paths["all"], **{"Last-Event-ID": last["all"]}) as stream:
+                first, *rest = stream.until("begin")
+            assert first.event == "gap" and "again" in first.data["message"]
+            assert [each.data["seq"] for each in rest if each.event == "move"] == list(range(1, 11))
+            assert after.end() == 0
+
+
 def test_a_token_of_one_run_sees_no_other(rest: Rest, ws: Workspace) -> None:
     mine, other = Worked(ws, "mine"), Worked(ws, "other")
     token = new_token(rest, run=mine.id)

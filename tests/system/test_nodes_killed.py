@@ -364,7 +364,7 @@ class Training:
         if not code and self.space.read("o") != learned:
             found.append("it learned something else")
         with Ledger.open(of_workspace(self.space.root / ".recipe"), read_only=True) as known:
-            found += [f"the ledger has {row.key} as {row.state}" for row in known.living()]
+            found += [f"the ledger has {row.key} as {row.state}" for row in known.living_leases()]
         return found
 
     def story(self) -> str:

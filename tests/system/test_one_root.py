@@ -274,7 +274,7 @@ def test_a_shadow_of_an_installed_module_is_code(auto: Path) -> None:
     [
         (
             "import importlib, sys\nimportlib.import_module(sys.argv[1])\n",
-            "src/main.py: line 2 imports a module that a value names",
+            "src/main.py: line 2 imports a module whose name is computed",
         ),
         ("import sys\nsys.path.insert(0, 'src/lib')\n", "src/main.py: line 2 changes sys.path"),
         ("this is no Python", "src/main.py: invalid Python"),

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from runner.execution.steps.adjusting import divided
+from runner.execution.steps.adjusting import divide_value
 from runner.storage.records.store import Store
 from tests.support import Space, until
 
@@ -101,7 +101,7 @@ def _failed(space: Space) -> int:
 def test_what_is_divided_stays_a_divisor_of_what_it_was(
     value: object, by: int, less: int | None
 ) -> None:
-    assert divided(value, by) == less
+    assert divide_value(value, by) == less
 
 
 def test_an_input_that_is_not_there_is_refused_with_the_one_that_is_near(trained: Space) -> None:

@@ -84,7 +84,7 @@ def test_samples_of_two_runs_stand_side_by_side(
     page.keyboard.press("Home")
     page.wait_for_selector("#samples pre >> text=At step 0 >> nth=1")
     page.select_option("#right", label="out of paint")
-    page.wait_for_selector("#samples >> text=Not made by this run >> nth=0")
+    page.wait_for_selector("#samples >> text=Not created by this run >> nth=0")
     assert tab.said == []
 
 
@@ -154,7 +154,7 @@ def test_a_run_goes_on_from_the_checkpoint_that_is_chosen(
     assert "best" in best.inner_text()
     page.focus("tr[data-number='40'] button")
     page.keyboard.press("Enter")
-    page.click("tr[data-number='40'] >> text=Put newer ones aside")
+    page.click("tr[data-number='40'] >> text=Set newer checkpoints aside")
     page.wait_for_selector("#chip >> text=queued")
     again = page.url.partition("run=")[2]
     assert again != runs["out of paint"]

@@ -14,9 +14,9 @@ import pytest
 from runner.errors import CannotRun, Invalid, Problem
 from runner.server import planner as planning
 from runner.server.answers import Refused
-from runner.server.market import Known
+from runner.server.market import CachedOffers
 from runner.server.planner import Planner
-from runner.server.recipes import AskedPlan, PlanView, checked, planned
+from runner.server.recipes import AskedPlan, PlanView, check_request, plan_request
 from runner.server.room import ServedWorkspace
 
 
@@ -136,7 +136,7 @@ def allowed(root: Path, body: str) -> ServedWorkspace:
 
 
 def plan(ws: ServedWorkspace, asked: AskedPlan) -> PlanView:
-    return planned(ws, Known(), checked(ws, asked), asked)[0]
+    return plan_request(ws, CachedOffers(), check_request(ws, asked), asked)[0]
 
 
 LATE = """\

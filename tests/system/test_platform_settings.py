@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import Invalid
-from runner.execution.session import look
+from runner.execution.session import preview
 from runner.execution.terms import request_of_run
 from runner.interface.cli import queue, serve
 from runner.language import parse
@@ -215,7 +215,7 @@ def test_a_job_goes_on_from_a_checkpoint_of_its_own_and_from_no_other(space: Spa
         ws.store.runs.release(run, fence)
         request = request_of_run(ws.store.runs.get(run))
         assert request is not None
-        found = look(ws, request)
+        found = preview(ws, request)
         (state,) = find_states(ws, found, found.todo)
         for n in (1, 2):
             (state.folder / f"step-{n}").mkdir(parents=True)

@@ -310,7 +310,8 @@ def test_overlays_that_a_machine_refuses_are_said_once(space: Space) -> None:
     words = ["unshare", "-Ur", "sh", "-c", limited, "-", *RECIPE, "run"]
     ran = subprocess.run(words, cwd=space.root, capture_output=True, text=True, check=False)
     assert (
-        "cannot be had on this machine (no namespace: there may be no more of them)" in ran.stderr
+        "cannot be had on this machine (cannot create a namespace: the limit on namespaces is reached)"
+        in ran.stderr
     )
     assert ran.stderr.count("cannot be had") == 1 and "is staged as symbolic links" in ran.stderr
 

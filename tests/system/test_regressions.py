@@ -18,7 +18,7 @@ import pytest
 
 import runner
 from runner.errors import CannotRun, Invalid
-from runner.execution.session import look
+from runner.execution.session import preview
 from runner.execution.terms import Choice, Settings
 from runner.interface.cli.chosen import open_to_work
 from runner.language import document
@@ -606,5 +606,5 @@ def test_a_first_run_reads_its_recipe_once(space: Space, monkeypatch: pytest.Mon
     )
     space.recipe("steps: {s: {run: 'true'}}")
     with open_to_work(space.root, Request("./recipe.yaml")) as ws:
-        assert look(ws, Request("./recipe.yaml"), Choice()).todo
+        assert preview(ws, Request("./recipe.yaml"), Choice()).todo
     assert read == [str(space.root / "recipe.yaml")]

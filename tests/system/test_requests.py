@@ -300,13 +300,13 @@ def test_a_run_of_which_two_things_are_asked_while_a_worker_takes_it_does_not_fa
     with Workspace.open(space.root) as ws:
         run = submit(ws, Request("./recipe.yaml", {}), Choice(), Settings(), Ticket()).id
         assert ws.store.runs.request(run, first)
-        looked = unattended.left_by
+        looked = unattended.find_left_attempts
 
         def asked(folder: str, id: str) -> object:
             assert ws.store.runs.request(run, then)
             return looked(folder, id)
 
-        monkeypatch.setattr(unattended, "left_by", asked)
+        monkeypatch.setattr(unattended, "find_left_attempts", asked)
         serve(space.root, Offer(), Silent, Handover(), os.environ, once=True)
         assert (ws.store.runs.get(run).state, ws.store.runs.get(run).request) == (state, "")
 
@@ -317,14 +317,14 @@ def test_what_is_asked_of_a_run_that_begins_just_then_is_done(
     space: Space, monkeypatch: pytest.MonkeyPatch, verb: str, what: str, state: str
 ) -> None:
     space.recipe("steps: {a: {run: 'while :; do sleep 0.02; done'}}")
-    begun = worker._begun
+    begun = worker._start
 
     def asked(ours: worker.Assignment, begins: Claimed, jobs: int) -> GroupCommit:
         with Store.open(Path(space.root, ".recipe")) as other:
             assert other.runs.request(begins.id, what)
         return begun(ours, begins, jobs)
 
-    monkeypatch.setattr(worker, "_begun", asked)
+    monkeypatch.setattr(worker, "_start", asked)
     if verb == "run":
         space.attempt()
     else:
@@ -342,13 +342,13 @@ def test_a_cancel_that_comes_while_a_paused_run_is_paused_once_more_is_done(
         run = submit(ws, Request("./recipe.yaml", {}), Choice(), Settings(), Ticket()).id
         assert end_unattended(ws, run, "PAUSED", print) and end_unattended(ws, run, "PAUSED", print)
         assert [event.after for event in ws.store.runs.events(run)] == ["QUEUED", "PAUSED"]
-        looked = unattended.left_by
+        looked = unattended.find_left_attempts
 
         def asked(folder: str, id: str) -> object:
             assert ws.store.runs.request(run, "cancel")
             return looked(folder, id)
 
-        monkeypatch.setattr(unattended, "left_by", asked)
+        monkeypatch.setattr(unattended, "find_left_attempts", asked)
         assert (
             end_unattended(ws, run, "PAUSED", print) and ws.store.runs.get(run).state == "CANCELLED"
         )

@@ -105,7 +105,7 @@ def test_a_failure_comes_first_with_its_last_lines_and_the_way_on(
     assert "oom, exit 1" in said and "CUDA out of memory" in said and "smaller batch" in said
     assert box.bounding_box()["y"] < page.locator("#steps").bounding_box()["y"]
     assert page.inner_text(".last-lines .ansi-red") == "Traceback (most recent call last):"
-    page.wait_for_selector("#failed >> text=Start again with changes")
+    page.wait_for_selector("#failed >> text=Rerun with changes")
     assert page.get_attribute("#failed a[href*=new]", "href") == f"#new&like={failed}"
     assert page.inner_text("#tally") == "3 steps: 1 failed, 1 done, 1 blocked"
     assert page.inner_text("#warnings li").startswith("train rows were cut </script><img")

@@ -121,7 +121,7 @@ def test_an_account_that_cannot_pay_for_an_hour_rents_nothing(
     assert space.summary is not None
     [failed] = space.summary.failed
     words = "Your balance must cover at least one hour of this pod. See https://console.runpod.io/user/billing"
-    assert failed.unplaced and words in failed.reason and ours(market) == []
+    assert failed.is_unplaced and words in failed.reason and ours(market) == []
 
 
 def test_a_data_center_that_runpod_does_not_have_is_refused_with_the_one_that_was_meant(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.secrets import encoded, escaped
+from runner.secrets import encoded_forms, escaped_forms
 from tests.servers.receiver import Receiver
 from tests.support import RECIPE as COMMAND
 from tests.support import Space
@@ -60,10 +60,11 @@ steps:
 
 def forms() -> set[bytes]:
     """All that must not be found anywhere."""
-    found = set(encoded(TOKEN.encode()) | encoded(RAW))
+    found = set(encoded_forms(TOKEN.encode()) | encoded_forms(RAW))
     found |= {
         form.encode("utf-8", "surrogateescape")
-        for form in escaped(TOKEN, 2) | escaped(RAW.decode("utf-8", "surrogateescape"), 1)
+        for form in escaped_forms(TOKEN, 2)
+        | escaped_forms(RAW.decode("utf-8", "surrogateescape"), 1)
     }
     return found | {
         b"caf\xef\xbf\xbd-token-",

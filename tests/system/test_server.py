@@ -277,12 +277,12 @@ def test_a_server_that_is_killed_takes_its_worker_with_it_and_its_token_is_shown
 def test_a_token_that_expired_or_was_removed_is_none(tmp_path: Path) -> None:
     tokens = Tokens(tmp_path / "server", Locks(tmp_path))
     secret = tokens.first()
-    assert tokens.of(secret) is not None and tokens.first() == ""
-    old, expired = tokens.make("read", expires=time.time() - 1)
+    assert tokens.find(secret) is not None and tokens.first() == ""
+    old, expired = tokens.create("read", expires=time.time() - 1)
     assert (
-        tokens.of(expired) is None
-        and tokens.of("") is None
-        and Tokens(tmp_path / "server", Locks(tmp_path)).of(secret) is not None
+        tokens.find(expired) is None
+        and tokens.find("") is None
+        and Tokens(tmp_path / "server", Locks(tmp_path)).find(secret) is not None
     )
     assert tokens.remove(old.id) and not tokens.remove(old.id)
 
@@ -291,15 +291,15 @@ def test_a_token_that_the_disk_does_not_take_is_not_given_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = Tokens(tmp_path / "server", Locks(tmp_path))
-    first, _ = tokens.make("read")
+    first, _ = tokens.create("read")
 
     def full(_handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched, pytest.raises(Infrastructure, match="the disk is full"):
         patched.setattr(os, "fsync", full)
-        tokens.make("read")
-    second, _ = tokens.make("read")
+        tokens.create("read")
+    second, _ = tokens.create("read")
     assert [token.id for token in tokens.all()] == [first.id, second.id]
 
 

@@ -19,7 +19,7 @@ import pytest
 import requests
 
 from runner.server import guard
-from runner.server.answers import Refused, plain
+from runner.server.answers import Refused, hide_local_paths
 from runner.server.app import application, routes
 from runner.server.feed import Feed
 from runner.server.page import PARTS
@@ -396,14 +396,14 @@ def test_a_token_is_read_from_its_header_alone_and_compared_with_each_that_is_kn
     ):
         refused(served.rest.ask("GET", "/v1/runs", token="", headers=headers), 401, "unauthorized")
     tokens = Tokens(tmp_path, Locks(tmp_path))
-    known, compared = [tokens.make("read")[1] for _ in range(3)], []
+    known, compared = [tokens.create("read")[1] for _ in range(3)], []
     monkeypatch.setattr(
         "runner.server.tokens.compare_digest",
         lambda a, b: compared.append((len(a), len(b))) or a == b,
     )
     for given in (known[0], known[2], "", "rcp_", "x" * 9999):
         compared.clear()
-        assert (tokens.of(given) is not None) == (given in known)
+        assert (tokens.find(given) is not None) == (given in known)
         assert compared == [(64, 64)] * 3, "by digests, and by all of them"
 
 
@@ -529,7 +529,7 @@ def test_an_error_of_ours_tells_nothing_of_itself(
         raise RuntimeError(f"{tmp_path} {secret}")
 
     app = application(room, {"here"})
-    monkeypatch.setattr(Room, "reading", broken)
+    monkeypatch.setattr(Room, "borrow_workspace", broken)
     sent = asked(
         app,
         "GET",
@@ -644,7 +644,7 @@ def test_a_request_whose_head_does_not_come_is_cut_off(
 
 
 def test_answers_name_no_folder_of_this_machine(tmp_path: Path) -> None:
-    text = plain(
+    text = hide_local_paths(
         f"{tmp_path}/a/b.yaml:1:2 and /etc/recipe/x.toml and ~/.config/y, see GET /v1/runs/x and hf://org/name or https://a/b/c",
         tmp_path,
     )
@@ -773,7 +773,7 @@ def test_what_opens_an_address_is_not_stored_without_a_key_and_a_pack_is_one_of_
     error = refused(served.rest.ask("POST", "/v1/runs", packed), 422, "invalid")
     assert [each["code"] for each in error["problems"]] == [
         "no-such-pack"
-    ] and "there is none" in error["message"]
+    ] and "no shared store is set" in error["message"]
     assert stored(served.rest) == before
 
 

@@ -135,13 +135,13 @@ def test_what_opens_an_address_is_stored_sealed_until_it_is_fetched(
 def test_what_opens_an_address_of_one_run_is_not_known_to_the_next(
     space: Space, given: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known, worked = list[int](), queue._worked
+    known, worked = list[int](), queue._execute
 
     def noted(ws: Workspace, *rest: Any) -> bool:
         known.append(len(ws.addresses))
         return worked(ws, *rest)
 
-    monkeypatch.setattr(queue, "_worked", noted)
+    monkeypatch.setattr(queue, "_execute", noted)
     submitted(space, data=given)
     space.write("rows", "rows\n")
     submitted(space, data="rows")
@@ -220,7 +220,7 @@ def test_an_input_is_no_larger_than_its_limit_whatever_its_server_says(
         ws.addresses[address] = f"{address}?{SIGNATURE}"
         identity = sources.ask(ws, "https", address)
         with pytest.raises(
-            CannotRun, match=r"has .* GB or more, and `\[limits\] input_gb` is 0.001"
+            CannotRun, match=r"has at least .* GB, but `\[limits\] input_gb` is 0.001"
         ):
             sources.fetch(ws, "https", address, identity, ())
         assert not [path for path in (ws.home / "cache").rglob("*") if path.is_file()]

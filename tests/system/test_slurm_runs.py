@@ -231,7 +231,7 @@ def test_a_training_outlives_its_walltime_and_learns_the_same(
     assert space.read("o") == digest, "bit-equal to a training that nobody interrupted"
     assert (
         "s is saving a checkpoint and will resume on another host" in said
-        and "takes the place of slurm n" in said
+        and "replaces slurm n" in said
     )
     begun = int(space.command("logs", "s")[1].rpartition("before this: ")[2])
     assert begun + 1 >= (3 if pause else 2), said
@@ -361,7 +361,7 @@ def test_a_run_that_is_ended_in_the_queue_leaves_no_job_there(
             "Slurm rejected the job: Requested node configuration is not available",
         ),
         ("python = '/nowhere/python3'", 1, 5, "has no Python 3.9 or later"),
-        ("root = '/proc/nowhere'", 1, 5, "cannot be written"),
+        ("root = '/proc/nowhere'", 1, 5, "is not writable"),
     ],
 )
 def test_what_the_cluster_cannot_do_is_refused_in_a_sentence_and_nothing_is_left_in_the_queue(

@@ -420,7 +420,10 @@ def test_a_server_without_requests_for_longer_than_its_setting_says_ends_our_job
         async with hosted(server.settings()) as host:
             exit = await host.wait(job, LONG)
         assert exit is not None
-        assert (exit.reason, exit.detail) == ("stopped", "no client asked for it for 1 seconds")
+        assert (exit.reason, exit.detail) == (
+            "stopped",
+            "no client contacted the agent about the job for 1 seconds",
+        )
 
     run(meet())
 

@@ -26,7 +26,7 @@ def stack(space: Space, text: str, name: str = "tiny") -> None:
 @pytest.mark.parametrize(
     ("text", "said", "fix"),
     [
-        ("gpu = 'L4'", "stacks.tiny has no driver", "Where the steps run"),
+        ("gpu = 'L4'", "stacks.tiny has no driver", "Driver for the steps"),
         ("driver = 'vastia'", 'unknown driver "vastia"', 'did you mean "vastai"?'),
         (
             "driver = 'gcp'\nzome = 'a'",
@@ -82,7 +82,9 @@ def test_a_stack_names_driver_and_settings_and_leaves_those_of_the_driver(space:
         "project": "p",
         "market": "spot",
     }
-    assert ("stacks.tiny.gpu", "L4", f"{space.root}/recipe.toml:7") in settings.listed(config)
+    assert ("stacks.tiny.gpu", "L4", f"{space.root}/recipe.toml:7") in settings.list_settings(
+        config
+    )
 
 
 def test_a_flag_that_fights_the_stack_is_refused_in_a_sentence(space: Space) -> None:
@@ -185,8 +187,8 @@ def test_a_stack_may_choose_among_several_drivers_and_says_so(space: Space) -> N
     assert code == 0 and "data and secrets may be sent to machines of loopback" in said
     code, out, said = space.command("run", "--stack", "cheap", "--yes", "--everything-there")
     assert code == 0 and space.read("o") == "1\n", said
-    assert "its data and secrets may be sent to machines of loopback" in out + said
+    assert "the run's data and secrets may be sent to machines of loopback" in out + said
     for key, value in (("keep", "'stopped'"), ("zone", "'a'"), ("nodes", "2")):
         space.write("recipe.toml", f"[stacks.cheap]\ndriver = 'any:vastai,gcp'\n{key} = {value}\n")
         code, _, said = space.command("run", "--stack", "cheap")
-        assert code == 3 and f"stacks.cheap.{key} is about one driver" in said, said
+        assert code == 3 and f"stacks.cheap.{key} requires a single driver" in said, said

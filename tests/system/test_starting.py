@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from runner.interface.cli.main import main
-from runner.server.recipes import offered
+from runner.server.recipes import list_available
 from runner.server.room import ServedWorkspace
 from runner.storage.workspace import Workspace
 from tests.servers.rest import Rest
@@ -223,7 +223,7 @@ def test_a_command_has_the_driver_and_a_limit_of_its_own(rest: Rest) -> None:
 def test_the_owner_is_offered_what_is_beside_the_settings(rest: Rest) -> None:
     def files(*, for_owner: bool) -> set[str]:
         room = ServedWorkspace(rest.root, os.environ, for_owner=for_owner)
-        return {each.word for each in offered(room) if each.word.startswith("./")}
+        return {each.word for each in list_available(room) if each.word.startswith("./")}
 
     assert files(for_owner=False) == {"./say.yaml", "./train.yaml"}
     assert files(for_owner=True) == {"./say.yaml", "./train.yaml", "./hidden.yaml"}

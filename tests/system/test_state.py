@@ -73,7 +73,9 @@ def test_when_every_checkpoint_is_broken_it_is_said_loudly_and_it_starts_over(sp
         weights.unlink()
     said = run(space)[1]
     assert notes(space)[-1] == "0-4"
-    assert "NO USABLE CHECKPOINT, starting over: skipped step-3: is empty; step-2" in said, said
+    assert (
+        "NO USABLE CHECKPOINT, starting over: skipped step-3: is empty; skipped step-2" in said
+    ), said
 
 
 def test_a_training_that_trains_again_what_it_had_is_reported(space: Space) -> None:

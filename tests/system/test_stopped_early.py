@@ -60,7 +60,7 @@ def test_what_falls_behind_is_stopped_and_the_sweep_completes(sweeps: Sweeps) ->
     code, out, said = sweeps.stopped
     assert code == 0 and "0 failed" in said, said
     assert re.search(
-        r"mine\[x=2\]/fit  stopped early \(loss 2 at step [24] is below the better half of 2\ instances)",
+        r"mine\[x=2\]/fit  stopped early \(loss 2 at step [24] is below the better half of 2 instances\)",
         said,
     ), said
     assert re.search(r"^\*  1 +1  DONE", out, re.MULTILINE) and re.search(

@@ -702,7 +702,7 @@ def test_what_is_no_output_is_reported_in_words(go: Go) -> None:
         assert {name: one.problem for name, one in taken.items()} == {
             "pipe": "pipe is neither a file nor a directory",
             "pipes": "pipes: 'inner' is neither a file nor a directory",
-            "links": "links: a link to '/etc/passwd' points outside it: 'away'",
+            "links": "links: a link to '/etc/passwd' points outside the directory: 'away'",
             "given": "declared output given/ is not a directory",
             "out": "",
         }
@@ -922,10 +922,10 @@ def row(path: str, kind: str = "f", value: str = "a" * 64) -> list[object]:
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([row("../x")], "is no name of a file"),
-        ([row("/etc/x")], "is no name of a file"),
-        ([row("a/./b")], "is no name of a file"),
-        ([row("n" * 300)], "is no name of a file"),
+        ([row("../x")], "is not a valid file name"),
+        ([row("/etc/x")], "is not a valid file name"),
+        ([row("a/./b")], "is not a valid file name"),
+        ([row("n" * 300)], "is not a valid file name"),
         ([row("a"), row("a")], "duplicate name"),
         ([row("a"), row("a/b")], "is below a file"),
         ([row("a", "l", "../../etc")], "points outside the directory"),
@@ -1001,7 +1001,7 @@ def test_bytes_that_are_not_what_was_said_never_get_the_name(tmp_path: Path) -> 
             )
         assert not (tmp_path / "home").exists()
         assert liar.told < 100_000
-        with pytest.raises(Corrupt, match="is no name of a file"):
+        with pytest.raises(Corrupt, match="is not a valid file name"):
             outside = (Entry("../outside", "f", 3, "0" * 64),)
             await HostStore(Wire(cast(Any, liar), "/there")).fetch(
                 "/there/out", Taken("t:" + "2" * 64, outside, 3), str(tmp_path / "home")

@@ -87,8 +87,8 @@ def test_files_that_are_no_values_are_reported_together(space: Space) -> None:
     space.write("a.yaml", "- lr\n")
     space.write("b.json", "{")
     code, _, said = space.command("plan", "-i", "a.yaml", "-i", "b.json")
-    assert code == 3 and "a.yaml is not a mapping" in said and "b.json is no JSON" in said
-    assert "none.yaml cannot be read" in space.command("plan", "-i", "none.yaml")[2]
+    assert code == 3 and "a.yaml is not a mapping" in said and "b.json is not valid JSON" in said
+    assert "cannot read none.yaml" in space.command("plan", "-i", "none.yaml")[2]
 
 
 def test_show_values_tells_where_each_value_comes_from(space: Space) -> None:

@@ -425,7 +425,7 @@ def test_a_machine_that_exited_is_given_back_at_once_and_its_step_runs_on_anothe
     until(lambda: began.exists() or run.poll() is not None)
     assert json.loads(real.ask("/_exit", "")) == {"exited": 1}
     _, said = run.communicate(timeout=60)
-    assert run.returncode == 0 and "is lost: the instance" in said, said
+    assert run.returncode == 0 and "lost host vastai " in said and "the instance " in said, said
     assert ours(real)[before:].count("destroyed") == 2 and not alive(real)
 
 

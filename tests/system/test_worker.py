@@ -14,13 +14,16 @@ from typing import Any
 import pytest
 
 from runner.api.submitting import Ticket, submit
-from runner.errors import Invalid
-from runner.execution import queue
+from runner.errors import Invalid, StoreBusy, StoreUnavailable
+from runner.execution import queue, worker
 from runner.execution.queue import serve
 from runner.execution.resume import POISON
+from runner.execution.steps import judging, preparing, publisher, reattaching
 from runner.execution.steps.control import Handover
+from runner.execution.steps.starting import Starter
 from runner.execution.terms import Choice, Listener, Settings
 from runner.execution.unattended import end_unattended
+from runner.hosts.place.place import Place
 from runner.storage.records import database
 from runner.storage.records.runs import Offer, RunRow
 from runner.storage.records.store import Store
@@ -282,7 +285,7 @@ def test_an_error_of_ours_leaves_a_run_to_the_next_worker_as_a_death_would(
     space: Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     space.recipe("steps: {a: {run: echo one > a.txt, outputs: {o: a.txt}}}")
-    run, worked, recoveries = submitted(space), queue._worked, list[int]()
+    run, worked, recoveries = submitted(space), queue._execute, list[int]()
 
     def fails_at_first(ws: Workspace, found: RunRow, *rest: Any) -> bool:
         recoveries.append(found.recoveries)
@@ -290,7 +293,7 @@ def test_an_error_of_ours_leaves_a_run_to_the_next_worker_as_a_death_would(
             raise ZeroDivisionError
         return worked(ws, found, *rest)
 
-    monkeypatch.setattr(queue, "_worked", fails_at_first)
+    monkeypatch.setattr(queue, "_execute", fails_at_first)
     monkeypatch.setattr(queue, "LOOK", 0.01)
     work(space)
     assert row(space, run).state == "COMPLETED" and recoveries == [0, 1]
@@ -315,13 +318,13 @@ def test_what_a_worker_learned_for_one_run_is_forgotten_in_the_next(
     space: Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     space.recipe("inputs: {n: {type: integer}}\nsteps: {a: {run: 'true {{ inputs.n }}'}}")
-    known, worked = list[weakref.ref[Workspace]](), queue._worked
+    known, worked = list[weakref.ref[Workspace]](), queue._execute
 
     def noted(ws: Workspace, *rest: Any) -> bool:
         known.append(weakref.ref(ws))
         return worked(ws, *rest)
 
-    monkeypatch.setattr(queue, "_worked", noted)
+    monkeypatch.setattr(queue, "_execute", noted)
     monkeypatch.setattr(queue, "COLLECT", 0.0)
     for n in range(4):
         submitted(space, n=n)
@@ -346,6 +349,82 @@ def test_a_store_that_another_process_writes_to_for_too_long_fails_no_run(
     handover(signal.SIGTERM, None)
     worker.join(20)
     assert begun(slow) == 1 and not any("failed" in each for each in said)
+
+
+TOUCHES = {
+    "judged": (judging, "judge"),
+    "begun": (preparing.Preparer, "prepare"),
+    "found again": (reattaching.Reattacher, "find"),
+    "carried out": (Place, "carry"),
+    "published": (publisher.Publisher, "publish"),
+}
+"""By what is done for a step, where it reads or writes the store."""
+
+
+@pytest.mark.parametrize("fault", [StoreBusy, StoreUnavailable])
+@pytest.mark.parametrize("moment", TOUCHES)
+def test_a_step_whose_store_does_not_answer_runs_later_and_has_not_failed(
+    space: Space, monkeypatch: pytest.MonkeyPatch, moment: str, fault: type[StoreUnavailable]
+) -> None:
+    space.recipe(TWO.format(root=space.root))
+    owner, name = TOUCHES[moment]
+    run, whole, touched = submitted(space), getattr(owner, name), list[str]()
+
+    def busy(*given: Any, **named: Any) -> Any:
+        touched.append(name)
+        if len(touched) == 2:
+            raise fault("the database does not answer")
+        return whole(*given, **named)
+
+    monkeypatch.setattr(owner, name, busy)
+    work(space)
+    assert row(space, run).state == "COMPLETED" and begun(space) == 1 and len(touched) > 1
+    with Workspace.open(space.root) as ws:
+        failed = [each for each in ws.store.runs.events(run) if each.after == "FAILED"]
+    assert not failed
+
+
+def test_a_run_whose_worker_is_gone_after_a_step_failed_ends_with_that_failure(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space.recipe("steps: {a: {run: 'echo RuntimeError: no data; exit 7'}}")
+    run = submitted(space)
+    asked, whole = list[str](), worker._over
+
+    def once_away(*given: Any) -> str:
+        asked.append(run)
+        if len(asked) == 1:
+            raise StoreUnavailable("the database does not answer")
+        return whole(*given)
+
+    monkeypatch.setattr(worker, "_over", once_away)
+    work(space)
+    ended = row(space, run)
+    assert ended.state == "FAILED" and ended.failure == "exit" and "no data" in ended.reason
+
+
+def test_a_run_whose_worker_is_gone_after_an_allowed_failure_goes_on(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space.recipe(
+        "steps:\n"
+        "  a: {matrix: {n: [0, 7]}, run: 'echo {{ matrix.n }} > a{{ matrix.n }}.txt; exit {{ matrix.n }}',"
+        " outputs: {o: 'a{{ matrix.n }}.txt'}, allow_failure: true}\n"
+        "  b: {run: 'cat {{ steps.a.o }} > b.txt', outputs: {o: b.txt}}\n"
+    )
+    run = submitted(space)
+    asked, whole = list[str](), Starter._launch
+
+    async def second_is_away(starter: Starter, id: str, attempt: Any) -> None:
+        asked.append(id)
+        if asked[2:] == ["b"]:
+            starter._commits.flush()
+            raise StoreUnavailable("the database does not answer")
+        await whole(starter, id, attempt)
+
+    monkeypatch.setattr(Starter, "_launch", second_is_away)
+    work(space)
+    assert row(space, run).state == "COMPLETED" and asked[2:] == ["b", "b"]
 
 
 def test_a_cancelled_run_is_over_for_every_worker(slow: Space) -> None:

@@ -49,7 +49,7 @@ def test_a_question_that_is_asked_twice_at_once_is_over_when_the_object_may_be_u
     def again() -> None:
         with suppress(objects.Gone):
             ask(request)
-        usable.put(objects.sealed(request, name))
+        usable.put(objects.is_verified(request, name))
 
     other, seal = fork.Process(target=again), objects.seal
 

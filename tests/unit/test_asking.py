@@ -11,7 +11,7 @@ import pytest
 from runner.api.outcomes import Outcome
 from runner.errors import Infrastructure
 from runner.server import asking as module
-from runner.server.asking import Asking
+from runner.server.asking import BackgroundRequests
 from runner.server.room import Room
 from runner.server.tokens import Tokens
 from runner.storage.locks import Locks
@@ -34,7 +34,7 @@ def test_a_request_that_takes_long_is_answered_first_and_asked_once(
         return Outcome(run, "CANCELLED", True)
 
     async def ask() -> list[Outcome]:
-        asking = Asking()
+        asking = BackgroundRequests()
         monkeypatch.setattr(module, "WAIT", 0.01)
         early = [await asking.ask(room, "r", "cancel", slow) for _ in range(2)]
         monkeypatch.setattr(module, "WAIT", 10.0)
@@ -60,7 +60,7 @@ def test_what_a_request_raises_is_its_answer_and_later_a_line_in_the_log(
         raise Infrastructure(f"a job of {run} does not end")
 
     async def ask() -> None:
-        asking = Asking()
+        asking = BackgroundRequests()
         monkeypatch.setattr(module, "WAIT", 0.01)
         assert not (await asking.ask(room, "r", "cancel", fails)).done
         monkeypatch.setattr(module, "WAIT", 10.0)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runner.advice.bottleneck import PARTS, breakdown, judge
+from runner.advice.bottleneck import PARTS, average_phases, judge
 
 
 def steps(count: int = 3, **seconds: float) -> list[dict[str, float]]:
@@ -19,7 +19,7 @@ def steps(count: int = 3, **seconds: float) -> list[dict[str, float]]:
 def verdict(
     inputs: dict[str, Any] | None = None, gpu: bool = True, **seconds: float
 ) -> tuple[str, str]:
-    found = breakdown(steps(**seconds))
+    found = average_phases(steps(**seconds))
     assert found is not None
     said = judge(found, inputs or {}, gpu=gpu)
     return said.word, "\n".join((said.why, *said.advice))
@@ -47,7 +47,7 @@ def test_a_verdict_is_by_shares_of_a_step(word: str, seconds: dict[str, float]) 
 
 
 def test_what_is_not_named_is_other_and_all_parts_are_the_whole() -> None:
-    found = breakdown(steps(step=10, data=1, model=6))
+    found = average_phases(steps(step=10, data=1, model=6))
     assert (
         found is not None
         and found.seconds == 10
@@ -57,28 +57,30 @@ def test_what_is_not_named_is_other_and_all_parts_are_the_whole() -> None:
 
 
 def test_parts_that_are_more_than_the_step_are_the_step() -> None:
-    found = breakdown(steps(step=1, model=6, data=2))
+    found = average_phases(steps(step=1, model=6, data=2))
     assert found is not None and found.seconds == 8
 
 
 def test_the_first_step_is_left_out_where_more_follow() -> None:
     lines = [*steps(1, step=100, model=100), *steps(2, step=1, model=1)]
-    found = breakdown(lines)
+    found = average_phases(lines)
     assert found is not None and found.seconds == 1 and found.steps == 2
-    alone = breakdown(lines[:1])
+    alone = average_phases(lines[:1])
     assert alone is not None and alone.seconds == 100
 
 
 def test_lines_without_times_are_no_breakdown() -> None:
-    assert breakdown([]) is None
-    assert breakdown([{"step": 1, "loss": 2.0}]) is None
-    assert breakdown([{"step": 1, "time_model": "long"}, {"step": 2, "time_model": True}]) is None
-    assert breakdown([{"step": 1, "time_model": 0}]) is None
+    assert average_phases([]) is None
+    assert average_phases([{"step": 1, "loss": 2.0}]) is None
+    assert (
+        average_phases([{"step": 1, "time_model": "long"}, {"step": 2, "time_model": True}]) is None
+    )
+    assert average_phases([{"step": 1, "time_model": 0}]) is None
 
 
 def test_a_line_between_without_times_changes_nothing() -> None:
     lines = steps(step=10, model=9)
-    found = breakdown([lines[0], {"eval_loss": 2.0}, *lines[1:]])
+    found = average_phases([lines[0], {"eval_loss": 2.0}, *lines[1:]])
     assert found is not None and found.seconds == 10 and found.steps == 2
 
 
@@ -135,7 +137,7 @@ def test_the_times_of_prime_rl_are_read_and_those_of_its_orchestrator_are_not_mi
             {"step": step, "time/step": 40.0, "time/wait_for_policy": 1.0, "time/save_ckpt": 30.0},
             {"step": step, "system/disk": 1.0},
         ]
-    found = breakdown(lines)
+    found = average_phases(lines)
     assert found is not None and (found.steps, found.seconds) == (3, 10.0)
     assert found.parts["rollouts"] == 6.0 and "checkpoint" not in found.parts
     said = judge(found, {"infer_gpus": 1}, gpu=True)

@@ -55,7 +55,7 @@ def test_a_trainer_that_saves_between_two_looks_keeps_no_checkpoint_from_the_sto
 
     monkeypatch.setattr(shared_states.asyncio, "sleep", pause)
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(sender.rounds())
+        asyncio.run(sender.run())
     assert len(sender.put) >= sent, sender.put
     if steps:
         numbers = [int(name[5:]) for name in sender.put]

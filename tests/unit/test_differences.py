@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from runner.api.differences import ASPECTS, Difference, Ran, aspect, compare, resolve
+from runner.api.differences import (
+    ASPECTS,
+    Difference,
+    StepRecord,
+    aspect_of,
+    compare_steps,
+    with_changed_files,
+)
 from runner.interface.differences import lines
 from runner.planning.fingerprint import Change
 
@@ -20,7 +27,10 @@ def image(**author: object) -> dict[str, object]:
 
 def tree_lines(before: str, after: str, trees: Mapping[str, Mapping[str, str]]) -> list[str]:
     """The lines below the first, which has both trees."""
-    return [line.strip() for line in lines(resolve(Change("o", before, after), trees.get))[1:]]
+    return [
+        line.strip()
+        for line in lines(with_changed_files(Change("o", before, after), trees.get))[1:]
+    ]
 
 
 def test_of_a_tree_the_files_that_differ_are_named() -> None:
@@ -73,7 +83,7 @@ def test_every_part_has_its_aspect() -> None:
         "outputs.o",
         "steps.a.metrics.loss",
     ]
-    assert [aspect(part) for part in parts] == [
+    assert [aspect_of(part) for part in parts] == [
         *(
             "inputs",
             "inputs",
@@ -89,19 +99,19 @@ def test_every_part_has_its_aspect() -> None:
             "inputs",
         )
     ]
-    assert {aspect(part) for part in parts} <= set(ASPECTS)
+    assert {aspect_of(part) for part in parts} <= set(ASPECTS)
 
 
 def test_runs_are_compared_step_by_step() -> None:
     a = {
-        "one": Ran("DONE", image(argv=["x"]), {"o": "f:1"}, {"loss": 1.0}, 1.0),
-        "gone": Ran("DONE"),
+        "one": StepRecord("DONE", image(argv=["x"]), {"o": "f:1"}, {"loss": 1.0}, 1.0),
+        "gone": StepRecord("DONE"),
     }
     b = {
-        "one": Ran("DONE", image(argv=["y"]), {"o": "f:2"}, {"loss": 2.0}, 1.2),
-        "new": Ran("FAILED"),
+        "one": StepRecord("DONE", image(argv=["y"]), {"o": "f:2"}, {"loss": 2.0}, 1.2),
+        "new": StepRecord("FAILED"),
     }
-    told = {step.id: step for step in compare(a, b)}
+    told = {step.id: step for step in compare_steps(a, b)}
     assert list(told) == ["one", "new", "gone"] and (told["new"].only, told["gone"].only) == (
         "B",
         "A",
@@ -113,10 +123,10 @@ def test_runs_are_compared_step_by_step() -> None:
         "outputs": ["o"],
         "metrics": ["loss"],
     }  # a fifth of a second is no difference in time
-    assert compare(a, a)[0].changes == {}
-    slower = {"one": Ran("DONE", image(argv=["x"]), {"o": "f:1"}, {"loss": 1.0}, 60.0)}
-    assert list(compare(a, slower)[0].changes) == ["time"]
-    failed = {"one": Ran("FAILED", image(argv=["x"]))}
+    assert compare_steps(a, a)[0].changes == {}
+    slower = {"one": StepRecord("DONE", image(argv=["x"]), {"o": "f:1"}, {"loss": 1.0}, 60.0)}
+    assert list(compare_steps(a, slower)[0].changes) == ["time"]
+    failed = {"one": StepRecord("FAILED", image(argv=["x"]))}
     assert (
-        compare(a, failed)[0].changes == {}
+        compare_steps(a, failed)[0].changes == {}
     )  # what it did not make says nothing; that it failed, its state does

@@ -26,7 +26,7 @@ def test_streams_are_counted_also_of_many_requests_at_once(
 ) -> None:
     monkeypatch.setattr(module, "STREAMS", 3)
     room = Room(tmp_path, {}, Tokens(tmp_path / "server", Locks(tmp_path)))
-    token, _ = room.tokens.make("read", "test")
+    token, _ = room.tokens.create("read", "test")
     started: list[str] = []
     full = asyncio.Event()
 
@@ -102,8 +102,8 @@ def test_a_quiet_stream_says_that_it_is_alive() -> None:
     async def quiet() -> list[bytes]:
         follower = Follower(TOKEN, event_of_run, frozenset(), lambda: None)
         now = asyncio.get_running_loop().time()
-        follower.stay(now + module.QUIET - 1)
-        follower.stay(now + module.QUIET + 1)
+        follower.send_alive(now + module.QUIET - 1)
+        follower.send_alive(now + module.QUIET + 1)
         return await follower.take()
 
     (said,) = asyncio.run(quiet())
@@ -125,15 +125,15 @@ def test_a_ticket_opens_once_soon_and_while_its_token_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = Tokens(tmp_path / "server", Locks(tmp_path))
-    token, _ = tokens.make("read", run="r")
+    token, _ = tokens.create("read", run="r")
     tickets = Tickets(tokens)
-    first = tickets.make(token)
+    first = tickets.create(token)
     assert tickets.use(first) == token
     assert tickets.use(first) is None, "it was used"
     monkeypatch.setattr("runner.server.tickets.LIFE", -1.0)
-    assert tickets.use(tickets.make(token)) is None, "it has expired"
+    assert tickets.use(tickets.create(token)) is None, "it has expired"
     monkeypatch.undo()
-    last = tickets.make(token)
+    last = tickets.create(token)
     tokens.remove(token.id)
     assert tickets.use(last) is None, "its token is gone"
 

@@ -10,17 +10,24 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from runner.advice.estimates import figures
+from runner.advice.estimates import load_hardware
 from runner.advice.hardware import (
-    adapter_more,
-    fitting,
-    image_seconds,
-    left_away,
-    operations,
-    seconds,
+    count_extra_adapter_bytes,
+    count_offloaded_bytes,
+    count_operations,
+    estimate_image_seconds,
+    estimate_seconds,
+    find_row,
 )
 from runner.advice.memory import Training, read
-from runner.advice.training_from_inputs import larger, picture, samples, smaller, text, tokens
+from runner.advice.training_from_inputs import (
+    count_samples,
+    count_tokens,
+    list_larger_batches,
+    list_memory_savings,
+    read_diffusion_training,
+    read_text_training,
+)
 from runner.errors import Invalid, NotFound
 from runner.language import document
 from runner.paths import shipped
@@ -48,11 +55,11 @@ def test_the_file_is_what_its_schema_says() -> None:
 
 def test_each_gpu_is_found_by_each_of_its_names_and_no_name_means_two() -> None:
     seen: dict[str, str] = {}
-    for gpu in figures().gpus:
+    for gpu in load_hardware().gpus:
         for name in (gpu.name, *gpu.names, *(f"NVIDIA {name}" for name in gpu.names)):
-            assert figures().find(name) == gpu
+            assert load_hardware().find(name) == gpu
             assert seen.setdefault(name.lower(), gpu.name) == gpu.name
-        assert figures().meant(gpu.asked, round(gpu.memory * 1e9)) == gpu
+        assert load_hardware().find_requested(gpu.asked, round(gpu.memory * 1e9)) == gpu
         # The driver finds it by that word in the name that nvidia-smi shows.
         assert any(gpu.asked.lower() in name.lower() for name in gpu.names)
         assert 0.9 < gpu.usable / (gpu.memory * 1e9) < 1.1
@@ -60,10 +67,10 @@ def test_each_gpu_is_found_by_each_of_its_names_and_no_name_means_two() -> None:
 
 def test_a_gpu_without_figures_is_reported_with_those_near() -> None:
     with pytest.raises(NotFound) as caught:
-        figures().find("rtx409")
+        load_hardware().find("rtx409")
     assert "rtx4090" in caught.value.fix
-    assert figures().meant("A100", None) is None  # there are two
-    assert figures().meant("RTX 4090", 80 * 10**9) is None
+    assert load_hardware().find_requested("A100", None) is None  # there are two
+    assert load_hardware().find_requested("RTX 4090", 80 * 10**9) is None
 
 
 def own_cards(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,16 +82,16 @@ def own_cards(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_users_cards_join_those_that_are_known_and_change_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = figures()
+    ours = load_hardware()
     own_cards(
         tmp_path,
         "gpus:\n  acme: {memory: 36, capability: 9.0, tflops: 200, names: [ACME Trainer]}\n  rtx4090: {memory: 48, reports: 49140}\n",
         monkeypatch,
     )
-    theirs = figures()
+    theirs = load_hardware()
     acme = theirs.find("NVIDIA ACME Trainer")
     assert (
-        acme == theirs.find("acme") == theirs.meant("ACME Trainer", 36 * 10**9)
+        acme == theirs.find("acme") == theirs.find_requested("ACME Trainer", 36 * 10**9)
         and acme.bf16
         and acme.asked == "ACME Trainer"
     )
@@ -95,7 +102,7 @@ def test_a_users_cards_join_those_that_are_known_and_change_them(
     )
     assert len(theirs.gpus) == len(ours.gpus) + 1
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
-    assert figures() == ours
+    assert load_hardware() == ours
 
 
 @pytest.mark.parametrize(
@@ -117,31 +124,33 @@ def test_a_file_of_cards_that_is_wrong_is_refused_with_the_place(
 ) -> None:
     own_cards(tmp_path, text, monkeypatch)
     with pytest.raises(Invalid) as caught:
-        figures()
+        load_hardware()
     problem = next(each for each in caught.value.problems if words in each.message)
     assert problem.where is not None and problem.where.path.endswith("recipe/hardware.yaml")
     assert problem.where.line == line
 
 
 def test_what_can_be_done_follows_from_the_capability() -> None:
-    assert not figures().find("t4").bf16 and figures().find("a100-40gb").bf16
+    assert not load_hardware().find("t4").bf16 and load_hardware().find("a100-40gb").bf16
 
 
 def test_of_a_size_on_the_box_the_least_usable_of_its_kind_counts() -> None:
-    assert figures().of_memory(24 * 10**9) == figures().find("l4").usable
-    assert figures().of_memory(7 * 10**9) == round(0.97 * 7e9)
+    assert load_hardware().estimate_usable(24 * 10**9) == load_hardware().find("l4").usable
+    assert load_hardware().estimate_usable(7 * 10**9) == round(0.97 * 7e9)
 
 
 def test_operations_are_six_for_each_weight_and_token() -> None:
     model = read(LLAMA)
-    full = operations(model, Training(method="full", checkpointing=False), 1000)
+    full = count_operations(model, Training(method="full", checkpointing=False), 1000)
     assert full == pytest.approx(
         6 * 1000 * model.parameters, rel=0.08
     )  # embeddings are looked up, not multiplied
-    lora = operations(model, Training(method="lora", checkpointing=False), 1000)
+    lora = count_operations(model, Training(method="lora", checkpointing=False), 1000)
     assert lora == pytest.approx(full * 4 / 6, rel=0.02)
-    assert operations(model, Training(method="lora"), 1000) == pytest.approx(full, rel=0.02)
-    long = operations(model, Training(method="full", checkpointing=False, length=64 * 1024), 1000)
+    assert count_operations(model, Training(method="lora"), 1000) == pytest.approx(full, rel=0.02)
+    long = count_operations(
+        model, Training(method="full", checkpointing=False, length=64 * 1024), 1000
+    )
     assert long - full == pytest.approx(
         3 * 2 * 32 * 4096 * 63 * 1024 * 1000
     )  # attention goes by the length
@@ -149,20 +158,20 @@ def test_operations_are_six_for_each_weight_and_token() -> None:
 
 def test_a_measured_speed_is_within_the_guess() -> None:
     # Mistral-7B, LoRA, 4096 tokens, A100: 3,597 tokens a second (fms-acceleration, scripts/benchmarks/refs/a100_80gb.csv).
-    work = operations(
+    work = count_operations(
         read({**LLAMA, "vocab_size": 32000}),
         Training(targets="attention", length=4096, batch=4),
         3597,
     )
-    least, most = seconds(figures(), figures().find("a100-80gb"), work)
+    least, most = estimate_seconds(load_hardware(), load_hardware().find("a100-80gb"), work)
     assert least < 1 < most
 
 
 def test_the_inputs_of_a_recipe_say_what_is_trained() -> None:
     model = read(LLAMA)
-    made = text("sft@1", SFT, model)
+    made = read_text_training("sft@1", SFT, model)
     assert made == Training(method="lora", length=1024, batch=2, rank=16, logits="fused")
-    shared = text(
+    shared = read_text_training(
         "sft@1",
         {
             **SFT,
@@ -180,19 +189,19 @@ def test_the_inputs_of_a_recipe_say_what_is_trained() -> None:
         shared.stage,
         shared.attention,
     ) == ("qlora", "paged_adamw_8bit", 3, "eager")
-    assert tokens({**SFT, "epochs": 3}, made) is None
-    assert made is not None and tokens(SFT, made) == 100 * 16 * 1024
-    pairs = text("dpo@1", SFT, model)
+    assert count_tokens({**SFT, "epochs": 3}, made) is None
+    assert made is not None and count_tokens(SFT, made) == 100 * 16 * 1024
+    pairs = read_text_training("dpo@1", SFT, model)
     assert (
         pairs is not None
         and pairs.pairs
         and pairs.logits == "fused"
         and pairs.others == 0
-        and tokens(SFT, pairs) == 2 * 100 * 16 * 1024
+        and count_tokens(SFT, pairs) == 2 * 100 * 16 * 1024
     )
-    full = text("dpo@1", {**SFT, "method": "full"}, model)
+    full = read_text_training("dpo@1", {**SFT, "method": "full"}, model)
     assert full is not None and full.others == model.parameters and full.master
-    written = text(
+    written = read_text_training(
         "rlhf@1",
         {"max_prompt_length": 100, "max_completion_length": 400, "rank": 8, "global_batch": 64},
         model,
@@ -206,22 +215,24 @@ def test_the_inputs_of_a_recipe_say_what_is_trained() -> None:
         and written.others == model.parameters
     )
     assert written.logits == "fused"
-    rewards = text("reward@1", SFT, model)
+    rewards = read_text_training("reward@1", SFT, model)
     assert rewards is not None and rewards.pairs and rewards.logits == "none"
-    assert text("sft@1", {"rank": 16}, model) is None
-    assert text("sft@1", {**SFT, "method": "dora"}, model) is None
+    assert read_text_training("sft@1", {"rank": 16}, model) is None
+    assert read_text_training("sft@1", {**SFT, "method": "dora"}, model) is None
 
 
 def test_what_is_given_up_begins_with_what_costs_only_time() -> None:
     steps = [
         name
-        for more, _ in smaller("sft@1", {**SFT, "checkpoint_activations": False, "method": "full"})
+        for more, _ in list_memory_savings(
+            "sft@1", {**SFT, "checkpoint_activations": False, "method": "full"}
+        )
         for name in more
     ]
     assert steps[:2] == ["micro_batch", "checkpoint_activations"] and steps[-1] == "method"
     given = [
         more
-        for more, _ in smaller(
+        for more, _ in list_memory_savings(
             "sft@1",
             {
                 **SFT,
@@ -234,14 +245,15 @@ def test_what_is_given_up_begins_with_what_costs_only_time() -> None:
         )
     ]
     assert given == [{"optimizer": "adamw_8bit"}, {"method": "qlora"}]
-    ranks = [more["rank"] for more, _ in smaller("sft@1", {"rank": 32})]
+    ranks = [more["rank"] for more, _ in list_memory_savings("sft@1", {"rank": 32})]
     assert ranks == [16, 8]
 
 
 def test_a_base_is_in_fewer_bits_before_it_leaves_the_gpu() -> None:
     inputs = {"base_storage": "same", "offload_blocks": 0}
     flux, sdxl = (
-        [more for more, _ in smaller(recipe, inputs)] for recipe in ("flux-lora@1", "sdxl-lora@1")
+        [more for more, _ in list_memory_savings(recipe, inputs)]
+        for recipe in ("flux-lora@1", "sdxl-lora@1")
     )
     assert flux == [
         {"base_storage": "fp8"},
@@ -252,23 +264,25 @@ def test_a_base_is_in_fewer_bits_before_it_leaves_the_gpu() -> None:
 
 
 def test_what_grows_shares_the_global_batch_evenly() -> None:
-    assert [more["micro_batch"] for more in larger({"micro_batch": 2, "global_batch": 12})] == [
+    assert [
+        more["micro_batch"] for more in list_larger_batches({"micro_batch": 2, "global_batch": 12})
+    ] == [
         12,
         6,
         4,
         3,
     ]
-    assert larger({"micro_batch": 2}) == []
+    assert list_larger_batches({"micro_batch": 2}) == []
 
 
 def test_a_diffusion_training_takes_the_row_that_asks_for_no_less() -> None:
     inputs = {"resolution": 512, "rank": 16, "micro_batch": 1}
-    seen = picture("flux-lora@1", inputs, "hf://black-forest-labs/FLUX.1-dev")
+    seen = read_diffusion_training("flux-lora@1", inputs, "hf://black-forest-labs/FLUX.1-dev")
     assert seen is not None and (seen.family, seen.method) == ("flux", "lora")
-    rows = figures().diffusion
+    rows = load_hardware().diffusion
 
     def gb(**more: Any) -> float | None:
-        row = fitting(rows, replace(seen, **more))
+        row = find_row(rows, replace(seen, **more))
         return row.gb if row is not None else None
 
     assert gb() == 26 and gb(resolution=768) == 30 and gb(rank=64) == 30
@@ -279,58 +293,68 @@ def test_a_diffusion_training_takes_the_row_that_asks_for_no_less() -> None:
         and gb(rank=65) is None
     )
     assert gb(family="sdxl", resolution=1024, batch=4) == gb(family="sdxl") == 9.9
-    stored = picture("flux-lora@1", {**inputs, "base_storage": "fp8"}, "")
+    stored = read_diffusion_training("flux-lora@1", {**inputs, "base_storage": "fp8"}, "")
     assert (
         stored == replace(seen, stored="fp8")
         and str(stored) == "flux lora at 512 pixels, batch 1, rank 16, base in fp8"
     )
     # Eight bits multiplied with are not eight bits stored, and what is counted is taken where nobody published.
-    row = fitting(rows, stored)
+    row = find_row(rows, stored)
     assert row is not None and row.precision == "fp8" and not row.source and row.gb < 22
-    assert fitting(rows, replace(stored, checkpointing=False)) is None
+    assert find_row(rows, replace(stored, checkpointing=False)) is None
     assert (
-        adapter_more(row, replace(stored, rank=32)) == 16 * 4085760 * 16
-        and adapter_more(row, replace(stored, rank=8)) == 0
+        count_extra_adapter_bytes(row, replace(stored, rank=32)) == 16 * 4085760 * 16
+        and count_extra_adapter_bytes(row, replace(stored, rank=8)) == 0
     )
     # What the optimizer and an average keep of the adapter counts; of several resolutions the largest does.
     kept = {
-        name: picture("flux-lora@1", {**inputs, "optimizer": name}, "")
+        name: read_diffusion_training("flux-lora@1", {**inputs, "optimizer": name}, "")
         for name in ("adamw_8bit", "prodigy")
     }
     assert (
         kept["prodigy"] == replace(seen, adapter=24)
-        and adapter_more(row, kept["prodigy"]) == 16 * 4085760 * 8
+        and count_extra_adapter_bytes(row, kept["prodigy"]) == 16 * 4085760 * 8
     )
     assert (
         kept["adamw_8bit"] == replace(seen, adapter=10)
-        and adapter_more(row, kept["adamw_8bit"]) == 0
+        and count_extra_adapter_bytes(row, kept["adamw_8bit"]) == 0
     )
-    assert picture(
+    assert read_diffusion_training(
         "flux-lora@1", {**inputs, "ema": 0.99, "more_resolutions": [768]}, ""
     ) == replace(seen, adapter=20, resolution=768)
     assert [
-        more for more, _ in smaller("mine@1", {"resolution": 768, "more_resolutions": [1024]})
+        more
+        for more, _ in list_memory_savings(
+            "mine@1", {"resolution": 768, "more_resolutions": [1024]}
+        )
     ] == [{"resolution": 512, "more_resolutions": []}]
     # What stays in main memory is no more here, but for one block of it at a time.
-    away = picture("flux-lora@1", {**inputs, "offload_blocks": 20}, "")
+    away = read_diffusion_training("flux-lora@1", {**inputs, "offload_blocks": 20}, "")
     assert away == replace(seen, away=20) and str(away).endswith(
         "rank 16, 20 blocks offloaded to CPU memory"
     )
     assert (
-        left_away(away) == pytest.approx((18 * 339830784 + 141591552) * 2.06)
-        and left_away(seen) == 0
+        count_offloaded_bytes(away) == pytest.approx((18 * 339830784 + 141591552) * 2.06)
+        and count_offloaded_bytes(seen) == 0
     )
-    assert picture("sdxl-lora@1", inputs, "") is not None
-    assert picture("sft@1", inputs, "meta-llama/Llama-3.1-8B") is None
-    assert picture("image-lora@1", inputs, "hf://black-forest-labs/FLUX.2-klein-base-4B") is None
+    assert read_diffusion_training("sdxl-lora@1", inputs, "") is not None
+    assert read_diffusion_training("sft@1", inputs, "meta-llama/Llama-3.1-8B") is None
+    assert (
+        read_diffusion_training(
+            "image-lora@1", inputs, "hf://black-forest-labs/FLUX.2-klein-base-4B"
+        )
+        is None
+    )
 
 
 def test_a_published_speed_is_carried_over_by_the_gpu_and_by_pixels() -> None:
-    hardware = figures()
+    hardware = load_hardware()
     case: dict[str, Any] = {"family": "flux", "method": "lora"}
 
     def each(gpu: str, pixels: int = 512 * 768, devices: int = 1) -> tuple[float, float]:
-        found = image_seconds(hardware, hardware.find(gpu), pixels=pixels, devices=devices, **case)
+        found = estimate_image_seconds(
+            hardware, hardware.find(gpu), pixels=pixels, devices=devices, **case
+        )
         assert found is not None
         return found
 
@@ -340,12 +364,14 @@ def test_a_published_speed_is_carried_over_by_the_gpu_and_by_pixels() -> None:
     assert each("rtx4090", 2 * 512 * 768) == pytest.approx([2 * value for value in each("rtx4090")])
     assert each("h100-80gb")[1] < each("rtx4090")[1] and each("t4", devices=2)[1] < each("t4")[1]
     assert (
-        image_seconds(hardware, hardware.find("t4"), family="sdxl", method="lora", pixels=1024**2)
+        estimate_image_seconds(
+            hardware, hardware.find("t4"), family="sdxl", method="lora", pixels=1024**2
+        )
         is None
     )
     assert (
-        samples({"max_steps": 100, "global_batch": 4}) == 400
-        and samples({"max_steps": 100}) is None
+        count_samples({"max_steps": 100, "global_batch": 4}) == 400
+        and count_samples({"max_steps": 100}) is None
     )
 
 
@@ -354,4 +380,4 @@ def test_each_figure_has_been_read_again_or_says_that_it_has_not() -> None:
     assert [
         name for name, each in gpus.items() if not each.get("seen") and not each.get("unchecked")
     ] == []
-    assert {row.gpu for row in figures().speed} <= set(gpus)
+    assert {row.gpu for row in load_hardware().speed} <= set(gpus)

@@ -8,7 +8,7 @@ import pytest
 
 from docs import platforms_page
 from runner.language.recipe import Recipe
-from runner.server.hugging_face import NAMES, NO_COUNTERPART, input_of, translated
+from runner.server.hugging_face import NAMES, NO_COUNTERPART, input_of, translate
 
 RECIPES = {recipe.id.partition("@")[0]: recipe for recipe in platforms_page.recipes()}
 SFT = RECIPES["sft"]
@@ -58,17 +58,17 @@ def test_a_name_without_a_counterpart_is_an_input_of_no_recipe() -> None:
 def test_a_config_is_read_as_inputs(
     recipe: Recipe, config: dict[str, Any], inputs: dict[str, Any]
 ) -> None:
-    found = translated(recipe, config, gpus=2)
+    found = translate(recipe, config, gpus=2)
     assert (found.inputs, found.problems) == (inputs, ())
 
 
 def test_what_a_preset_sets_is_the_batch_of_a_device() -> None:
-    found = translated(SFT, {"gradient_accumulation_steps": 4}, 1, {"micro_batch": 2})
+    found = translate(SFT, {"gradient_accumulation_steps": 4}, 1, {"micro_batch": 2})
     assert found.inputs == {"global_batch": 8}
 
 
 def test_a_name_without_a_counterpart_is_said_with_what_says_it_here() -> None:
-    found = translated(SFT, {"warmup_ratio": 0.1, "guidance_scale": 3.5, "bf16": False}, 1)
+    found = translate(SFT, {"warmup_ratio": 0.1, "guidance_scale": 3.5, "bf16": False}, 1)
     assert found.inputs == {}
     assert found.ignored == {
         "warmup_ratio": "`warmup_steps` says it, as a number of steps",
@@ -78,8 +78,8 @@ def test_a_name_without_a_counterpart_is_said_with_what_says_it_here() -> None:
 
 
 def test_every_so_many_steps_are_told() -> None:
-    assert translated(SFT, {"logging_steps": 10}, 1).every == 10
-    (problem,) = translated(SFT, {"logging_steps": 0.1}, 1).problems
+    assert translate(SFT, {"logging_steps": 10}, 1).every == 10
+    (problem,) = translate(SFT, {"logging_steps": 0.1}, 1).problems
     assert problem.message == '"logging_steps" must be a whole number above 0'
 
 
@@ -102,5 +102,5 @@ def test_every_so_many_steps_are_told() -> None:
     ],
 )
 def test_two_names_that_disagree_are_refused(config: dict[str, Any], words: str) -> None:
-    found = translated(SFT, config, 1)
+    found = translate(SFT, config, 1)
     assert [problem.message for problem in found.problems] == [words]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.advice.facts.packages import Installed, folders
+from runner.advice.facts.packages import Installed, find_folders
 
 
 def test_of_two_releases_the_one_that_is_imported_counts(
@@ -29,13 +29,15 @@ def test_the_packages_are_those_of_the_environment_that_steps_run_in(tmp_path: P
     (place / "own-2.0.dist-info" / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: own\nVersion: 2.0\n"
     )
-    assert folders(f"{tmp_path}/bin/python") is None, "what another Python finds is not known"
+    assert find_folders(f"{tmp_path}/bin/python") is None, "what another Python finds is not known"
     (tmp_path / "pyvenv.cfg").touch()
-    assert folders(f"{tmp_path}/bin/python") == [str(place)] and Installed([str(place)])["own"] == [
+    assert find_folders(f"{tmp_path}/bin/python") == [str(place)] and Installed([str(place)])[
+        "own"
+    ] == [
         2,
         0,
     ]
     assert (
         Installed([str(place)])["pytest"] is None
-        and folders(f"{sys.prefix}/bin/python") == sys.path
+        and find_folders(f"{sys.prefix}/bin/python") == sys.path
     )

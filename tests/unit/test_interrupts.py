@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from drivers.base import Unreachable
-from runner.execution.signals import preparing
+from runner.execution.signals import raise_on_signals
 from runner.execution.steps.attempt import GRACE, Attempt
 from runner.execution.steps.bell import Bell
 from runner.execution.steps.control import Stopper
@@ -44,7 +44,7 @@ def test_an_interrupt_waits_for_the_end_of_an_import(
     (tmp_path / "interrupted.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
     monkeypatch.syspath_prepend(tmp_path)
     said: list[str] = []
-    with pytest.raises(KeyboardInterrupt), preparing(said.append):
+    with pytest.raises(KeyboardInterrupt), raise_on_signals(said.append):
         import interrupted  # type: ignore[import-not-found]
 
         assert said == []
@@ -66,7 +66,7 @@ def test_an_interrupt_waits_for_an_event_loop_that_is_being_made(
         whole(loop)
 
     monkeypatch.setattr(asyncio.SelectorEventLoop, "__init__", interrupted)
-    with pytest.raises(KeyboardInterrupt), preparing(lambda _words: None):
+    with pytest.raises(KeyboardInterrupt), raise_on_signals(lambda _words: None):
         made.append(asyncio.new_event_loop())
         while True:
             signal.pause()
@@ -78,8 +78,8 @@ def test_a_program_that_runs_a_recipe_while_it_is_imported_is_interrupted_at_onc
 ) -> None:
     words = [
         "import signal",
-        "from runner.execution.signals import preparing",
-        "with preparing(print):",
+        "from runner.execution.signals import raise_on_signals",
+        "with raise_on_signals(print):",
         "    signal.raise_signal(signal.SIGINT)",
     ]
     (tmp_path / "running.py").write_text("\n".join([*words, ""]))

@@ -115,7 +115,7 @@ class KeptSchedule(Schedule):
 
     def look(self) -> None:
         super().look()
-        rows = {row.key: row for row in self.ledger.living()}
+        rows = {row.key: row for row in self.ledger.living_leases()}
         used = {row.machine for row in rows.values() if not row.kept}
         for machine in self.world.account.alive():
             row = rows.get(machine.mark.rpartition("-")[2])

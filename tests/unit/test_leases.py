@@ -130,7 +130,7 @@ def test_the_intent_is_in_the_ledger_before_the_provider_hears_of_it(
 ) -> None:
     async def act(leases: Leases) -> None:
         async def acquire(order: Any) -> Lease:
-            assert [(row.key, row.state) for row in leases.ledger.living()] == [
+            assert [(row.key, row.state) for row in leases.ledger.living_leases()] == [
                 (order.key, "ASKED")
             ]
             raise Denied("no money")

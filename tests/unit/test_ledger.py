@@ -35,13 +35,13 @@ def ledger(path: Path) -> Iterator[Ledger]:
 
 def test_a_lease_is_remembered_with_all_that_its_driver_gave(ledger: Ledger, path: Path) -> None:
     ledger.ask(ROW)
-    (row,) = ledger.living()
+    (row,) = ledger.living_leases()
     assert row == ROW._replace(asked=row.asked) and row.asked > 0
     coming = ledger.move(row, "COMING", lease={"id": "i-1", "data": {"host": "a"}})
     with Ledger.open(path, read_only=True) as other:
-        assert other.living("cloud") == [coming] and coming.lease["id"] == "i-1"
+        assert other.living_leases("cloud") == [coming] and coming.lease["id"] == "i-1"
         assert (
-            other.living("another") == []
+            other.living_leases("another") == []
             and other.of_run("run1") == [coming]
             and other.of_run("run2") == []
         )
@@ -83,12 +83,12 @@ def test_only_the_moves_of_the_table_are_made(ledger: Ledger) -> None:
         if after not in MOVES[before]:
             with pytest.raises(AssertionError, match="BUG"):
                 ledger.move(row, after)
-    assert ledger.living() == []
+    assert ledger.living_leases() == []
 
 
 def test_a_lease_is_moved_by_its_holder_alone(ledger: Ledger) -> None:
     ledger.ask(ROW)
-    (old,) = ledger.living()
+    (old,) = ledger.living_leases()
     new = ledger.take(old, "another")
     with pytest.raises(NotOurs):
         ledger.move(old, "COMING")
@@ -96,12 +96,12 @@ def test_a_lease_is_moved_by_its_holder_alone(ledger: Ledger) -> None:
         ledger.extend(old, 0.0)
     with pytest.raises(NotOurs):
         ledger.take(old, "a third")
-    assert ledger.living() == [new] and ledger.move(new, "RELEASING").state == "RELEASING"
+    assert ledger.living_leases() == [new] and ledger.move(new, "RELEASING").state == "RELEASING"
 
 
 def test_a_lease_is_moved_once(ledger: Ledger) -> None:
     ledger.ask(ROW)
-    (row,) = ledger.living()
+    (row,) = ledger.living_leases()
     ledger.move(row, "COMING")
     with pytest.raises(NotOurs):
         ledger.move(row, "COMING")
@@ -109,7 +109,7 @@ def test_a_lease_is_moved_once(ledger: Ledger) -> None:
 
 def test_what_a_lease_cost_is_noted_with_each_move(ledger: Ledger) -> None:
     ledger.ask(ROW._replace(asked=1000.0))
-    (row,) = ledger.living()
+    (row,) = ledger.living_leases()
     row = ledger.move(row, "COMING", lease={"id": "i-1"})
     first = ledger.cost_of("k1")
     assert first > 0
@@ -117,13 +117,15 @@ def test_what_a_lease_cost_is_noted_with_each_move(ledger: Ledger) -> None:
     assert gone.gone is not None and first <= ledger.cost_of("k1") == pytest.approx(
         3.6 * (gone.gone - 1000.0) / 3600
     )
-    assert ledger.living() == [] and [row.reason for row in ledger.of_run("run1")] == ["done"]
+    assert ledger.living_leases() == [] and [row.reason for row in ledger.of_run("run1")] == [
+        "done"
+    ]
 
 
 def test_what_was_never_rented_and_what_is_free_costs_nothing(ledger: Ledger) -> None:
     for key, price, lease in (("never", 5.0, None), ("free", 0.0, {"id": "place"})):
         ledger.ask(ROW._replace(key=key, price=price))
-        (row,) = [row for row in ledger.living() if row.key == key]
+        (row,) = [row for row in ledger.living_leases() if row.key == key]
         ledger.move(ledger.move(row, "RELEASING", lease=lease), "GONE")
         assert ledger.cost_of(key) == 0.0
 
@@ -156,7 +158,7 @@ def test_the_ledger_is_in_the_home_of_the_user_and_reading_makes_nothing(tmp_pat
     assert of_user({"HOME": "/h", "XDG_DATA_HOME": "/d"}) == Path("/d/recipe/ledger.db")
     assert of_user({"HOME": "/h", "RECIPE_LEDGER": "/l/mine.db"}) == Path("/l/mine.db")
     with Ledger.open(tmp_path / "none" / "mine.db", read_only=True) as ledger:
-        assert ledger.living() == []
+        assert ledger.living_leases() == []
     assert os.listdir(tmp_path) == []
     Ledger.open(tmp_path / "some" / "mine.db").close()
     assert stat.S_IMODE((tmp_path / "some" / "mine.db").stat().st_mode) & 0o077 == 0
@@ -175,7 +177,7 @@ def test_a_ledger_of_the_version_before_is_read_without_being_changed(
     monkeypatch.undo()
     before = path.read_bytes()
     with Ledger.open(path, read_only=True) as ledger:
-        assert [row.key for row in ledger.living("cloud")] == ["k1"] and ledger.living()[
-            0
-        ].stack == ""
+        assert [row.key for row in ledger.living_leases("cloud")] == [
+            "k1"
+        ] and ledger.living_leases()[0].stack == ""
     assert path.read_bytes() == before

@@ -118,7 +118,7 @@ def test_lines_go_through_a_live_display_while_there_is_one(
 ) -> None:
     shown: list[str] = []
     logs.begin(1, "")
-    with logs.through(shown.append):
+    with logs.redirect_lines(shown.append):
         logs.Log("loop").info("inside")
     logs.Log("loop").info("outside")
     assert shown == ["recipe.loop: inside"] and capsys.readouterr().err == "recipe.loop: outside\n"

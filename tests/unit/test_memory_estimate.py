@@ -102,7 +102,7 @@ def test_what_lora_adapts_is_what_peft_adapts() -> None:
         made, peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
     )
     trained = sum(weight.numel() for weight in adapted.parameters() if weight.requires_grad)
-    assert memory.trained_weights(read(config.to_dict()), Training(rank=4)) == trained
+    assert memory.count_trained_weights(read(config.to_dict()), Training(rank=4)) == trained
 
 
 @pytest.mark.slow
@@ -265,11 +265,11 @@ def test_a_verdict_is_by_the_range() -> None:
 
 def test_what_runs_measured_corrects_and_narrows() -> None:
     found = estimate(MODEL, Training())
-    once, often = (memory.calibrated(found, 1.1, runs, f"{runs} runs") for runs in (1, 9))
+    once, often = (memory.calibrate(found, 1.1, runs, f"{runs} runs") for runs in (1, 9))
     assert (
         once.bytes
         == often.bytes
-        == pytest.approx((found.bytes - memory.CONTEXT) * 1.1 + memory.CONTEXT, rel=1e-6)
+        == pytest.approx((found.bytes - memory.CUDA_CONTEXT) * 1.1 + memory.CUDA_CONTEXT, rel=1e-6)
     )
     assert found.high - found.low > once.high - once.low > often.high - often.low
     assert once.measured == "1 runs" and sum(size for _, size in once.terms) == once.bytes

@@ -41,7 +41,7 @@ def test_a_recipe_with_one_is_refused_at_its_place(tmp_path: Path, place: str) -
 def test_a_value_that_is_one_is_refused(tmp_path: Path, name: str, written: object) -> None:
     (tmp_path / "r.yaml").write_text(RECIPE)
     value: object = {"tree": {"k": HUGE}, "many": [written]}.get(name, written)
-    _, problems = inputs.tried(parse.load(tmp_path / "r.yaml"), {name: value})
+    _, problems = inputs.try_bind(parse.load(tmp_path / "r.yaml"), {name: value})
     assert [problem.severity for problem in problems] == ["error"]
     assert f'"{name}"' in problems[0].message
 

@@ -14,8 +14,8 @@ from runner.advice.facts import machine
 from runner.advice.facts.data import facts as data_facts
 from runner.advice.facts.machine import facts as host_facts
 from runner.advice.facts.model import facts as model_facts
-from runner.advice.facts.packages import locked
-from runner.advice.facts.program import called_training
+from runner.advice.facts.packages import read_lock
+from runner.advice.facts.program import is_named_training
 from runner.advice.rules import Facts
 from runner.paths import shipped
 
@@ -183,10 +183,10 @@ def test_modules_are_named_by_the_head_of_the_weights(tmp_path: Path) -> None:
 
 
 def test_a_program_is_a_training_by_its_verb_and_not_by_the_value_of_an_option() -> None:
-    assert called_training(["a", "trl", "sft", "--lr", "1"]) and called_training(
+    assert is_named_training(["a", "trl", "sft", "--lr", "1"]) and is_named_training(
         ["a", "python", "my_train.py"]
     )
-    assert not called_training(["export", "python", "export.py", "--kind", "sft"])
+    assert not is_named_training(["export", "python", "export.py", "--kind", "sft"])
 
 
 def test_what_is_no_model_here_or_on_the_hub_does_not_exist(
@@ -327,13 +327,13 @@ def test_a_lock_says_what_will_be_there_and_what_torch_was_built_for(tmp_path: P
     lock.write_text(
         "torch==2.13.0+cu128 \\\n    --hash=sha256:00\nflash-attn==2.8.3\nTRL[x]==1.16.0 ; python_version > '3'\n# numpy==1\n"
     )
-    facts = locked(lock)
+    facts = read_lock(lock)
     assert facts == {"torch": [2, 13, 0], "flash_attn": [2, 8, 3], "trl": [1, 16, 0], "cuda": 12.8}
     lock.write_text("torch==2.13.0\nnvidia-cuda-runtime-cu12==12.6.77\n")
-    assert locked(lock)["cuda"] == 12.6
+    assert read_lock(lock)["cuda"] == 12.6
     toml = tmp_path / "pylock.toml"
     toml.write_text('[[packages]]\nname = "torch"\nversion = "2.13.0"\n')
-    assert locked(toml) == {"torch": [2, 13, 0], "cuda": None}
+    assert read_lock(toml) == {"torch": [2, 13, 0], "cuda": None}
 
 
 SAID = b"""\

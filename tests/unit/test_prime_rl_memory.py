@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runner.advice.memory import Model, estimate, read
 from runner.advice.prime_rl import training_gpus, training_inputs
-from runner.advice.training_from_inputs import text
+from runner.advice.training_from_inputs import read_text_training
 
 EIGHT = {
     "model_type": "qwen3",
@@ -21,7 +21,9 @@ EIGHT = {
 
 def needs(inputs: dict[str, object], config: dict[str, object], devices: int = 1) -> float:
     model: Model = read(EIGHT)
-    training = text("prime-rl@1", training_inputs(inputs, config), model, devices=devices)
+    training = read_text_training(
+        "prime-rl@1", training_inputs(inputs, config), model, devices=devices
+    )
     assert training is not None
     return estimate(model, training).bytes / 1e9
 

@@ -125,14 +125,20 @@ def test_what_was_promised_comes_whole_and_a_connection_that_breaks_costs_what_w
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("403", "the bucket answers 403 there"),
-        ("302", "the bucket answers 302 there"),
-        ("longer", f"it has {len(DATA) + 1} bytes there, and {len(DATA)} were promised"),
-        ("shorter", f"it has {len(DATA) - 1} bytes there, and {len(DATA)} were promised"),
-        ("endless", f"it has more than the {len(DATA)} bytes that were promised"),
-        ("etag", "it changed meanwhile"),
-        ("elsewhere", "the bucket sent an unexpected reply there"),
-        ("always-cut", "the bucket sends less than was promised"),
+        ("403", "the bucket returned HTTP status 403"),
+        ("302", "the bucket returned HTTP status 302"),
+        (
+            "longer",
+            f"the object has {len(DATA) + 1} bytes in the bucket, but {len(DATA)} were expected",
+        ),
+        (
+            "shorter",
+            f"the object has {len(DATA) - 1} bytes in the bucket, but {len(DATA)} were expected",
+        ),
+        ("endless", f"the bucket sent more than the expected {len(DATA)} bytes"),
+        ("etag", "the object changed in the meantime"),
+        ("elsewhere", "the bucket sent an unexpected response"),
+        ("always-cut", "the bucket sent less data than expected"),
     ],
 )
 def test_what_was_not_promised_is_refused_in_words_that_show_no_address(
@@ -174,10 +180,10 @@ def test_what_came_before_is_gone_on_with_and_what_is_too_long_is_not_believed(
 def test_a_part_of_an_earlier_boot_is_not_believed(tmp_path: Path) -> None:
     (tmp_path / "it").mkdir()
     (tmp_path / "it" / "a").write_text("zeros, after a power cut")
-    pulling._renew(str(tmp_path), "1")
+    pulling._delete_stale(str(tmp_path), "1")
     assert not (tmp_path / "it").exists()
     (tmp_path / "it").write_text("of this boot")
-    pulling._renew(str(tmp_path), "1")
+    pulling._delete_stale(str(tmp_path), "1")
     assert (tmp_path / "it").exists()
 
 

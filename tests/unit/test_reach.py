@@ -13,7 +13,7 @@ import pytest
 
 from runner.errors import CannotRun
 from runner.storage import sources
-from runner.storage.reach import Reach, public
+from runner.storage.reach import Reach, is_public
 from runner.storage.workspace import Workspace
 
 NAMED = Reach(
@@ -51,7 +51,7 @@ def test_a_star_stands_for_no_machine_of_a_private_network(host: str) -> None:
     assert (
         ANY.allows("https://data.example/x")
         and ANY.allows("https://93.184.216.34/x")
-        and public("2606:2800:220:1::1")
+        and is_public("2606:2800:220:1::1")
     )
 
 
@@ -114,7 +114,9 @@ def test_a_named_host_leads_to_no_other(tmp_path: Path, site: int) -> None:
     with Workspace.open(tmp_path) as ws:
         identity = sources.ask(ws, "https", f"{here}/rows")
         assert sources.fetch(ws, "https", f"{here}/rows", identity, ()).read_bytes() == b"rows\n"
-        with pytest.raises(CannotRun, match="leads to localhost, which `allow` under"):
+        with pytest.raises(
+            CannotRun, match="redirects to localhost, which is not in `allow` under"
+        ):
             sources.ask(ws, "https", f"{here}/away")
 
 
@@ -134,6 +136,6 @@ def test_a_name_that_stands_for_this_machine_is_not_read_where_a_star_allows_it(
     (tmp_path / "recipe.toml").write_text(f'[data]\nallow = ["https://*:{site}"]\n')
     with (
         Workspace.open(tmp_path) as ws,
-        pytest.raises(CannotRun, match="is a machine of a private network"),
+        pytest.raises(CannotRun, match="has a private address"),
     ):
         sources.ask(ws, "https", f"https://rebound.example:{site}/rows")

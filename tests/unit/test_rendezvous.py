@@ -15,7 +15,7 @@ import pytest
 from drivers import calls
 from drivers.base import NOTHING, Argv, Exit, Rejected, Unreachable
 from runner.errors import CannotRun
-from runner.execution.refusals import _uneven
+from runner.execution.refusals import _report_uneven_hosts
 from runner.hosts.place import rendezvous
 from runner.hosts.place.group import _first_failed
 from runner.hosts.place.rendezvous import Meeting, Node, meet
@@ -159,9 +159,12 @@ def test_hosts_with_different_numbers_of_gpus_are_refused_unless_the_step_says_h
             for n in (8, 4)
         ]
     )
-    (problem,) = _uneven("train", StepSpec("r", "s", {}, nodes=2), pool)  # type: ignore[arg-type]
+    (problem,) = _report_uneven_hosts("train", StepSpec("r", "s", {}, nodes=2), pool)  # type: ignore[arg-type]
     assert (
         problem.message
         == "train runs on 2 nodes, but the hosts have different numbers of GPUs (8 on h8, 4 on h4)"
     )
-    assert _uneven("train", StepSpec("r", "s", {}, ResourceSpec(gpus=4), nodes=2), pool) == []  # type: ignore[arg-type]
+    assert (
+        _report_uneven_hosts("train", StepSpec("r", "s", {}, ResourceSpec(gpus=4), nodes=2), pool)
+        == []
+    )  # type: ignore[arg-type]

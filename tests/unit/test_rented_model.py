@@ -257,7 +257,7 @@ class Schedule:
 
     async def finish(self) -> None:
         """End what the runs have left."""
-        for row in self.ledger.living():
+        for row in self.ledger.living_leases():
             assert not await release_orphan(self.process(row.run), row, "the run is over")
 
     def _cheap(self) -> None:

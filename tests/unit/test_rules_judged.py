@@ -133,15 +133,15 @@ def test_the_page_tells_every_name_that_a_rule_may_ask_for() -> None:
 
 def test_a_finding_of_several_steps_is_said_once() -> None:
     one = judged("rendezvous-ports", {"step": {"nodes": 2}})
-    assert len(rules.together([one, one]).findings) == 1
-    errors_first = rules.together([one, judged("resume-true", cases()["resume-true"]["fires"])])
+    assert len(rules.merge([one, one]).findings) == 1
+    errors_first = rules.merge([one, judged("resume-true", cases()["resume-true"]["fires"])])
     assert [finding.rule.severity for finding in errors_first.findings] == ["error", "note"]
 
 
 def test_a_rule_that_fired_for_one_step_is_not_unchecked_because_of_another() -> None:
     fired = judged("small-shm", cases()["small-shm"]["fires"])
     asked = judged("small-shm", {"step": {"processes": 2}})
-    assert rules.together([asked, fired]).unchecked == ()
+    assert rules.merge([asked, fired]).unchecked == ()
 
 
 FILE = """\

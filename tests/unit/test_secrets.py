@@ -14,7 +14,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from runner.secrets import STARS, Masker, Secret, unusable
+from runner.secrets import STARS, Masker, Secret, describe_unusable
 
 VALUES = ("correct-horse", "correct-horse-battery", "aaaaaaab")
 ODD = st.text(
@@ -168,4 +168,4 @@ def test_what_a_shell_prints_of_a_quoted_secret_is_masked() -> None:
     ],
 )
 def test_what_is_wrong_with_a_value_is_said(value: str | None, required: bool, words: str) -> None:
-    assert unusable("TOKEN", value, required=required) == words
+    assert describe_unusable("TOKEN", value, required=required) == words

@@ -37,7 +37,7 @@ DEMO = parse.recipe(document.parse(TEXT, "demo.yaml"))
 
 def drafted(**how: Any) -> sweeps.Sweep:
     given = how.pop("given", {"lr": "0.1,0.2", "rank": "4,8,16", "data": "d"})
-    return sweeps.drafted(DEMO, "../demo.yaml", given, **how)
+    return sweeps.draft(DEMO, "../demo.yaml", given, **how)
 
 
 def written(sweep: sweeps.Sweep) -> Any:
@@ -142,7 +142,7 @@ def test_a_sweep_has_axes_and_a_bounded_number_of_combinations() -> None:
 
 def test_a_range_is_looked_through_and_the_trials_are_read_back() -> None:
     given = {"lr": "1e-5..1e-2:log", "rank": "4..64", "base": "a/b,c/d", "data": "d"}
-    where = sweeps.space(DEMO, given, metric="loss")
+    where = sweeps.search_space(DEMO, given, metric="loss")
     assert where.axes == {
         "lr": sweeps.Range(1e-5, 1e-2, True, False),
         "rank": sweeps.Range(4, 64, False, True),
@@ -150,14 +150,14 @@ def test_a_range_is_looked_through_and_the_trials_are_read_back() -> None:
     }
     assert where.fixed == {"data": "d"} and where.size == float("inf")
     points = [[1e-4, 8, "hf://a/b"], [0.002, 16, "hf://c/d"]]
-    text = sweeps.searched(DEMO, "../demo.yaml", where, points, None)
-    assert sweeps.trials(document.parse(text, "sweep.yaml").value, where.axes) == points
+    text = sweeps.write_search(DEMO, "../demo.yaml", where, points, None)
+    assert sweeps.read_trials(document.parse(text, "sweep.yaml").value, where.axes) == points
     parse.recipe(document.parse(text, "sweep.yaml"))
 
 
 def test_every_mistake_of_a_range_is_reported_at_once() -> None:
     with pytest.raises(Invalid) as caught:
-        sweeps.space(DEMO, {"lr": "-1..x", "rank": "9..4:log", "data": "d"}, metric="los")
+        sweeps.search_space(DEMO, {"lr": "-1..x", "rank": "9..4:log", "data": "d"}, metric="los")
     found = "\n".join(map(str, caught.value.problems))
     for words in (
         '"lr" has an invalid range: "-1..x" (use lr=LOW..HIGH',
@@ -166,7 +166,7 @@ def test_every_mistake_of_a_range_is_reported_at_once() -> None:
     ):
         assert words in found, found
     with pytest.raises(Invalid, match="must be more than 0, not -1"):
-        sweeps.space(DEMO, {"lr": "-1..1", "data": "d"}, metric="loss")
+        sweeps.search_space(DEMO, {"lr": "-1..1", "data": "d"}, metric="loss")
     assert problems(given={"lr": "0.1..1", "data": "d"}) == [
         'error: "lr" is a range, which requires a search (add `--tpe 30`, or list the values)'
     ]

@@ -135,7 +135,9 @@ def test_what_the_program_is_given_wins_over_what_an_input_is_called() -> None:
     )
     assert found["max_steps"] == 99, "our own name is looked up first"
     assert found["save_every"] == 3 and found["vae"] is None and found["a.b"] == 1
-    assert found.place("vae") == Origin("input", "vae") and found.place("nothing") is None
+    assert (
+        found.find_origin("vae") == Origin("input", "vae") and found.find_origin("nothing") is None
+    )
     line = of_words(words(step(["t", "--max_steps", "10"]), scope()))
     assert Settings([*line, *of_inputs({"max_steps": 99})], NAMES)["max_steps"] == 10
 

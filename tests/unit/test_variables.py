@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runner.hosts.variables import container_variables, fixed_variables, inherit_variables
-from runner.secrets import passwords, tokenlike
+from runner.secrets import find_passwords, is_tokenlike
 
 LOGIN = {
     "HOME": "/h",
@@ -46,11 +46,13 @@ def test_a_locale_of_the_steps_own_is_not_overruled() -> None:
     ],
 )
 def test_what_looks_like_a_token(name: str, value: str, secret: bool) -> None:
-    assert tokenlike(name, value) is secret
+    assert is_tokenlike(name, value) is secret
 
 
 def test_the_password_of_a_proxy_is_known_for_masking() -> None:
     assert [
         secret.reveal
-        for secret in passwords({"https_proxy": "http://me:hunter2@proxy:3128", "no_proxy": "a@b"})
+        for secret in find_passwords(
+            {"https_proxy": "http://me:hunter2@proxy:3128", "no_proxy": "a@b"}
+        )
     ] == ["hunter2"]

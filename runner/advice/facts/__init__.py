@@ -1,6 +1,7 @@
-"""What preflight rules ask about, a module for each thing that is looked at.  No rule is known here; what is unknown is left out.
+"""Facts for preflight rules, with one module per subject.
 
-`program` is what a step starts, `packages` what it will find installed, `needs`, `model` and `data` what it is given, `machine` what it runs on.
+Knows no rule; unknown facts are left out. `program` covers the step's command, `packages` its
+installed packages, `missing_inputs`, `model` and `data` its inputs, `machine` its hardware.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from pathlib import Path
 from typing import Final
 
 GB: Final = 1e9
-LARGE: Final = 1 << 20  # bytes of a program or a configuration that is read
+LARGE: Final = 1 << 20  # size limit of programs and configurations, in bytes
 
 
 def contents(path: Path, most: int = 64 * LARGE) -> bytes | None:
-    """What is in a file; None where it is not there, cannot be read, or is larger than `most` bytes."""
+    """Return a file's bytes; None if it is missing, unreadable, or at least `most` bytes large."""
     try:
         return path.read_bytes() if path.is_file() and path.stat().st_size < most else None
     except OSError:

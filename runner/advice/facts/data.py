@@ -1,4 +1,4 @@
-"""Tell what data is like from its first rows and the heads of its images."""
+"""Describe a dataset from its first rows and the headers of its images."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any, Final
 from . import GB, LARGE, contents
 
 _ABOUT: Final = re.compile(r"(readme|licen[cs]e|copying|requirements)([-_. ].*)?", re.IGNORECASE)
-"""Names of files about a data set, which trainers leave out of a folder."""
+"""File names of documentation, which trainers skip in a dataset folder."""
 ROWS: Final = 200
-"""Rows of the data that are looked at."""
+"""Maximum number of rows to sample."""
 _IMAGES: Final = (".png", ".jpg", ".jpeg", ".jpe", ".jfif")
 _ODD: Final = (".webp", ".bmp", ".gif", ".tif", ".tiff", ".jp2", ".j2k", ".heic", ".avif", ".jxl")
 _ROWS: Final = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".parquet")
 
 
-_FEW: Final = 50  # different values of a column of labels, at most
+_FEW: Final = 50  # maximum number of distinct values in a label column
 NO_ROWS: Final[dict[str, object]] = {
     "rows": 0,
     "columns": [],
@@ -31,7 +31,7 @@ NO_ROWS: Final[dict[str, object]] = {
     "values": {},
     "scores": [],
 }
-CALLED: Final[dict[str, tuple[str, ...]]] = {
+COLUMN_NAMES: Final[dict[str, tuple[str, ...]]] = {
     "prompt": ("question", "instruction", "query", "problem", "input"),
     "completion": ("answer", "response", "output", "solution", "target"),
     "chosen": ("better", "preferred", "accepted", "chosen_response", "response_chosen", "winner"),
@@ -53,13 +53,13 @@ CALLED: Final[dict[str, tuple[str, ...]]] = {
     ),
     "negative": ("neg", "hard_negative", "negative_1", "contradiction", "sentence3"),
 }
-"""What columns of data sets are called elsewhere, the likeliest first, by the names that trainers look for."""
+"""Alternative column names for each name that trainers expect, likeliest first."""
 
 
 def facts(path: Path, limit: int | None, model: Path | None) -> dict[str, object]:
-    """Return what the first rows of a dataset here say, and the heads of its images.
+    """Return the facts of a local dataset from its first rows or its images.
 
-    `limit` is the longest sequence, in tokens of the model's tokenizer.
+    `limit` is the maximum sequence length in tokens of the tokenizer in `model`.
     """
     if not path.exists():
         return {}
@@ -72,11 +72,11 @@ def facts(path: Path, limit: int | None, model: Path | None) -> dict[str, object
     try:
         rows = _sample_rows(path, files)
     except (OSError, ValueError):
-        return found  # the recipe's own reading of the data tells which row is bad
+        return found  # the recipe reports the invalid row when it reads the data
     found |= _row_facts(rows)
     if all("text" in row and "label" not in row for row in rows):
-        return found | {"truncated": 0.0}  # plain text is cut in pieces, and nothing of it is lost
-    lengths = _lengths(rows, model) if limit else None
+        return found | {"truncated": 0.0}  # plain text is split into chunks without loss
+    lengths = _count_tokens(rows, model) if limit else None
     if lengths is not None and limit:
         too_long = sum(length > limit for length in lengths)
         found["longest"] = max(lengths, default=0)
@@ -96,7 +96,7 @@ def _sample_rows(path: Path, files: Iterable[Path]) -> list[dict[str, Any]]:
     for file in files:
         is_about = file != path and _ABOUT.fullmatch(file.stem) is not None
         if file.suffix.lower() in _ROWS and not is_about and len(rows) < ROWS:
-            rows += _rows(file, ROWS - len(rows))
+            rows += _read_rows(file, ROWS - len(rows))
     return rows
 
 
@@ -109,7 +109,7 @@ def _row_facts(rows: Sequence[Mapping[str, Any]]) -> dict[str, object]:
         "conversational": any(map(_is_conversation, rows)),
         "tool_rows": sum(map(_has_tools, rows)),
         "layout": _layout(rows, columns),
-        "called": _called(columns),
+        "called": _find_columns(columns),
         "values": _values(rows, columns),
         "scores": [name for name in columns if any(_is_score(row.get(name)) for row in rows)],
     }
@@ -121,7 +121,7 @@ def _is_conversation(row: Mapping[str, Any]) -> bool:
 
 
 def _tasks(files: Iterable[Path]) -> list[str]:
-    """The names that task files of lm-evaluation-harness give: of tasks and of groups."""
+    """Return the names of tasks and groups in task files of lm-evaluation-harness."""
     texts = [contents(each, LARGE) or b"" for each in files if each.suffix == ".yaml"]
     return [
         name.decode(errors="replace")
@@ -130,16 +130,19 @@ def _tasks(files: Iterable[Path]) -> list[str]:
     ]
 
 
-def _called(columns: Sequence[str]) -> dict[str, str | None]:
-    """For each name that trainers look for the column that has it, or one by which it usually goes elsewhere; None where there is neither."""
+def _find_columns(columns: Sequence[str]) -> dict[str, str | None]:
+    """Return the column for each name that trainers expect; None if there is none.
+
+    Columns with the expected name come first, then common alternatives.
+    """
     return {
         name: next((each for each in (name, *others) if each in columns), None)
-        for name, others in CALLED.items()
+        for name, others in COLUMN_NAMES.items()
     }
 
 
 def _values(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[str, list[str]]:
-    """The different values of columns that have few, as text, as labels are."""
+    """Return the distinct values, as text, of columns with few values, such as labels."""
     found: dict[str, list[str]] = {}
     for name in columns:
         there = [row[name] for row in rows if row.get(name) is not None]
@@ -150,16 +153,16 @@ def _values(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[s
 
 
 def _is_score(value: object) -> bool:
-    """Whether a value is a number between classes, as itself or as a table has it."""
+    """Return whether a value is a fractional number, or text with one."""
     if isinstance(value, str) and re.fullmatch(r"-?\d+\.\d+", value.strip()):
         value = float(value)
     return isinstance(value, float) and not value.is_integer()
 
 
 def _layout(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str | None:
-    """Return the name of a layout that has to be converted; None for others.
+    """Return the name of a layout that needs conversion; None for others.
 
-    `alpaca` has a third column that some rows use, `sharegpt` turns of `from` and `value`.
+    `alpaca`: an `input` column that some rows use. `sharegpt`: turns with `from` and `value`.
     """
     if {"instruction", "output"} <= set(columns):
         return "alpaca" if any(row.get("input") for row in rows) else None
@@ -170,7 +173,7 @@ def _layout(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str | 
 
 
 def _has_tools(row: Mapping[str, Any]) -> bool:
-    """Whether a row's conversation calls tools, or has a message without text."""
+    """Return whether a row's conversation calls tools, or has a message without text."""
     turns = [
         turn
         for turn in _turns(
@@ -191,8 +194,11 @@ def _turns(row: Mapping[str, Any], names: Iterable[str]) -> Iterator[Mapping[str
             yield from (turn for turn in value if isinstance(turn, Mapping))
 
 
-def _rows(file: Path, most: int) -> list[dict[str, Any]]:
-    """Return the first rows of a file. Raises OSError, and ValueError if they cannot be read."""
+def _read_rows(file: Path, most: int) -> list[dict[str, Any]]:
+    """Return the first rows of a file.
+
+    Raises OSError, and ValueError if the rows cannot be read.
+    """
     suffix = file.suffix.lower()
     if suffix == ".parquet":
         return _parquet_rows(file, most)
@@ -234,8 +240,8 @@ def _first_lines(file: Path, most: int) -> list[str]:
     return [line.removeprefix("\ufeff") for line in lines if line.strip()]
 
 
-def _lengths(rows: Sequence[Mapping[str, Any]], model: Path | None) -> list[int] | None:
-    """Return the tokens of each row; None if they cannot be counted here."""
+def _count_tokens(rows: Sequence[Mapping[str, Any]], model: Path | None) -> list[int] | None:
+    """Return the token count of each row; None if there is no tokenizer here."""
     tokenizer = _tokenizer(model)
     if tokenizer is None:
         return None
@@ -246,17 +252,17 @@ def _lengths(rows: Sequence[Mapping[str, Any]], model: Path | None) -> list[int]
 
     lengths = []
     for row in rows:
-        # Other columns are somebody's notes, unless no column has a usual name.
+        # Other columns do not count, unless no column has a usual name.
         learnt = {name: value for name, value in row.items() if name in _LEARNT} or row
         answers = [learnt[name] for name in _ANSWERS if name in learnt] or [""]
         rest = [value for name, value in learnt.items() if name not in _ANSWERS]
-        # A pair is as long as its longer answer with the prompt.
+        # The length of a preference pair is the prompt plus the longer answer.
         lengths.append(max(count([*rest, answer]) for answer in answers))
     return lengths
 
 
 def _longest_text(rows: Sequence[Mapping[str, Any]], model: Path | None) -> int | None:
-    """Tokens of the longest text in a column of its own; None where they cannot be counted here."""
+    """Return the token count of the longest text value; None if there is no tokenizer or text."""
     tokenizer = _tokenizer(model)
     texts = {value for row in rows for value in row.values() if isinstance(value, str)}
     if tokenizer is None or not texts:
@@ -265,7 +271,7 @@ def _longest_text(rows: Sequence[Mapping[str, Any]], model: Path | None) -> int 
 
 
 def _tokenizer(model: Path | None) -> Any:
-    """The tokenizer of a model here; None where there is none, or no package that reads it."""
+    """Return the tokenizer of a local model; None without a file or the `tokenizers` package."""
     if model is None or not (model / "tokenizer.json").is_file():
         return None
     try:
@@ -273,7 +279,7 @@ def _tokenizer(model: Path | None) -> Any:
     except ImportError:
         return None
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    # A file may have been saved with both; transformers resets them with each call.
+    # The file may enable both; transformers resets them with each call.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -294,7 +300,7 @@ _LEARNT: Final = (
     ),
     *("question", "answer", "response", "content"),
 )
-"""Columns that trainers learn from, by their usual names."""
+"""Usual names of the columns that trainers learn from."""
 
 
 def _texts(value: object) -> Iterator[str]:
@@ -328,7 +334,7 @@ def _image_facts(images: Sequence[Path], files: Sequence[Path]) -> dict[str, obj
 
 
 def _is_transparent(path: Path) -> bool:
-    """Whether a PNG says in its head that it has an alpha channel (colour types 4 and 6)."""
+    """Return whether a PNG header declares an alpha channel (colour types 4 and 6)."""
     if path.suffix.lower() != ".png":
         return False
     try:

@@ -1,4 +1,7 @@
-"""Tell what a machine has for a training, and what the GPU there can: one more script after that of `drivers.machine`.  Changes nothing there."""
+"""Gather the hardware facts of a machine, and the abilities of its GPU.
+
+Sends a read-only script along with the probe of `drivers.machine`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from ..tool_settings import Unknown
 from . import GB
 
 PATIENCE: Final = 20.0
-"""Seconds in which this machine says what it has."""
+"""Timeout for the probe of this machine, in seconds."""
 SCRIPT: Final = (
     r"""
 df -Pk /dev/shm 2>/dev/null | { read -r _; read -r _ total _ && echo "shm=$((total * 1024))"; }
@@ -29,11 +32,11 @@ smi gpu_driver= --query-gpu=driver_version --format=csv,noheader
 [ -e "$HOME/.no_auto_tmux" ] && echo no_tmux=yes
 """
 )
-"""Follows the question of `drivers.machine`: what rules ask of a host besides its sizes."""
+"""Shell script appended to the probe of `drivers.machine`, for the other facts of rules."""
 
 
 def facts(name: str, said: bytes) -> dict[str, object]:
-    """Return the facts of a host from its answer. What it did not tell is left out, as unknown."""
+    """Return the facts of a host from its probe output, without unknown ones."""
     facts = driven.facts(said)
     have = driven.resources(facts)
     found: dict[str, object] = {"name": name, "gpus": have.gpus or 0, "gpu": have.gpu}
@@ -59,7 +62,7 @@ def facts(name: str, said: bytes) -> dict[str, object]:
 
 
 def _provider(name: str, said: Iterable[str]) -> str | None:
-    """Return who rents out a host, as it says or as its address tells; None if it is not rented."""
+    """Return the provider of a rented host, by its own report or address; None if not rented."""
     for provider in said:
         if provider in _PROVIDERS:
             return provider
@@ -70,11 +73,14 @@ def _provider(name: str, said: Iterable[str]) -> str | None:
 
 
 _PROVIDERS: Final = {"vast": ".vast.ai", "runpod": ".runpod.io"}
-"""Who rents machines out, and how the addresses of their proxies end; a machine that is reached directly tells itself whose it is."""
+"""Provider -> domain of its SSH proxies.  Directly reached machines report their provider."""
 
 
 def offer(host: Facts) -> dict[str, object]:
-    """What is known of a rented machine by looking at it.  How long it may be had, and whose it is, only its provider can tell."""
+    """Return the facts of a rental offer that the machine itself shows.
+
+    Only the provider knows the remaining hours and the verification.
+    """
     if (provider := host["rented"]) is None:
         return dict.fromkeys(("provider", "ssh", "auto_tmux", "hours_left", "verified"))
     return {
@@ -85,7 +91,10 @@ def offer(host: Facts) -> dict[str, object]:
 
 
 def here(root: Path) -> dict[str, object]:
-    """The facts of this machine; `root` is where its disk is looked at."""
+    """Return the facts of this machine; `root` selects the disk.
+
+    Raises Unknown after a timeout.
+    """
     import subprocess
 
     question = driven.question(str(root), SCRIPT)
@@ -97,7 +106,7 @@ def here(root: Path) -> dict[str, object]:
 
 
 async def ask(driver: Any) -> dict[str, object]:
-    """The facts of the first host of a driver that answers.  Raises DriverError."""
+    """Return the facts of the first host of a driver that answers.  Raises DriverError."""
     from ...hosts.probe import visit
 
     failed: DriverError | None = None
@@ -121,7 +130,7 @@ async def ask(driver: Any) -> dict[str, object]:
 
 
 def gpu(step: Facts, host: Facts) -> dict[str, object]:
-    """The GPU that the step will have: that of the host that was asked, else the kind that it asks for."""
+    """Return the facts of the step's GPU: the probed host's, or else those of the resources."""
     found: dict[str, object] = {}
     try:
         if (host["gpus"] or 0) > 0:  # type: ignore[operator]
@@ -148,11 +157,11 @@ def gpu(step: Facts, host: Facts) -> dict[str, object]:
 
 
 def kind_of(name: object) -> Any:
-    """The GPU of that name as recipes/hardware.yaml has it; None for one that it has not."""
+    """Return the GPU model with this name from recipes/hardware.yaml; None if it is unknown."""
     from ...errors import NotFound
     from .. import estimates
 
     try:
-        return estimates.figures().find(str(name))
+        return estimates.load_hardware().find(str(name))
     except NotFound:
         return None

@@ -1,4 +1,4 @@
-"""Tell what a model is from its own small files: those of a folder here, of the Hub's cache, or of the Hub.  Reads no weights."""
+"""Describe a model from its small files in a local folder, in the Hub's cache or on the Hub."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from typing import Any, Final
 from ...storage.buckets.hub import offline, snapshots
 from . import GB, LARGE, contents
 
-_PATIENCE: Final = 5.0  # seconds for an answer of the Hub
+_PATIENCE: Final = 5.0  # timeout for the Hub, in seconds
 
 
 def facts(
     folder: Path, address: str, template: Path | None = None, adapter: Path | None = None
 ) -> dict[str, object]:
-    """What a model's own files say: those of a folder here, of the Hub's cache, or of the Hub.  What is not to be had is left out: unknown.
+    """Return the facts of a model from its files, without unknown ones.
 
-    `template` is a chat template that is used instead of the model's own, `adapter` a folder here with what is put on the model.
+    `template` is a chat template that replaces the model's own. `adapter` is a local folder with a
+    LoRA adapter for the model.
     """
-    found = _of_files(folder, address, template)
+    found = _read_facts(folder, address, template)
     if adapter is None:
         return found | {"misfit": None}
     config = found.get("config")
     return found | {"misfit": _misfit(adapter, config)} if isinstance(config, dict) else found
 
 
-def _of_files(folder: Path, address: str, template: Path | None) -> dict[str, object]:
+def _read_facts(folder: Path, address: str, template: Path | None) -> dict[str, object]:
     given = (
         (contents(template, LARGE) or b"").decode(errors="replace")
         if template is not None
@@ -57,7 +58,7 @@ def _of_files(folder: Path, address: str, template: Path | None) -> dict[str, ob
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name):
         return {"exists": False, "hub": False} if not address.startswith("hf://") else {}
     hub = {"hub": True} | _ask_hub(name)
-    snapshot = _cached(name)
+    snapshot = _find_snapshot(name)
     if snapshot is not None:
         return (
             {"exists": True}
@@ -66,7 +67,7 @@ def _of_files(folder: Path, address: str, template: Path | None) -> dict[str, ob
             | _read_model(lambda file: contents(snapshot / file), given)
         )
     return hub | (
-        _read_model(partial(_fetched, name), given) if hub.get("access") == "granted" else {}
+        _read_model(partial(_download, name), given) if hub.get("access") == "granted" else {}
     )
 
 
@@ -111,27 +112,27 @@ def _read_model(read: Callable[[str], bytes | None], given: str | None) -> dict[
             "chat_template": bool(template),
             "template_bos": bool(begin) and ("bos_token" in template or str(begin) in template),
             "adds_bos": bool(tokens.get("add_bos_token", False))
-            or _adds(read("tokenizer.json"), begin),
+            or _adds_token(read("tokenizer.json"), begin),
         }
         if (
             template or given is None
-        ):  # one that is given by a name that only its tool knows is not known here
-            found |= _ends(template, tokens, config, read)
+        ):  # a template given by a tool's own template name cannot be read here
+            found |= _find_turn_ends(template, tokens, config, read)
     return found
 
 
 _ANSWER: Final = "the-answer-of-recipe"
-_PIECES: Final = 10_000  # parts of a rendered template that are read, at most
+_PIECES: Final = 10_000  # maximum parts of a rendered template
 _MARKS: Final = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 
 
-def _ends(
+def _find_turn_ends(
     template: str,
     tokens: Mapping[str, Any],
     config: Mapping[str, Any],
     read: Callable[[str], bytes | None],
 ) -> dict[str, object]:
-    """What a chat template writes behind an answer, and the tokens at which generation stops.  What is unknown is left out."""
+    """Return the text that ends an assistant turn, and the stop tokens, if known."""
     added = {
         int(id): _token(each)
         for id, each in (tokens.get("added_tokens_decoder") or {}).items()
@@ -160,7 +161,7 @@ def _ends(
     }
     if not template:
         found["turn_end"] = None
-    elif (behind := _behind_answer(template, special)) is not None:
+    elif (behind := _text_after_answer(template, special)) is not None:
         ends = [
             text
             for text in (*added.values(), special["eos_token"])
@@ -172,8 +173,11 @@ def _ends(
     return found
 
 
-def _behind_answer(template: str, special: Mapping[str, str | None]) -> str | None:
-    """The text that a chat template writes behind the assistant's last word; None where it does not take a plain conversation."""
+def _text_after_answer(template: str, special: Mapping[str, str | None]) -> str | None:
+    """Return the text that a chat template writes after an assistant's answer.
+
+    None if the template fails on a plain conversation.
+    """
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(
@@ -189,13 +193,13 @@ def _behind_answer(template: str, special: Mapping[str, str | None]) -> str | No
             messages=messages, add_generation_prompt=False, **names
         )
         _, answer, behind = "".join(islice(made, _PIECES)).rpartition(_ANSWER)
-    except Exception:  # it is a program of somebody else: what it raises is its own
+    except Exception:  # a template may raise any exception
         return None
     return behind.strip() if answer else None
 
 
 def _template(value: object) -> str:
-    """The chat template of a tokenizer's settings; of several that have names the one that is used without a name."""
+    """Return the chat template of a tokenizer_config.json; the default one of several."""
     if isinstance(value, list):
         named = {each.get("name"): each.get("template") for each in value if isinstance(each, dict)}
         value = named.get("default")
@@ -203,7 +207,7 @@ def _template(value: object) -> str:
 
 
 def _modules(folder: Path) -> dict[str, object]:
-    """The last names of all modules that have weights, by the heads of the weights' files; nothing where none is here."""
+    """Return the last names of all modules with weights; empty without local weight headers."""
     names = set(_mapping(contents(folder / "model.safetensors.index.json")).get("weight_map") or ())
     if not names and (folder / "model.safetensors").is_file():
         names = set(_tensors(folder / "model.safetensors"))
@@ -224,11 +228,11 @@ def _modules(folder: Path) -> dict[str, object]:
 
 _ADAPTER: Final = "adapter_config.json"
 _READS: Final = re.compile(r"\.(\d+)\.\w+\.(?:[qkv]|gate|up)_proj\.lora_A\.")
-"""A matrix of LoRA on a linear layer that reads the model's hidden state, and the number of its layer."""
+"""A LoRA matrix on a linear layer with the hidden state as input; group 1 is the layer number."""
 
 
 def _misfit(adapter: Path, config: Mapping[str, Any]) -> str | None:
-    """Why a LoRA adapter cannot be of a model with this configuration, by the head of its file; None where nothing says so."""
+    """Return why a LoRA adapter does not fit the model; None if there is no contradiction."""
     inner = config.get("text_config")
     text = inner if isinstance(inner, dict) else config
     width, layers = text.get("hidden_size"), text.get("num_hidden_layers")
@@ -248,7 +252,7 @@ def _misfit(adapter: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def _tensors(path: Path) -> dict[str, Any]:
-    """The tensors in a file by their names, from its head: of each `dtype` and `shape`."""
+    """Return the `dtype` and `shape` of each tensor from the header of a safetensors file."""
     try:
         with path.open("rb") as file:
             head = file.read(8)
@@ -266,8 +270,8 @@ def _token(value: object) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _adds(data: bytes | None, begin: str | None) -> bool:
-    """Whether the tokenizer's own post-processor puts the beginning token in front."""
+def _adds_token(data: bytes | None, begin: str | None) -> bool:
+    """Return whether the tokenizer's post-processor adds the beginning-of-sequence token."""
     if not begin or not data:
         return False
     after = _mapping(data).get("post_processor")
@@ -282,8 +286,8 @@ def _mapping(data: bytes | None) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _cached(name: str) -> Path | None:
-    """The newest snapshot of a model in the Hub's cache here."""
+def _find_snapshot(name: str) -> Path | None:
+    """Return the newest snapshot of a model in the local Hub cache; None if there is none."""
     try:
         return max(snapshots(name).iterdir(), key=lambda path: path.stat().st_mtime, default=None)
     except OSError:
@@ -291,7 +295,10 @@ def _cached(name: str) -> Path | None:
 
 
 def _ask_hub(name: str) -> dict[str, object]:
-    """Whether there is such a model, and whether it may be read.  Nothing where the Hub may not, or cannot, be asked."""
+    """Return whether a model exists on the Hub, and the user's access to it.
+
+    Empty if the Hub is offline or cannot be reached.
+    """
     if offline(os.environ):
         return {}
     try:
@@ -306,7 +313,7 @@ def _ask_hub(name: str) -> dict[str, object]:
         return {"exists": True, "gated": True, "access": "refused" if _has_token() else "no token"}
     except RepositoryNotFoundError:
         return {"exists": False}
-    except Exception as error:  # its HTTP client has its own ways to say that there is no network
+    except Exception as error:  # the HTTP client raises various errors without a network
         refused = getattr(getattr(error, "response", None), "status_code", None) == 401
         return {"access": "unknown token"} if refused and _has_token() else {}
     found: dict[str, object] = {"exists": True, "gated": bool(info.gated), "access": "granted"}
@@ -324,7 +331,7 @@ def _ask_hub(name: str) -> dict[str, object]:
             api.auth_check(name)
         except GatedRepoError:
             found["access"] = "refused" if _has_token() else "no token"
-        except Exception:  # as above: not known
+        except Exception:  # as above: unknown access
             del found["access"]
     return found
 
@@ -335,13 +342,13 @@ def _has_token() -> bool:
     return bool(get_token())
 
 
-def _fetched(name: str, file: str) -> bytes | None:
-    """A small file of a model of the Hub, by way of its cache."""
+def _download(name: str, file: str) -> bytes | None:
+    """Return a small file of a Hub model through the Hub's cache; None if it cannot be read."""
     from huggingface_hub import hf_hub_download
 
     try:
         return contents(Path(hf_hub_download(name, file, etag_timeout=_PATIENCE)))
-    except Exception:  # not there, or not to be had: the fact is unknown
+    except Exception:  # a missing or unreachable file: the fact is unknown
         return None
 
 

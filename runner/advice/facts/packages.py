@@ -1,4 +1,4 @@
-"""Tell which packages a step will find, and their versions: those of its lock, or of the Python that runs it.  Installs nothing."""
+"""Find the packages of a step and their versions, from its lock or its Python environment."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _PINNED: Final = re.compile(
 )
 
 
-def locked(path: Path) -> dict[str, object]:
-    """Packages of a lock by name, each version as a list of numbers."""
+def read_lock(path: Path) -> dict[str, object]:
+    """Return the packages in a lock file by name, each version as a list of numbers."""
     try:
         text = path.read_text("utf-8", "replace")
     except OSError:
@@ -35,8 +35,8 @@ def locked(path: Path) -> dict[str, object]:
     return _packages(rows)
 
 
-def folders(python: str) -> Sequence[str] | None:
-    """Where the Python at this path finds packages; None where that is not known without running it."""
+def find_folders(python: str) -> Sequence[str] | None:
+    """Return the package folders of the Python at this path; None if it would have to be run."""
     if os.path.dirname(os.path.dirname(python)) == sys.prefix:
         return sys.path
     prefix = Path(python).parent.parent
@@ -45,7 +45,7 @@ def folders(python: str) -> Sequence[str] | None:
 
 
 class Installed(Mapping[str, object]):
-    """Packages in these folders, each asked for when a rule does: reading all would take longer than the rest."""
+    """The packages in some folders; each is looked up on first use, because reading all is slow."""
 
     def __init__(self, where: Sequence[str]) -> None:
         self._where = list(where)
@@ -70,7 +70,7 @@ def _packages(rows: Iterable[tuple[str, str]]) -> dict[str, object]:
     for name, version in rows:
         plain = re.sub(r"[-.]+", "_", name).lower()
         if plain in found:
-            continue  # of two that are installed the first is imported
+            continue  # Python imports the first of two installed versions
         found[plain] = [int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3]]
         if plain == "torch" and (built := re.search(r"\+cu(\d+)(\d)", version)):
             cuda = float(f"{built[1]}.{built[2]}")

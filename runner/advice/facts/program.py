@@ -1,4 +1,4 @@
-"""Tell what a step starts: how, by which tool, what its code imports, what its configuration files say.  Runs nothing of it."""
+"""Describe the program of a step: launcher, tool, imports and configuration.  Runs nothing."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 CONFIGS: Final = (".yaml", ".yml", ".toml", ".json")
 
 
-def derived(settings: Iterable[Setting]) -> Iterator[Setting]:
-    """What some tools say in other ways: `bf16: true` is a precision, a LoRA module a use of adapters."""
+def derive_settings(settings: Iterable[Setting]) -> Iterator[Setting]:
+    """Yield the common settings that tools express in other ways.
+
+    For example, `bf16: true` sets the precision, and a LoRA module means that adapters are used.
+    """
     for each in settings:
         if each.key in ("bf16", "fp16") and each.value is True:
             yield each._replace(key="precision", value=each.key)
@@ -35,12 +38,12 @@ def derived(settings: Iterable[Setting]) -> Iterator[Setting]:
 
 
 _OF_PRIME: Final = ("rl", "prime-rl")
-"""Commands that take a configuration behind an `@`."""
+"""Commands that take a configuration file after `@`."""
 _METHODS: Final = ("sft", "dpo", "orpo", "kto", "cpo", "grpo", "rloo", "ppo", "reward", "cpt")
 
 
-def method(line: Sequence[str]) -> str | None:
-    """The kind of training, from the names of what is started."""
+def find_method(line: Sequence[str]) -> str | None:
+    """Return the training method in the names of the started programs; None if there is none."""
     for word in line[:12]:
         if not word.startswith("-"):
             for part in re.split(r"[^a-z]+", word.rpartition("/")[2].lower()):
@@ -49,19 +52,22 @@ def method(line: Sequence[str]) -> str | None:
     return None
 
 
-def called_training(names: Sequence[str]) -> bool:
-    """Whether a step, or the program that it starts, is called a training: `train`, `my_train.py`, `trl sft`, `rl @ rl.toml`."""
+def is_named_training(names: Sequence[str]) -> bool:
+    """Return whether a step or its program is named like a training.
+
+    For example `train`, `my_train.py`, `trl sft` or `rl @ rl.toml`.
+    """
     heads = (name.rpartition("/")[2] for name in names)
     if any(head in _OF_PRIME and after[:1] == "@" for head, after in pairwise(heads)):
         return True
     parts = [re.split(r"[^a-z]+", name.rpartition("/")[2].lower()) for name in names]
     verbs = takewhile(
         lambda name: not name.startswith("-"), names[1:]
-    )  # behind an option the same word is its value
+    )  # after an option, the word may be its value
     return any("train" in each for each in parts) or any(name in _METHODS for name in verbs)
 
 
-def launcher(line: Sequence[str], tools: Sequence[str]) -> str:
+def find_launcher(line: Sequence[str], tools: Sequence[str]) -> str:
     heads = [word.rpartition("/")[2] for word in line[:4]]
     for word in heads:
         if word.startswith("accelerate"):
@@ -77,8 +83,8 @@ def launcher(line: Sequence[str], tools: Sequence[str]) -> str:
     )
 
 
-def logins() -> list[str]:
-    """Where this user is logged in for good, so that a step which runs here needs no key: `wandb`, `huggingface`."""
+def find_logins() -> list[str]:
+    """Return the services with stored credentials of this user: `wandb`, `huggingface`."""
     home = Path.home()
     hub = Path(os.environ.get("HF_HOME") or home / ".cache" / "huggingface") / "token"
     return [
@@ -87,8 +93,11 @@ def logins() -> list[str]:
     ]
 
 
-def parsed(name: str, data: bytes) -> object:
-    """A configuration file.  Raises ValueError in words."""
+def parse_config(name: str, data: bytes) -> object:
+    """Return the content of a configuration file.
+
+    Raises ValueError with a message for the user.
+    """
     if name.endswith(".toml"):
         import tomllib
 
@@ -106,8 +115,11 @@ def parsed(name: str, data: bytes) -> object:
         ) from None
 
 
-def code(found: Survey, n: int) -> tuple[list[str], list[str]]:
-    """What the step's Python files import, as dotted names, and the keywords that they pass to what is called …Config or …Arguments."""
+def read_code(found: Survey, n: int) -> tuple[list[str], list[str]]:
+    """Return the modules that a step's Python files import, and keywords of configuration objects.
+
+    Keywords are collected from calls of names that end with Config or Arguments.
+    """
     node = found.plan.nodes[n]
     imports: dict[str, None] = {}
     keywords: dict[str, None] = {}
@@ -115,15 +127,15 @@ def code(found: Survey, n: int) -> tuple[list[str], list[str]]:
     for pattern in node.code:
         for name, content in found.facts.code.get((node.home, pattern)) or ():
             if name.endswith(".py"):
-                one, two = _module(str(home / name), content)
+                one, two = _read_module(str(home / name), content)
                 imports.update(dict.fromkeys(one))
                 keywords.update(dict.fromkeys(two))
     return list(imports), list(keywords)
 
 
 @lru_cache(maxsize=256)
-def _module(path: str, content: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Of one file, whose content is in the key of the cache."""
+def _read_module(path: str, content: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the imports and keywords of one file; `content` is only part of the cache key."""
     import ast
 
     from ...language.python_reader import of_tree
@@ -145,4 +157,4 @@ def _module(path: str, content: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
             )
             if called.endswith(("Arguments", "Config")):
                 keywords += [word.arg for word in node.keywords if word.arg]
-    return of_tree(tree).dotted, tuple(keywords)
+    return of_tree(tree).module_names, tuple(keywords)

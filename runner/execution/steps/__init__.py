@@ -1,1 +1,1 @@
-"""The steps of one run: judged, started, ended and committed by one loop, until nothing is left."""
+"""The event loop of one run, and the classes that own the parts of its state."""

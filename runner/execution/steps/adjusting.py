@@ -1,7 +1,7 @@
-"""A step that ran out of memory is tried again under smaller values of the inputs that it names.
+"""Retries with smaller inputs after a step runs out of memory.
 
-`retries: {oom: {micro_batch: "/2"}}`. The result is remembered under the key that ran, and with a
-note under the one that was asked for: else every later run would run out of memory again.
+An example is `retries: {oom: {micro_batch: "/2"}}`. The result is cached under the key that ran
+and, with a note, under the requested key. Otherwise every later run would run out of memory again.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .commit import GroupCommit
 from .run_plan import RunPlan
 
 
-def divided(value: object, by: int) -> int | None:
-    """The greatest divisor of `value` that is at most a `by`th of it.  None: there is none.
+def divide_value(value: object, by: int) -> int | None:
+    """Return the greatest divisor of `value` that is at most `value / by`; None if there is none.
 
-    A batch has to stay a whole number of the smaller ones.
+    The result is a divisor so that a batch remains a whole number of smaller batches.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < 2:
         return None
@@ -35,14 +35,14 @@ def divided(value: object, by: int) -> int | None:
 
 
 def count_out_of_memory(attempts: Iterable[AttemptRow]) -> Counter[str]:
-    """How many attempts of each step ran out of memory."""
+    """Count the attempts of each step that ran out of memory."""
     return Counter(
         each.step for each in attempts if (each.outcome, each.reason) == ("failed", "oom")
     )
 
 
 class SmallerInputs:
-    """The steps of one run that ran out of memory, and the inputs that were divided for them."""
+    """The inputs that were divided for steps which ran out of memory."""
 
     def __init__(
         self,
@@ -51,31 +51,31 @@ class SmallerInputs:
         commits: GroupCommit,
         earlier: Mapping[str, int],
     ) -> None:
-        """`earlier`: how often each step ran out of memory under earlier workers of the run."""
+        """`earlier`: out-of-memory failures of each step under earlier workers of the run."""
         self._ws, self._steps, self._commits = ws, steps, commits
         self._earlier = Counter(earlier)
-        self._values: dict[str, dict[str, int]] = {}  # step -> input -> its value by now
-        self._asked: dict[str, Digest | None] = {}  # step -> the key that it had at first
+        self._values: dict[str, dict[str, int]] = {}  # step -> input -> present value
+        self._asked: dict[str, Digest | None] = {}  # step -> requested key
 
     def are_used_by(self, id: str) -> bool:
-        """Whether a step is another one than it was asked to be."""
+        """Return True if the step runs with smaller inputs than requested."""
         return id in self._asked
 
     def take_earlier(self, id: str) -> int:
-        """How often a step ran out of memory under earlier workers; 0 when asked again."""
+        """Return a step's out-of-memory failures under earlier workers; 0 from the second call."""
         return self._earlier.pop(id, 0)
 
     def divide(self, id: str) -> str:
-        """Give a step smaller inputs from now on.  Returns them in words.
+        """Reduce the inputs of a step and describe the new values.
 
-        Empty: they can be no smaller, or the step names none.
+        Returns "" if the step names no inputs to reduce, or if they cannot be smaller.
         """
         spec = self._steps.spec(id)
         before = self._values.get(id, {})
         known = {**spec.names.inputs, **before}
         smaller: dict[str, int] = {}
         for name, by in spec.options.oom.items():
-            value = divided(known.get(name), by)
+            value = divide_value(known.get(name), by)
             if value is not None:
                 smaller[name] = value
         if not smaller or not self._apply(id, {**before, **smaller}):
@@ -83,7 +83,7 @@ class SmallerInputs:
         return _words_of(smaller)
 
     def note_result(self, id: str, trace: Trace) -> None:
-        """Remember what a step made with smaller inputs as the result of what was asked for, too."""
+        """Cache the result of a step with smaller inputs under the requested key, too."""
         asked = self._asked.get(id)
         if asked is None or asked == trace.key:
             return
@@ -92,11 +92,14 @@ class SmallerInputs:
         self._commits.stand_for(asked, trace, {"stands_for": words})
 
     def _apply(self, id: str, values: dict[str, int]) -> bool:
-        """Put the step that these inputs make into the plan.  False: there is no other one."""
+        """Replace a step in the plan by the same step with other inputs.
+
+        False if the recipe rejects the values, or if the step does not change.
+        """
         survey, plan, n = self._steps.survey, self._steps.plan, self._steps.number(id)
         request = replace(survey.request, inputs={**survey.request.inputs, **values})
         other = None
-        with contextlib.suppress(RecipeError):  # the recipe does not take so small a value
+        with contextlib.suppress(RecipeError):  # the recipe rejects so small a value
             other = compile_request(self._ws, survey.source, request, survey.globs)
         if (
             other is None

@@ -1,4 +1,4 @@
-"""Raise an alert about a run that works: to webhooks and chats, the console and the log of remote runs."""
+"""Alerts about a running run, for webhooks, chats, the console and the log of remote runs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from .commit import GroupCommit
 def raise_alert(
     ws: Workspace, commits: GroupCommit, name: str, words: str, about: str = ""
 ) -> None:
-    """Send `alert.NAME`, and say its words.  `about` tells alerts of one name in one second apart.
+    """Send the alert `alert.NAME` and print its text.
 
-    Raises Infrastructure where the database does not answer.
+    `about` distinguishes alerts with the same name in the same second. Raises Infrastructure if
+    the database does not answer.
     """
     runs, run, now = ws.store.runs, commits.run, time.time()
     if (letters := ws.letters) is not None:

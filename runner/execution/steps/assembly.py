@@ -1,4 +1,4 @@
-"""Put the owners of a run together."""
+"""Construction of a run's loop from its owners."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from .ending import Ender
 from .environments import StepEnvironments
 from .failing import Failures
 from .failure_hints import FailureHints
+from .failure_recorder import FailureRecorder
 from .groups import GROUP_MOVES, Groups
 from .growth import PlanGrowth
 from .health import HealthChecks
@@ -40,6 +41,7 @@ from .host_hooks import HostHooks
 from .host_outputs import HostOutputs
 from .inputs import InputStager
 from .judging import Judge
+from .launching import Launcher
 from .loop import Loop, Owners
 from .orphans import Orphans
 from .placement import Placement
@@ -52,14 +54,16 @@ from .run_schedule import RunSchedule
 from .running_attempts import RunningAttempts
 from .shared_states import SharedStates
 from .silence import Silences
+from .start_records import StartRecords
 from .starting import Starter
+from .success_recorder import SuccessRecorder
 from .tidying import Tidying
 from .training_numbers import TrainingNumbers
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a run is worked on."""
+    """Options of the loop: limits on parallel steps, and the handling of outputs and failures."""
 
     jobs: int
     keep_going: bool = False
@@ -67,11 +71,11 @@ class Options:
     link: bool = False
     pools: Mapping[str, float] = field(default_factory=dict)
     contended: bool = False
-    """Another run stored something since this one began to look."""
+    """Another run has stored something since this run's survey."""
     stop_early: Goal | None = None
-    """Instances that fall behind in this are stopped."""
+    """Goal for early stopping of instances that fall behind."""
     machines: int = 0
-    """Rented for one need at most; 0: one."""
+    """Most rented machines per need; 0 means one."""
 
 
 def assemble(
@@ -84,7 +88,7 @@ def assemble(
     tick: Callable[[], None] | None,
     handover: Handover | None = None,
 ) -> Loop:
-    """The loop of a claimed run.  What an earlier worker began is noted at once."""
+    """Construct the loop of a claimed run, and record the steps that an earlier worker left."""
     if not options.contended:
         ws.traces.rely(survey.plan.recipe, commits.keys.alone)
     made = _Assembly(ws, survey, commits, pool, options, claimed, handover)
@@ -93,7 +97,7 @@ def assemble(
 
 
 class _Assembly:
-    """The owners of one run while they are put together, each after those that it calls."""
+    """Constructor of a run's owners, each after the owners that it calls."""
 
     def __init__(
         self,
@@ -115,8 +119,8 @@ class _Assembly:
         self.folder = f"{ws.home}/attempts"
         resumed = claimed.resumed
         earlier = ws.store.runs.attempts(claimed.id) if resumed else ()
-        # Before the orphans are looked for: each gets a folder here.
-        self.inherited = takeover.attempts(ws, claimed.id) if resumed and ws.delivers else {}
+        # Before the search for orphans: this creates their directories here.
+        self.inherited = takeover.adopt_attempts(ws, claimed.id) if resumed and ws.delivers else {}
         self.bell = Bell()
         self.steps = RunPlan(survey, claimed.states)
         self.running = RunningAttempts(self.bell)
@@ -167,7 +171,7 @@ class _Assembly:
         )
 
     def owners(self) -> Owners:
-        """All that the loop calls."""
+        """Return the owners that the loop calls."""
         return Owners(
             steps=self.steps,
             schedule=self.schedule,
@@ -252,33 +256,41 @@ class _Assembly:
             ws.objects, steps, self.pool, self.machines, self.judge, self.bell
         )
         shared_states = SharedStates(ws, commits)
-        return Starter(
-            steps,
+        placement = Placement(
+            steps, schedule, commits, self.pool, host_outputs, self.machines, self.failures
+        )
+        keys = KeyClaims(
+            ws,
             schedule,
             commits,
+            self.orphans,
             self.judge,
-            Placement(
-                steps, schedule, commits, self.pool, host_outputs, self.machines, self.failures
-            ),
-            KeyClaims(
-                ws,
-                schedule,
-                commits,
-                self.orphans,
-                self.judge,
-                contended=self.options.contended,
-            ),
-            StateClaims(ws, preparer, self.orphans, shared_states, self.inherited),
+            contended=self.options.contended,
+        )
+        launcher = Launcher(
+            commits,
+            StartRecords(schedule, commits, ws.environ, self.folder),
+            placement,
+            self.publisher,
             Reattacher(steps, self.orphans, preparer, stager, self.machines, self.inherited),
             preparer,
-            self.publisher,
             Carrier(self.running, shared_states),
             self.failures,
             self.machines,
             self.stopper,
             self.bell,
-            ws.environ,
-            self.folder,
+        )
+        return Starter(
+            steps,
+            schedule,
+            commits,
+            self.judge,
+            placement,
+            keys,
+            StateClaims(ws, preparer, self.orphans, shared_states, self.inherited),
+            launcher,
+            self.failures,
+            self.machines,
         )
 
     def _ender(self) -> Ender:
@@ -303,32 +315,44 @@ class _Assembly:
         records = AttemptRecords(
             ws.objects, commits, self.environments, self.numbers, self.chunks, tidying
         )
-        return Ender(
+        hints = FailureHints(ws, self.steps, self.environments)
+        failures = FailureRecorder(
+            self.steps,
+            self.schedule,
+            commits,
+            self.failures,
+            self.orphans,
+            hints,
+            records,
+            tidying,
+        )
+        successes = SuccessRecorder(
             ws,
             self.steps,
             self.schedule,
             commits,
-            self.running,
-            self.failures,
-            self.machines,
-            self.orphans,
             self.publisher,
             self.smaller_inputs,
             self.growth,
-            self.early_stops,
             self.diverged,
-            self.environments,
-            diagnosis,
-            FailureHints(ws, self.steps, self.environments),
             records,
             tidying,
-            self.scrap,
-            self.bell,
+            failures,
+        )
+        return Ender(
+            commits,
+            self.running,
+            self.machines,
+            self.environments,
+            self.early_stops,
+            diagnosis,
+            successes,
+            failures,
         )
 
 
 def _capacity_of(plan: Plan, pool: HostPool, pools: Mapping[str, float]) -> dict[str, float]:
-    """What steps may take at once: of this machine, and of the pools that the recipe names."""
+    """Return the shared capacity: of this machine, and of the pools in the recipe."""
     wanted = [spec.resources for spec in plan.specs()]
     named = {name for wants in wanted for name in wants.pools}
     sizes = pool.machine(name for name in SIZES if any(name in wants.room for wants in wanted))

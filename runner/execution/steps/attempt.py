@@ -1,4 +1,4 @@
-"""One attempt of a step, from the moment it is considered until its end is stored."""
+"""One attempt of a step, until its end is stored."""
 
 from __future__ import annotations
 
@@ -30,115 +30,120 @@ if TYPE_CHECKING:
     from ...storage import checkpoints
 
 GRACE: Final = timedelta(seconds=10)
-"""Between the request to end and the kill."""
+"""Time between SIGTERM and SIGKILL."""
 SAVING: Final = timedelta(seconds=30)
-"""The same for a step that may save where it is: of a run that is paused or cancelled."""
+"""Time between SIGTERM and SIGKILL for a step that may save a checkpoint."""
 STEP: Final = timedelta(minutes=5)
-"""So long a training that was asked to save has until the end of its step and of its checkpoint.
-
-Then it gets SIGTERM.
-"""
+"""Time for a trainer to finish its training step and save a checkpoint, before SIGTERM."""
 ASK_AGAIN_SECONDS: Final = 1.0
-"""Until a machine that cannot be reached is asked again whether what it was to end has ended."""
+"""Interval between checks of a stopped job on an unreachable machine."""
 
 
 @dataclass(slots=True, eq=False)
 class Attempt:
     """One attempt of a step.
 
-    It is considered with what it would run and where, then holds what it needs, then is prepared
-    (`name`, `directory`, `task`), carried out (`carrier`), and over (`result`).
+    Its stages are considered (step, key and host are set), holding (GPUs and state), prepared
+    (`name`, `directory`, `task`), executed (`carrier`) and finished (`result`).
     """
 
     number: int
-    """Of its step in the plan of now."""
+    """Number of the step in the present plan."""
     node: Node
     spec: StepSpec
     key: Digest | None
     world: World
-    """The part of the key that was found when it was considered."""
+    """The resolved part of the key: contents of inputs, tools and packages."""
     place: Place
 
-    # What it holds.
+    # Claims.
     devices: tuple[Device, ...] = ()
-    """Its GPUs; not known of one that an earlier worker began."""
+    """Reserved GPUs; unknown for an earlier worker's attempt."""
     state: checkpoints.Generation | None = None
     lock: Lock | None = None
-    """Of the state."""
+    """Lock on the state."""
     restored: Mapping[str, checkpoints.Newest] = field(default_factory=dict)
-    """The checkpoints here when it was prepared."""
+    """Local checkpoints at the time of its preparation."""
 
-    # Once it is prepared.
+    # After its preparation.
     name: str = ""
     started: float = 0.0
     """Seconds since the epoch."""
     directory: staging.AttemptDirectory = field(init=False)
     task: HostTask = field(init=False)
     is_reattached: bool = False
-    """An earlier worker began it."""
+    """True if an earlier worker started the attempt."""
 
-    # While it is carried out.
+    # During its execution.
     carrier: asyncio.Task[None] | None = None
     resumed_from: Mapping[str, checkpoints.Newest] = field(default_factory=dict)
-    """The checkpoints that its host began with."""
+    """Checkpoints on its host at the start."""
     resumed_step: int | None = None
-    """The training step of those."""
+    """Training step of these checkpoints."""
     checkpoint_bytes: int = 0
-    """Brought here while it ran."""
+    """Bytes of checkpoints copied here during the attempt."""
     stop_asked: bool = False
-    """We asked for its end."""
+    """True if this worker asked the attempt to stop."""
     save_asked: bool = False
-    """We asked it to save and to end by itself."""
+    """True if this worker asked the trainer to save and exit by itself."""
     result: TaskResult | None = None
 
     @property
     def id(self) -> str:
-        """The step's id."""
+        """The ID of the step."""
         return self.node.id
 
     @property
     def wants(self) -> Mapping[str, float]:
-        """What it takes of its host."""
+        """The attempt's share of its host's capacity."""
         return self.spec.resources.room
 
     @property
+    def gpus(self) -> int:
+        """The number of GPUs that the step needs on its host."""
+        return int(self.wants.get("gpus", 0))
+
+    @property
     def log(self) -> str:
-        """The log of the first node."""
+        """The log path of the first node."""
         return f"{self.directory.path}.log"
 
     @property
     def logs(self) -> Sequence[str]:
-        """The log of each node, by rank."""
+        """The log path of each node, by rank."""
         return [f"{part.attempt.path}.log" for part in self.task.parts] or [self.log]
 
     @property
     def last_log(self) -> str:
-        """The log that tells how it ended: of several nodes, that of the one which failed first."""
+        """The log path of the node that failed first, or of the first node."""
         return f"{self.directory_of_end.path}.log"
 
     @property
     def directory_of_end(self) -> staging.AttemptDirectory:
-        """The directory of the node that failed first; else of the first."""
+        """The directory of the node that failed first, or of the first node."""
         if self.result is not None and self.result.node:
             return self.task.parts[self.result.node].attempt
         return self.directory
 
     @property
     def metrics_file(self) -> str:
-        """The file that the step's environment names for its numbers."""
+        """The path in the step's RECIPE_METRICS variable."""
         return f"{self.directory.path}.metrics"
 
     def begun_by_earlier_worker(self, name: str, place: Place) -> Attempt:
-        """The same attempt as an earlier worker began it under that name; it is yet to be prepared."""
+        """Return a copy for the attempt that an earlier worker started as `name`.
+
+        The copy is not prepared yet.
+        """
         return dataclasses.replace(self, name=name, place=place, devices=(), is_reattached=True)
 
     def release_lock(self) -> None:
-        """Let other attempts have the state."""
+        """Release the lock on the state, for other attempts."""
         if self.lock is not None:
             self.lock.release()
 
     def left_checkpoint(self) -> bool:
-        """Whether it left a checkpoint here that is not the one it resumed from."""
+        """Return True if the attempt left a checkpoint here other than its start checkpoint."""
         if self.state is None:
             return False
         from ...storage import checkpoints
@@ -152,7 +157,7 @@ class Attempt:
         return False
 
     def clear_up(self, scrap: Scrap) -> None:
-        """Take away what an attempt that never began has on this disk."""
+        """Delete the local files of an attempt that never started."""
         rest = self.directory.retire(scrap)
         if rest is not None:
             rest()
@@ -165,10 +170,10 @@ class Attempt:
     def stop(
         self, grace: timedelta = GRACE, *, may_save: bool = False
     ) -> Coroutine[Any, Any, None]:
-        """End it; one that has not begun yet on its host never does.
+        """Stop the attempt; if its job has not started yet, the job never starts.
 
-        `may_save`: a program that listens is asked to save at the end of the training step that
-        it is in, and has time for that. The coroutine ends when the job has ended or is given up.
+        With `may_save`, a program that reads the control file is asked to save at the end of its
+        training step. The coroutine finishes when the job has ended, or when the wait is given up.
         """
         self.stop_asked = True
         return self._stop(grace, may_save)
@@ -179,7 +184,7 @@ class Attempt:
             if self.carrier is not None:
                 self.carrier.cancel()
             return
-        # The wait for its end finds that the host is gone, or cannot be reached.
+        # The carrier's wait reports a lost or unreachable host.
         with contextlib.suppress(DriverError):
             if may_save and self.task.states and await self._saves_and_ends():
                 return
@@ -188,10 +193,10 @@ class Attempt:
                 await self._await_end(job, grace + GRACE)
 
     async def _saves_and_ends(self) -> bool:
-        """Ask a program that listens to save and to end.  False: it does not, or takes too long."""
+        """Ask the trainer to save and exit; False if it does not listen or takes too long."""
         if self.carrier is None:
             return False
-        # Before the question: a quick trainer has saved and ended before the answer is here.
+        # Set before the request, because a fast trainer exits before the answer arrives.
         self.save_asked = True
         cwd = self.place.paths(self.directory).cwd
         self.save_asked = await control_file.ask_trainer(self.place.host, cwd, "pause")
@@ -201,10 +206,7 @@ class Attempt:
         return bool(ended)
 
     async def _await_end(self, job: Job, patience: timedelta) -> None:
-        """Wait for the end of a job that was asked to end on a rented machine.
-
-        It is given up where no word of that comes.
-        """
+        """Wait for the end of a stopped job on a rented machine, at most `patience`."""
         try:
             async with asyncio.timeout(patience.total_seconds()):
                 while True:
@@ -217,7 +219,7 @@ class Attempt:
             self._give_up()
 
     def _give_up(self) -> None:
-        """Wait no longer: the job ends with its rented machine, which is given back."""
+        """Stop waiting for the job, which ends when its rented machine is released."""
         if self.carrier is not None:
             reason = "cannot reach the host to stop its job"
             self.place.lost = self.place.lost or reason

@@ -1,4 +1,4 @@
-"""What is stored of an attempt that is over, beside the outputs: its row, its log, its links."""
+"""The records of a finished attempt apart from its outputs: row, log, links and metrics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_OUTPUTS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class AttemptRecords:
-    """Stores the ends of the attempts of one run."""
+    """Writer of the records of a run's finished attempts."""
 
     def __init__(
         self,
@@ -41,27 +41,27 @@ class AttemptRecords:
     def close_numbers(
         self, id: str, attempt: Attempt, last: Mapping[str, object] = MappingProxyType({})
     ) -> str:
-        """Store the numbers that an attempt reported `last`, or those of its file.
+        """Store the final metrics of an attempt, from `last` or from its metrics file.
 
-        Returns which loss was no number, in words; empty where none was.
+        Returns a description of a loss that is not finite; empty if there was none.
         """
-        return self._numbers.over(id, attempt, last)
+        return self._numbers.finish(id, attempt, last)
 
     def keep_log(self, id: str, attempt: Attempt) -> str:
-        """Keep what an attempt printed and measured.  Returns the path of its log, if it has one.
+        """Keep the log and metrics files of an attempt and return the path of its log.
 
-        Raises OSError.
+        Empty if the log is empty. Raises OSError.
         """
         log = self._tidying.keep_log(id, attempt)
-        self._chunks.over(id, attempt)
+        self._chunks.finish(id, attempt)
         return log
 
     def links_of(
         self, id: str, attempt: Attempt, outputs: Mapping[str, str] = NO_OUTPUTS
     ) -> list[Link]:
-        """Where else the numbers of an attempt can be looked at.
+        """Find links to dashboards with the metrics of an attempt.
 
-        `outputs` are the contents of what it made.
+        `outputs` are the contents of its outputs by name.
         """
         trees = {name: Content(content) for name, content in outputs.items() if content[0] == "t"}
         boards = [
@@ -87,7 +87,7 @@ class AttemptRecords:
         name: str = "",
         saved: bool = False,
     ) -> None:
-        """Note the row of an attempt.  `name`: what its directory is called by now."""
+        """Record the row of an attempt.  `name` is the present name of its directory."""
         self._commits.attempt(
             id,
             name or attempt.name,
@@ -95,15 +95,20 @@ class AttemptRecords:
             attempt.started,
             outcome,
             reason,
-            attempt_result.image_of(attempt.spec, attempt.world),
+            attempt_result.preimage_of(attempt.spec, attempt.world),
             exit,
             self._environments.interpreter(attempt.node, attempt.spec, attempt.place),
             saved=saved,
             links=links,
         )
 
+    def warnings_of(self, attempt: Attempt) -> list[str]:
+        """Read the warnings that the step reported."""
+        masker = self._commits.masker
+        return attempt_result.read_warnings(attempt.directory.path, attempt.spec.metrics, masker)
+
     def facts_of(self, attempt: Attempt) -> dict[str, object]:
-        """What happened to be so, and is no part of the key."""
+        """Return the facts of an attempt that are not part of its key, such as its host."""
         facts: dict[str, object] = {}
         environments, spec, place = self._environments, attempt.spec, attempt.place
         if place.elsewhere:

@@ -1,4 +1,4 @@
-"""What an attempt leaves beside its outputs: the message of its end, its log, its metrics."""
+"""The results of an attempt apart from its outputs: exit message, log and metrics."""
 
 from __future__ import annotations
 
@@ -25,23 +25,27 @@ from ...storage.records import links
 
 TAIL = 8 << 10
 NOTHING_LEFT = 16 << 10
-"""Free bytes at which a disk is full: not even a log grows any more."""
+"""Free bytes below which a disk counts as full, because logs cannot grow."""
 _MEANT = {
     126: "the program is not executable",
     127: "program not found",
     137: "the program was killed (SIGKILL), possibly out of memory",
 }
 LOG_CAP = 64 << 20
-"""Of a kept log: bytes; the middle of a larger one is dropped, saying so."""
+"""Largest kept log in bytes; a longer log loses its middle, with a note."""
 
 
 def reason_of(exit: Exit) -> str:
-    """Why it is over, in one word."""
+    """Return the exit reason in one word."""
     return exit.reason if exit.reason != "exit" or exit.signal is None else "signal"
 
 
 def describe_exit(exit: Exit, spec: StepSpec, image: str, tail: bytes) -> str:
-    """The same for people.  `image` is what it ran in, empty for nothing; an engine that could not run it has said why at the end of the log."""
+    """Describe the exit of an attempt.
+
+    `image` is its container image, or "". If the container engine failed, the description comes
+    from the end of the log.
+    """
     if image:
         from ...hosts.containers import explain
 
@@ -71,7 +75,10 @@ def describe_exit(exit: Exit, spec: StepSpec, image: str, tail: bytes) -> str:
 
 
 def describe_full_disk(said: bytes, room: tuple[int, int | None], host: str) -> str:
-    """Words for a disk that is full, if a command that failed says so, or could not even say so.  `host` is where it ran, empty for here."""
+    """Describe a full disk, if the command reported one or if no space is left; otherwise "".
+
+    `room` is the free bytes and inodes, `host` the name of another host.
+    """
     free, inodes = room
     says_full = (
         os.strerror(errno.ENOSPC).encode() in said or os.strerror(errno.EDQUOT).encode() in said
@@ -85,17 +92,20 @@ def describe_full_disk(said: bytes, room: tuple[int, int | None], host: str) -> 
 
 
 def read_tail(path: str, masker: Masker) -> bytes:
-    """The end of a log, masked; empty when there is none."""
+    """Read the end of a log, masked; empty if there is no log."""
     try:
         with open_regular(path) as file:
-            stream = _from(file, max(0, os.fstat(file.fileno()).st_size - TAIL), masker)
+            stream = _masking_stream(file, max(0, os.fstat(file.fileno()).st_size - TAIL), masker)
             return stream.feed(file.read()) + stream.end()
     except OSError:
         return b""
 
 
 def read_head_and_tail(path: str, masker: Masker) -> bytes:
-    """The beginning and the end of a log, masked, in which trackers say where they keep the numbers; empty when there is none."""
+    """Read the start and the end of a log, masked; empty if there is no log.
+
+    Experiment trackers print their links there.
+    """
     try:
         with open_regular(path) as file:
             stream, size = masker.stream(), os.fstat(file.fileno()).st_size
@@ -108,8 +118,11 @@ def read_head_and_tail(path: str, masker: Masker) -> bytes:
 
 
 def without_launcher(tail: bytes) -> bytes:
-    """The end of a log without accelerate's own traceback, which follows whatever a program that it launched said and says only that it failed."""
-    # Not compiled before a step fails: that takes longer than many a run.
+    """Remove accelerate's own traceback from the end of a log.
+
+    It follows the error of the launched program and adds only that the program failed.
+    """
+    # Compiled only after a failure, because compiling takes longer than many runs.
     launcher = re.compile(
         rb'^Traceback \(most recent call last\):\n(?:  .*\n)*?  File "[^"\n]*/accelerate/commands/launch\.py".*\n(?:  .*\n)*'
         rb"(?:subprocess\.CalledProcessError: |torch\.distributed\.elastic\.multiprocessing\.errors\.ChildFailedError: )(?s:.*)",
@@ -119,7 +132,7 @@ def without_launcher(tail: bytes) -> bytes:
 
 
 def is_executable(path: Path) -> bool:
-    """Whether a file's mode lets it be executed, on any disk."""
+    """Return True if the mode of the file has an execute bit, even on a noexec disk."""
     try:
         return path.is_file() and bool(path.stat().st_mode & 0o111)
     except OSError:
@@ -127,9 +140,9 @@ def is_executable(path: Path) -> bool:
 
 
 def remove_replaced(attempt: str, logs: Sequence[str]) -> list[str]:
-    """Delete the files beside an attempt that its step replaced by a pipe, a device or a folder.
+    """Delete log, metrics and host files that the step replaced by a pipe, device or directory.
 
-    Nothing can be read of them, and later readers would wait for ever. Returns a sentence for each.
+    A later reader would wait forever. Returns a message for each deleted file.
     """
     metrics_file = f"{attempt}.metrics"
     losses = {metrics_file: "$RECIPE_METRICS", **dict.fromkeys(logs, "its log")}
@@ -144,24 +157,24 @@ def remove_replaced(attempt: str, logs: Sequence[str]) -> list[str]:
 
 
 def keep_log(log: str, measured: str, kept: str, masker: Masker) -> str:
-    """Put what an attempt printed and measured where logs are kept, masked; it also stays where it is.
+    """Copy or link the log, metrics and host files of an attempt to `kept`, masked.
 
-    Answers the path of the kept log; empty when nothing was printed, and nothing kept.
+    The originals remain. Returns the path of the kept log, or "" if the log is empty.
     """
-    for source in (measured, _host(log)):
+    for source in (measured, _host_file(log)):
         if source and os.path.exists(source):
-            _keep(source, f"{kept}{os.path.splitext(source)[1]}", masker, 0)
+            _copy_or_link(source, f"{kept}{os.path.splitext(source)[1]}", masker, 0)
     try:
         size = os.stat(log).st_size
     except OSError:
         return ""
     if size == 0:
         return ""
-    _keep(log, f"{kept}.log", masker, size)
+    _copy_or_link(log, f"{kept}.log", masker, size)
     return f"{kept}.log"
 
 
-def _keep(source: str, target: str, masker: Masker, size: int) -> None:
+def _copy_or_link(source: str, target: str, masker: Masker, size: int) -> None:
     os.makedirs(os.path.dirname(target), exist_ok=True)
     if not masker and size <= LOG_CAP:
         try:
@@ -170,9 +183,7 @@ def _keep(source: str, target: str, masker: Masker, size: int) -> None:
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
                 raise
-    with contextlib.suppress(
-        FileNotFoundError
-    ):  # it may be the source, linked by a worker that was killed
+    with contextlib.suppress(FileNotFoundError):  # a killed worker may have linked the source here
         os.unlink(target)
     _copy_masked(source, target, masker, size)
 
@@ -180,15 +191,16 @@ def _keep(source: str, target: str, masker: Masker, size: int) -> None:
 def _link(source: str, target: str) -> None:
     try:
         os.link(source, target)
-    except (
-        FileExistsError
-    ):  # a worker of this run that was killed had kept it, and stored nothing of it
+    except FileExistsError:  # kept by a killed worker of this run, but not recorded
         os.unlink(target)
         os.link(source, target)
 
 
-def image_of(spec: StepSpec, world: World) -> dict[str, object]:
-    """What is stored of the way in which an attempt was made: the pre-image of its key, and how its metrics are read where that is not in it."""
+def preimage_of(spec: StepSpec, world: World) -> dict[str, object]:
+    """Return the pre-image of an attempt's key, as it is stored.
+
+    The metrics rule is included if the key does not contain it.
+    """
     rule = (
         {"metrics": list(spec.metrics)}
         if spec.metrics is not None and not spec.metrics.in_environment
@@ -198,30 +210,34 @@ def image_of(spec: StepSpec, world: World) -> dict[str, object]:
 
 
 def append_to_log(log: str, text: str) -> None:
-    """Write something of our own at the end of what an attempt printed."""
+    """Append a message of recipe to an attempt's log."""
     with open(log, "ab") as file:
         file.write(text.encode("utf-8", "surrogateescape"))
 
 
 def discard_log(log: str, measured: str, scrap: Scrap) -> None:
-    """Delete what was printed and measured: it is kept, and its attempt is stored or has failed."""
+    """Delete the log, metrics and host files of an attempt after they were kept."""
     with contextlib.suppress(FileNotFoundError):
         if os.stat(log).st_size:
             os.unlink(log)
         else:
             scrap.give_log(log)
-    for source in (measured, _host(log)):
+    for source in (measured, _host_file(log)):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(source)
 
 
-def _host(log: str) -> str:
-    """What the agent saw of the machine meanwhile."""
+def _host_file(log: str) -> str:
+    """Return the path of the agent's measurements of the host."""
     return f"{log.removesuffix('.log')}.host"
 
 
 def read_metrics(attempt: str, log: str, how: MetricsSpec | None, masker: Masker) -> dict[str, Any]:
-    """The metrics that an attempt reported, masked: in files of a pattern, by lines of its log, or in the file that its environment named."""
+    """Read the metrics of an attempt, masked.
+
+    They come from files that match a pattern, from lines of the log, or from the RECIPE_METRICS
+    file.
+    """
     if how is None:
         return {}
     file, pattern = how
@@ -238,7 +254,7 @@ def read_metrics(attempt: str, log: str, how: MetricsSpec | None, masker: Masker
 
 
 def read_warnings(attempt: str, how: MetricsSpec | None, masker: Masker) -> list[str]:
-    """What a step says that people have to know, beside its numbers in the file that its environment names."""
+    """Read the warnings that a step wrote to its RECIPE_METRICS file."""
     if how is None or not how.in_environment:
         return []
     return metrics.warnings(Path(attempt + ".metrics"), masker)
@@ -252,16 +268,19 @@ def _copy_masked(source: str, target: str, masker: Masker, size: int) -> None:
             while left > 0 and (data := origin.read(min(1 << 20, left))):
                 left -= len(data)
                 kept.write(stream.feed(data))
-            # What is held back may be the beginning of a secret: it goes with what is dropped.
+            # The stream may hold back the beginning of a secret; it is dropped, too.
             kept.write(f"\n… {size - LOG_CAP} bytes dropped …\n".encode())
-            stream = _from(origin, size - LOG_CAP // 2, masker)
+            stream = _masking_stream(origin, size - LOG_CAP // 2, masker)
         while data := origin.read(1 << 20):
             kept.write(stream.feed(data))
         kept.write(stream.end())
 
 
-def _from(file: BinaryIO, start: int, masker: Masker) -> Stream:
-    """What masks a file from `start` on, having seen what stands before, so that of a secret which begins there nothing is shown."""
+def _masking_stream(file: BinaryIO, start: int, masker: Masker) -> Stream:
+    """Return a masking stream for a file from `start`, which has read the bytes before.
+
+    A secret that crosses `start` is masked, too.
+    """
     stream = masker.stream()
     file.seek(max(0, start - masker.margin))
     stream.feed(file.read(start - file.tell()))

@@ -1,4 +1,4 @@
-"""What wakes the loop of a run, and what goes on beside it."""
+"""Wake-up calls for the loop of a run, and its background tasks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 class Bell:
-    """Lets the loop wait until something happened, and runs coroutines in the background."""
+    """Waits of the loop for the next event, and coroutines in the background."""
 
     def __init__(self) -> None:
-        self._rung: asyncio.Future[None] | None = None  # what the loop waits for when it is idle
+        self._rung: asyncio.Future[None] | None = None  # set while the loop waits
         self._background: set[asyncio.Task[None]] = set()
 
     async def wait(self) -> None:
@@ -21,14 +21,15 @@ class Bell:
         self._rung = None
 
     def wake(self) -> None:
-        """Have the loop look at everything again."""
+        """End the loop's present wait."""
         if self._rung is not None and not self._rung.done():
             self._rung.set_result(None)
 
     def run_in_background(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine beside the loop.
+        """Run a coroutine in the background.
 
-        Ignored once the event loop has ended, as after an error: the next run tidies up.
+        Does nothing after the event loop has ended, for example after an error. The next run then
+        cleans up.
         """
         try:
             task = asyncio.get_running_loop().create_task(coroutine)
@@ -38,11 +39,11 @@ class Bell:
         task.add_done_callback(self._background.discard)
 
     async def settle(self, seconds: float) -> None:
-        """Wait for the background tasks, at most so many seconds."""
-        nothing = asyncio.ensure_future(asyncio.sleep(0))  # `wait` refuses an empty set
+        """Wait for the background tasks, at most `seconds`."""
+        nothing = asyncio.ensure_future(asyncio.sleep(0))  # `asyncio.wait` rejects an empty set
         await asyncio.wait([*self._background, nothing], timeout=seconds)
 
     def cancel_background(self) -> None:
-        """Cancel the background tasks that are not done."""
+        """Cancel the unfinished background tasks."""
         for task in self._background:
             task.cancel()

@@ -1,4 +1,4 @@
-"""Inputs from buckets on hosts with disks of their own: they go there directly where that can be, instead of through this machine."""
+"""Bucket inputs that hosts with their own disks download directly, without this machine."""
 
 from __future__ import annotations
 
@@ -27,11 +27,14 @@ if TYPE_CHECKING:
 
 _log = Log("loop")
 LEARNED = 64
-"""Of signed addresses at most so many are looked for in all that is shown: each makes every line of a log dearer, and no step is given any."""
+"""Most signed addresses to mask in output.
+
+Each one slows the masking of every log line, and no step receives any.
+"""
 
 
 class BucketInputs:
-    """Those of one run, on hosts of the driver called `driver`."""
+    """Bucket inputs of one run, on the hosts of the driver `driver`."""
 
     def __init__(self, ws: Workspace, survey: Survey, commits: GroupCommit, driver: str) -> None:
         self._ws, self._survey, self._commits = ws, survey, commits
@@ -41,14 +44,17 @@ class BucketInputs:
         )
         self._turns: dict[
             tuple[str, str], asyncio.Lock
-        ] = {}  # by host and input: what two steps take goes there once
+        ] = {}  # by host and input, so that each input is downloaded once
         self._passed: set[tuple[str, str]] = (
             set()
-        )  # host and address: that goes through this machine
+        )  # host and address of inputs copied through this machine
         self._learned = 0
 
     async def bring(self, node: Node, attempt: AttemptDirectory, place: Place) -> None:
-        """Let a host have the inputs of a step that come from buckets, as far as it can.  Raises what `HostStore.pull` does."""
+        """Let a host download the bucket inputs of a step, as far as it can.
+
+        Raises the errors of `HostStore.pull`.
+        """
         for taken in node.takes:
             if taken.in_bucket and place.folder.pulls:
                 identity = str(self._survey.facts.takes[taken.lookup_key])
@@ -62,10 +68,13 @@ class BucketInputs:
                         attempt.objects[taken.name] = content
 
     async def _content(self, place: Place, taken: Source, identity: str, note: Path) -> str:
-        """What an input is that the host has now; empty for one that is to go through this machine."""
+        """Return the content of an input that the host has now.
+
+        Empty if the input has to be copied through this machine.
+        """
         from ...hosts.transfer.pulling import CannotPull
 
-        known, size = self._known(taken, identity, note)
+        known, size = self._last_content(taken, identity, note)
         if known:
             if not place.folder.holds(known):
                 await place.folder.look_for([known])
@@ -73,7 +82,7 @@ class BucketInputs:
                 return known
         if (place.name, taken.address) in self._passed or 0 <= size <= SMALL:
             return ""
-        source = await asyncio.to_thread(self._listed, taken, identity)
+        source = await asyncio.to_thread(self._sign_objects, taken, identity)
         if source is None or source.size <= SMALL:
             return ""
         try:
@@ -88,13 +97,13 @@ class BucketInputs:
         _log.info("%s has %s from its bucket: %d bytes", place.name, taken.address, source.size)
         return content
 
-    def _listed(self, taken: Source, identity: str) -> Signed | None:
+    def _sign_objects(self, taken: Source, identity: str) -> Signed | None:
         from ...storage.signed import sign_objects
 
         return sign_objects(self._ws, taken.address, identity, taken.only, secret=self._secret)
 
-    def _known(self, taken: Source, identity: str, note: Path) -> tuple[str, int]:
-        """What an input was when it was had last, and its bytes; empty, and -1, where that is not known."""
+    def _last_content(self, taken: Source, identity: str, note: Path) -> tuple[str, int]:
+        """Return the last known content and size in bytes of an input, or ("", -1)."""
         copy = copy_of(self._ws, taken.address, identity, taken.only)
         try:
             if copy.exists():
@@ -103,13 +112,13 @@ class BucketInputs:
                     str(copy)
                 ) or "", copy.stat().st_size if copy.is_file() else -1
             content, size = json.loads(note.read_bytes())
-            os.utime(note)  # `gc` goes by when it was last wanted
+            os.utime(note)  # the time of last use, for `recipe gc`
             return str(content), int(size)
         except (OSError, ValueError, TypeError):
             return "", -1
 
     def _learn(self, secrets: Sequence[Secret]) -> None:
-        """Show none of what opens them."""
+        """Mask the secrets in signed addresses, at most `LEARNED` of them."""
         some = secrets[: max(0, LEARNED - self._learned)]
         self._learned += len(some)
         if some:

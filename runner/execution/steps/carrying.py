@@ -1,4 +1,4 @@
-"""Carry attempts out beside the loop, and put their ends into the queue, whatever happens."""
+"""Execution of attempts in the background; each end goes into the loop's queue."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _log: Final = Log("loop")
 
 
 class Carrier:
-    """Carries out the attempts of one run."""
+    """Executes the attempts of one run."""
 
     def __init__(self, running: RunningAttempts, shared_states: SharedStates) -> None:
         self._running, self._shared_states = running, shared_states
 
     def begin(self, id: str, attempt: Attempt) -> None:
-        """Carry out an attempt, which takes its part of its host from now on."""
+        """Start to execute an attempt, which occupies its share of the host from now on."""
         self._running.add(id, attempt)
         carrying = self._carry(id, attempt)
         attempt.carrier = asyncio.get_running_loop().create_task(carrying)
@@ -35,7 +35,7 @@ class Carrier:
     async def _carry(self, id: str, attempt: Attempt) -> None:
         end: End
         try:
-            async with self._shared_states.sent(attempt, attempt.spec):
+            async with self._shared_states.upload_during(attempt, attempt.spec):
                 attempt.result = await attempt.place.carry(attempt.task)
             end = _end_of(attempt, attempt.result.exit)
         except asyncio.CancelledError:
@@ -53,17 +53,14 @@ class Carrier:
 
 
 def _end_of(attempt: Attempt, exit: Exit) -> Exit:
-    """How an attempt ended: one that was asked to save, and ended itself, was stopped."""
+    """Return the exit, with the reason "stopped" if the attempt was asked to save and exit."""
     if attempt.save_asked and exit.reason in ("exit", "signal") and exit.code != 0:
         return exit._replace(reason="stopped")
     return exit
 
 
 async def _internal_error(id: str, attempt: Attempt, error: Exception) -> RecipeError:
-    """The end of an attempt that an error of our own cut off.
-
-    Its job is stopped, and its log has the traceback.
-    """
+    """Stop the job after an internal error, log the traceback and return the attempt's end."""
     import traceback
 
     text = "".join(traceback.format_exception(error))

@@ -1,7 +1,11 @@
-"""Send what attempts print and measure, masked, to the database of runs, so that it can be followed on another machine, and to a platform.
+"""Live upload of attempts' logs and metrics, masked, to the run database and a platform.
 
-While an attempt runs its text is rows of at most 64 KiB, one a second; when it is over it is one object of the shared store, and the rows go.
-Rows have at most the first half of what is kept of a log: of a longer one the rest is there when the attempt is over, as `LOG_CAP` keeps it.
+Other machines follow a run through the database. While an attempt runs, its text is stored in rows
+of at most 64 KiB, once a second. After its end, the text becomes one object of the shared store
+and the rows are deleted.
+
+Rows contain at most the first half of the kept size (`LOG_CAP`) of a log. The rest of a longer log
+follows when the attempt has ended.
 """
 
 from __future__ import annotations
@@ -29,14 +33,14 @@ if TYPE_CHECKING:
     from ..telemetry import Telemetry
 
 EVERY: Final = 1.0
-"""Seconds between two looks at what was printed."""
+"""Interval between reads of the files, in seconds."""
 ROW: Final = 64 << 10
-"""Bytes of a row at most."""
+"""Largest row, in bytes."""
 
 
 @dataclass(slots=True)
 class _Text:
-    """One file of a running attempt, and how much of it was read and sent."""
+    """A file of a running attempt, with the bytes read and sent so far."""
 
     name: str
     stream: str
@@ -47,7 +51,10 @@ class _Text:
 
 
 class Chunks:
-    """The texts of one run.  Does nothing for a run whose files are read where they are, and of which no platform gets anything."""
+    """Sender of the log and metrics text of one run.
+
+    Does nothing if the run's files are read locally and no platform is configured.
+    """
 
     def __init__(
         self,
@@ -63,41 +70,41 @@ class Chunks:
         self._due = 0.0
 
     def tick(self) -> None:
-        """Send what is new, once a second."""
-        if not self._wanted or time.monotonic() < self._due:
+        """Send new text, at most once a second."""
+        if not self._is_needed or time.monotonic() < self._due:
             return
         self._due = time.monotonic() + EVERY
         rows = [
             row
             for id, attempt in self._running.items()
-            for text in self._of(id, attempt)
-            for row in self._new(text)
+            for text in self._texts_of(id, attempt)
+            for row in self._read_new(text)
         ]
         self._send(rows)
 
-    def over(self, id: str, attempt: Attempt) -> None:
-        """An attempt is over and its log is kept: send the rest, then make it one object beside all else."""
-        if not self._wanted:
+    def finish(self, id: str, attempt: Attempt) -> None:
+        """Send the rest of a finished attempt, and upload its text as one object in the background."""
+        if not self._is_needed:
             return
-        texts = self._of(id, attempt)
+        texts = self._texts_of(id, attempt)
         self._texts.pop(id)
         rows = []
         for text in texts:
-            kept = self._kept(text)
+            kept = self._kept_path(text)
             text.path, text.read = str(kept), text.sent
-            text.masked = Stream(type(self._commits.masker)())  # what is kept is masked
-            rows += self._new(text)
+            text.masked = Stream(type(self._commits.masker)())  # the kept file is already masked
+            rows += self._read_new(text)
         self._send(rows)
         if self._telemetry is not None:
-            self._telemetry.over(texts[-1].name)
+            self._telemetry.finish(texts[-1].name)
         if self._ws.delivers:
             self._beside(self._fold(texts))
 
     @property
-    def _wanted(self) -> bool:
+    def _is_needed(self) -> bool:
         return self._ws.delivers or self._telemetry is not None
 
-    def _of(self, id: str, attempt: Attempt) -> list[_Text]:
+    def _texts_of(self, id: str, attempt: Attempt) -> list[_Text]:
         if id not in self._texts:
             name, masker = (
                 f"{id.replace('/', '%2F')}.{self._commits.tries(id)}",
@@ -114,14 +121,14 @@ class Chunks:
             self._texts[id] = [*logs, *rest]
         return self._texts[id]
 
-    def _kept(self, text: _Text) -> Path:
+    def _kept_path(self, text: _Text) -> Path:
         return self._ws.home / "runs" / self._commits.run / f"{text.name}.{text.stream}"
 
-    def _new(self, text: _Text) -> list[Chunk]:
-        """What a file has that was not sent."""
+    def _read_new(self, text: _Text) -> list[Chunk]:
+        """Read the part of a file that was not sent."""
         rows = []
         with contextlib.suppress(OSError), open_regular(text.path) as file:
-            file.seek(text.read)  # a second half is sent with the whole
+            file.seek(text.read)  # the second half is uploaded with the whole file
             while data := file.read(min(ROW, LOG_CAP // 2 - text.read)):
                 text.read += len(data)
                 if shown := text.masked.feed(data):
@@ -133,7 +140,7 @@ class Chunks:
         commits = self._commits
         if self._telemetry is not None:
             self._telemetry.feed(rows)
-        with contextlib.suppress(Stale):  # the next group finds it out
+        with contextlib.suppress(Stale):  # the next group raises it
             if rows and self._ws.delivers:
                 self._ws.store.runs.exchange.add_chunks(commits.run, commits.fence, rows)
 
@@ -144,7 +151,7 @@ class Chunks:
         commits, cache = self._commits, self._ws.remote_cache
         assert cache is not None
         for text in texts:
-            kept = str(self._kept(text))
+            kept = str(self._kept_path(text))
             if not os.path.exists(kept):
                 continue
             try:
@@ -158,7 +165,7 @@ class Chunks:
                 self._ws.store.runs.exchange.fold(
                     commits.run, commits.fence, Chunk(text.name, text.stream, 0, b"", content)
                 )
-            except RecipeError as error:  # its rows stay
+            except RecipeError as error:  # its rows stay in the database
                 commits.say(
                     f"cannot upload the log of {text.name} to the shared store {cache.name}: {error}"
                 )

@@ -1,4 +1,4 @@
-"""The key and the state of a step, each held by one attempt at a time, here and elsewhere."""
+"""Claims on the keys and states of steps, each held by one attempt at a time on all machines."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from .run_schedule import RunSchedule
 from .shared_states import SharedStates
 
 KEY_IN_USE: Final = 0.1
-"""Seconds until a step that another run is making is looked at again."""
+"""Rest of a step whose key another run holds, in seconds."""
 KEY_ELSEWHERE: Final = 1.0
-"""The same where another machine may be making it."""
+"""Rest of a step whose key another machine may hold, in seconds."""
 
 
 class KeyClaims:
-    """Claims the keys of one run's steps against other runs, and other steps of this one.
+    """Claims on the keys of one run's steps, against other runs and other steps of this run.
 
-    `contended`: another run has stored something since this one began to look.
+    `contended`: another run has stored something since this run's survey.
     """
 
     def __init__(
@@ -46,20 +46,21 @@ class KeyClaims:
         self._contended = contended
 
     def is_out_of_reach(self, id: str, key: Digest) -> bool:
-        """Whether a living agent that cannot be reached may be making it; the step rests then."""
+        """Return True if an unreachable agent may still run a step with this key; the step rests."""
         if not self._orphans.has_unreachable(key[:24]):
             return False
         self._schedule.rest(id, KEY_ELSEWHERE)
         return True
 
     def has_orphan(self, key: Digest | None) -> bool:
-        """Whether an earlier worker left an attempt with this key."""
+        """Return True if an earlier worker left an attempt with this key."""
         return key is not None and key[:24] in self._orphans
 
     def claim(self, id: str, n: int, key: Digest) -> bool:
-        """Hold the key of a step that is to be made.
+        """Claim the key of a step that must run.
 
-        False: it is being made, and the step rests; or it is made by now, and is judged again.
+        False if the key is in use, then the step rests, or if the result exists by now, then the
+        step is judged again.
         """
         commits, delivers = self._commits, self._ws.delivers
         if not commits.hold(key, id):
@@ -68,11 +69,11 @@ class KeyClaims:
             return False
         contended = self._contended or delivers or not commits.keys.alone()
         if contended:
-            # The run that held the key may have died with its attempt running.
+            # The run that held the key may have died while its attempt was running.
             self._orphans.look_again()
         made_here = key in commits.made
         if delivers and self._ws.remote_cache is not None and not made_here:
-            self._ws.remote_cache.look_again(key)  # another machine may have made it meanwhile
+            self._ws.remote_cache.look_again(key)  # another machine may have produced it
         if (contended or made_here) and self._judge.is_made(n):
             commits.release(key)
             who = "another step of this run" if made_here else "another run"
@@ -82,7 +83,7 @@ class KeyClaims:
 
 
 class StateClaims:
-    """Claims the states of one run's trainings, and chooses where they resume."""
+    """Claims on the checkpoint states of one run's steps, and the choice of their checkpoints."""
 
     def __init__(
         self,
@@ -92,15 +93,15 @@ class StateClaims:
         shared_states: SharedStates,
         inherited: Mapping[str, Left],
     ) -> None:
-        """`inherited`: attempts that a worker of another machine began, by their names."""
+        """`inherited`: attempts that a worker on another machine started, by name."""
         self._ws, self._preparer, self._orphans = ws, preparer, orphans
         self._shared_states, self._inherited = shared_states, inherited
 
     async def open(self, attempt: Attempt) -> bool:
-        """Hold the state of an attempt that keeps one.  False: another attempt holds it.
+        """Claim the state of an attempt, if it has one; False if another attempt holds the state.
 
-        Two trainers in one folder, under different `continues` values, would spoil it.
-        Raises OSError.
+        Two trainers with different `continues` values would corrupt the state directory. Raises
+        OSError.
         """
         spec = attempt.spec
         if not spec.state:
@@ -128,7 +129,10 @@ class StateClaims:
         return True
 
     async def _is_over(self, holder: str) -> bool:
-        """Whether an attempt of an earlier worker writes to the state no more; it is stopped."""
+        """Return True if an earlier worker's attempt no longer writes to the state.
+
+        Stops the attempt if it is still running.
+        """
         if self._orphans.is_unreachable(holder):
             return False
         place = self._orphans.place_of(holder)

@@ -1,4 +1,4 @@
-"""The command of an attempt on one of its nodes, and the environment that it gets."""
+"""The command line and the environment of an attempt on each of its nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...language.template import StatePath
 from ...planning import judge as judging
 from ...planning.secret_values import Passed, secrets_set, variables_passed
 from ...planning.step import StepSpec
-from ...secrets import passwords
+from ...secrets import find_passwords
 from ...storage.workspace import Workspace
 from ...survey.env_files import EnvFiles
 from ...survey.trainings import training_length
@@ -37,14 +37,14 @@ INTERVALS: Final = (
     "CHECKPOINT_INTERVAL_STEPS",
     "GPU_MEMORY_FRACTION",
 )
-"""Of the caller's environment: how often a training reports and saves, how much of its GPU it takes.
+"""The caller's variables for report and checkpoint intervals and for GPU memory.
 
-What it learns does not depend on them.
+The result of a training does not depend on them.
 """
 LONG: Final = 60.0
-"""Seconds from which on a step is worth a shell that knows its end should the agent be killed.
+"""Seconds from which a step gets a shell that records its exit if the agent is killed.
 
-One that never ran may take longer.
+Steps with unknown duration get one, too.
 """
 
 
@@ -55,13 +55,13 @@ class Seat(NamedTuple):
     place: Place
     directory: AttemptDirectory
     python: str
-    """Its interpreter."""
+    """Path of its interpreter."""
     name: str
-    """What its job is called."""
+    """Name of its job."""
 
 
 class CommandBuilder:
-    """Makes the commands of one run."""
+    """Builds the commands of one run."""
 
     def __init__(
         self,
@@ -73,18 +73,18 @@ class CommandBuilder:
         self._ws, self._steps, self._commits = ws, steps, commits
         self._environments = environments
         self._env_files = EnvFiles(ws.own)
-        self._inherited: dict[tuple[object, ...], Passed] = {}  # by what attempts ask for
+        self._inherited: dict[tuple[object, ...], Passed] = {}  # by request of attempts
 
     def build(
         self, attempt: Attempt, seat: Seat, restored: Mapping[str, checkpoints.Newest]
     ) -> tuple[Command, bytes | None]:
-        """The command of one node, and the script that has to be beside its directory for it.
+        """Build the command of one node, and the content of its script, if it has one.
 
         Writes the files that the command reads. Raises CannotRun.
         """
         spec, place, directory = attempt.spec, seat.place, seat.directory
         paths = place.paths(directory)
-        # After the state, below which some may lie.
+        # After the state directory, which may contain outputs.
         directory.prepare_outputs(attempt.node.outputs)
         scope: dict[str, object] = {}
         if not launch.is_plain(spec):
@@ -111,7 +111,7 @@ class CommandBuilder:
             },
             {secret.name: secret.reveal for secret in secrets},
             spec.options.timeout,
-            # Of several nodes the first one's silence counts: as a rule it alone prints.
+            # Of several nodes, only the first one prints as a rule.
             None if seat.rank else spec.options.idle_timeout,
             paths.log,
             tuple(device.lock for device in devices),
@@ -128,7 +128,7 @@ class CommandBuilder:
     def _scope_of(
         self, attempt: Attempt, seat: Seat, restored: Mapping[str, checkpoints.Newest]
     ) -> dict[str, object]:
-        """The names that the templates of a step may use when it starts."""
+        """Return the variables for the templates of a step."""
         spec, plan = attempt.spec, self._steps.plan
         states: dict[str, StatePath] = {}
         for each in spec.state:
@@ -154,11 +154,11 @@ class CommandBuilder:
         image: str,
         devices: Sequence[Device],
     ) -> dict[str, str]:
-        """The environment of a node but for what the step itself sets."""
+        """Return the environment of a node, without the step's own `env`."""
         spec, place = attempt.spec, seat.place
         gpus = _gpus_of(spec, place)
         env = {**inherited, "RECIPE_STEP": attempt.id}
-        # A container that is given some GPUs sees no other, and counts them anew.
+        # A container sees only its own GPUs, and numbers them from 0.
         if gpus is not None and not (image and gpus):
             from drivers.devices import device_variables
 
@@ -176,7 +176,7 @@ class CommandBuilder:
         return env
 
     def _training_env_of(self, attempt: Attempt, seat: Seat) -> dict[str, str]:
-        """Where a training reports and listens, and how often."""
+        """Return the environment variables for metrics, control file and reporting intervals."""
         spec, paths = attempt.spec, seat.place.paths(seat.directory)
         env: dict[str, str] = {}
         reports = spec.metrics is not None and spec.metrics.in_environment
@@ -221,7 +221,7 @@ class CommandBuilder:
         return sandbox.wrap(command, seat.place, seat.python, mounts, network=network)
 
     def _inherited_by(self, spec: StepSpec, place: Place, image: str, *, sandboxed: bool) -> Passed:
-        """What an attempt gets of its host's login and of the caller's variables and files.
+        """Return the variables from the host's login and from the caller's environment and files.
 
         Raises CannotRun.
         """
@@ -249,18 +249,18 @@ class CommandBuilder:
         ours = {"RECIPE_RUN": self._commits.run, "NODE_RANK": "0", "NNODES": "1"}
         found = Passed({**base, **more.plain, **ours}, more.secrets)
         self._inherited[asked] = found
-        self._commits.masker.learn([*more.secrets, *passwords(found.plain)])
+        self._commits.masker.learn([*more.secrets, *find_passwords(found.plain)])
         return found
 
 
 def _gpus_of(spec: StepSpec, place: Place) -> int | None:
-    """The GPUs that a command itself uses; those of a step under a head are its workers'."""
+    """Return the number of GPUs for the command; 0 on a head node, whose workers have the GPUs."""
     if place.port and spec.resources.gpus:
         return 0
     return spec.resources.gpus
 
 
 def _addresses_of(attempt: Attempt) -> list[str]:
-    """The address of each node, by rank."""
+    """Return the address of each node, by rank."""
     members = attempt.place.members
     return [each.address for each in members] if len(members) > 1 else ["127.0.0.1"]

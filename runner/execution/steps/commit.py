@@ -1,4 +1,4 @@
-"""What a run has to remember next, gathered into groups and stored together."""
+"""The journal of a run: changes are collected into groups, and each group is stored at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ...storage.workspace import Workspace
 
 
 class Listener(Protocol):
-    """Hears every event after it was stored."""
+    """Receiver of stored events."""
 
     def events(self, batch: Sequence[Event]) -> None: ...
 
@@ -38,10 +38,13 @@ _PRESENT = 1 << 62
 
 
 class Keys:
-    """Claims on keys against other runs in this workspace: one byte of a file each, let go by the kernel when we die.
+    """Locks on keys against other runs in this workspace, released by the kernel when we die.
 
-    The byte is named by 62 bits of the key; two keys that share one would only wait for each other.  One more byte is shared by all who live, and
-    the file grows by a byte for each who came: one look at its length says whether we have been alone since we opened it.
+    Each key locks one byte of a file. The byte's position is 62 bits of the key; keys with the
+    same position only wait for each other.
+
+    All live runs share the lock on one more byte, and each run appends one byte to the file. The
+    length of the file therefore shows whether another run was alive since this run opened it.
     """
 
     def __init__(self, path: str) -> None:
@@ -50,10 +53,10 @@ class Keys:
         if self._alone:
             os.ftruncate(self._handle, 0)
         self._lock(fcntl.LOCK_SH, _PRESENT)
-        os.write(self._handle, b".")  # behind what emptied it, if another run did
+        os.write(self._handle, b".")  # after a truncation by another run
 
     def alone(self) -> bool:
-        """Whether no other run was alive here at any time since this was opened.  It is not checked any more when it is closed."""
+        """Return True if no other run was alive since this object was opened.  False once closed."""
         return self._alone and self._handle >= 0 and os.fstat(self._handle).st_size == 1
 
     def try_hold(self, key: str) -> bool:
@@ -63,9 +66,10 @@ class Keys:
         self._lock(fcntl.LOCK_UN, int(key[:16], 16) >> 2)
 
     def _lock(self, how: int, byte: int) -> bool:
-        """Whether it is done.
+        """Lock or unlock a byte; False if another run holds it.
 
-        On Linux it is a lock of this opening of the file: one of the process keeps none of its threads out, and ends when the first closes the file.
+        On Linux the lock belongs to this opening of the file. A lock of the process would not
+        exclude other threads, and would end when any of them closes the file.
         """
         try:
             if sys.platform == "linux":
@@ -92,22 +96,20 @@ class Keys:
 
 @dataclass(slots=True)
 class _Group:
-    """What is stored together, and what is to be done when it is."""
+    """Changes that are stored together, and the actions that follow."""
 
     moves: list[Move] = field(default_factory=list)
-    reported: set[str] = field(default_factory=set)  # steps of which there are new numbers
+    reported: set[str] = field(default_factory=set)  # steps with new metrics
     traces: list[Trace] = field(default_factory=list)
-    again: set[str] = field(
-        default_factory=set
-    )  # keys whose trace stands instead of an earlier one
+    again: set[str] = field(default_factory=set)  # keys whose stored trace is replaced
     attempts: list[AttemptRow] = field(default_factory=list)
     published: list[Published] = field(default_factory=list)
     tiny: dict[Content, bytes] = field(default_factory=dict)
-    logs: list[str] = field(default_factory=list)  # of those, to be deleted
-    release: dict[str, None] = field(default_factory=dict)  # keys to be let go
+    logs: list[str] = field(default_factory=list)  # their files, to be deleted
+    release: dict[str, None] = field(default_factory=dict)  # keys to release
     after: list[Callable[[], None]] = field(default_factory=list)
-    state: RunState | None = None  # the run's own
-    last: int = 0  # number of its last event
+    state: RunState | None = None  # new state of the run
+    last: int = 0  # number of the group's last event
     at: float = 0.0
 
 
@@ -115,12 +117,12 @@ _log = Log("storage")
 
 
 def _words_of(move: Move) -> str:
-    """The words of a step's failure: the error, if the log shows it."""
+    """Return the error of a move with a reason; otherwise empty."""
     return str(move.data.get("error") or move.data.get("detail") or "") if move.reason else ""
 
 
 class GroupCommit:
-    """The pen of one claimed run: what it writes is masked."""
+    """Writer of one claimed run: collects, masks and stores its changes."""
 
     def __init__(
         self,
@@ -152,14 +154,14 @@ class GroupCommit:
         self._tries: dict[str, int] = dict(tries)
         self._holders: dict[
             str, str
-        ] = {}  # key -> the step of this run that holds it: the kernel's locks do not exclude our own process
+        ] = {}  # key -> its step in this run, because kernel locks do not exclude our own process
         self._uploading: dict[
             str, None
-        ] = {}  # keys that other machines wait for until the shared store has what they gave
-        self._numbers: dict[str, str] = {}  # of each open step, what its last attempt reported last
-        self._began: dict[str, float] = {}  # when that began
-        self._phases: dict[str, str] = {}  # what is being done of it, on a host with its own disk
-        self._running: dict[str, StepRow] = {}  # as they are stored
+        ] = {}  # keys held for other machines until the shared store has their results
+        self._numbers: dict[str, str] = {}  # latest metrics of each open step
+        self._began: dict[str, float] = {}  # start of its last attempt
+        self._phases: dict[str, str] = {}  # its phase, on a host with its own disk
+        self._running: dict[str, StepRow] = {}  # stored rows of RUNNING steps
         self.made: set[str] = set(made)
         """Keys whose traces this run stored."""
         self.answers = ""
@@ -167,15 +169,15 @@ class GroupCommit:
 
     @property
     def size(self) -> int:
-        """How much waits to be stored: moves, and steps with new numbers."""
+        """The number of waiting moves and of steps with new metrics."""
         return len(self._next.moves) + len(self._next.reported)
 
     def say(self, text: str) -> None:
-        """Tell people something, masked."""
+        """Show a message, masked."""
         self._say(self.masker.text(text))
 
     def move(self, move: Move) -> None:
-        """Note a move.  No secret is in what is stored and shown of it."""
+        """Add a move, with secrets masked."""
         if self.masker:
             move = move._replace(
                 reason=self.masker.text(move.reason), data=self.masker.value(move.data)
@@ -190,17 +192,17 @@ class GroupCommit:
             self._next.state = RunState(str(move.after), move.reason, failure)
 
     def report(self, step: str, numbers: str) -> None:
-        """Note what the running attempt of a step reported last, as it is stored: masked."""
+        """Add the latest metrics of a running step, already masked."""
         self._numbers[step] = numbers
         self._next.reported.add(step)
 
     def enter_phase(self, step: str, phase: str) -> None:
-        """Note what is being done of the running attempt of a step: a phase of `planning.schedule.word`."""
+        """Add the phase of a running step: a phase of `planning.schedule.word`."""
         self._phases[step] = phase
         self._next.reported.add(step)
 
     def take_back(self) -> None:
-        """The move that was noted last is not made after all: something was asked for meanwhile."""
+        """Remove the last move, because a request came in the meantime."""
         self._next.moves.pop()
         self._next.state = None
 
@@ -209,7 +211,7 @@ class GroupCommit:
         return number
 
     def tries(self, step: str) -> int:
-        """How often a step was begun in this run."""
+        """Return the number of attempts of a step in this run."""
         return self._tries.get(step, 0)
 
     def trace(
@@ -223,7 +225,10 @@ class GroupCommit:
         *,
         again: bool,
     ) -> Trace:
-        """What a step left under its key, or made `again`.  `facts` are what `why` shows beside it."""
+        """Add the cached result of a step, or replace the stored one with `again`.
+
+        `facts` are shown by `why`.
+        """
         import json
 
         paths = {output.name: output.path for output in node.outputs}
@@ -245,7 +250,7 @@ class GroupCommit:
         return trace
 
     def stand_for(self, key: str, trace: Trace, note: Mapping[str, object]) -> None:
-        """What was made under one key is the result for another, too; `note` says why."""
+        """Cache a result under another key, too; `note` is the reason."""
         import json
 
         self._next.traces.append(
@@ -293,18 +298,21 @@ class GroupCommit:
         )
         self._next.attempts.append(row)
 
-    def published(self, path: str, content: str, step: str) -> None:
+    def add_published(self, path: str, content: str, step: str) -> None:
         self._next.published.append(
             Published(path, Content(content), "", self.run, step, self.recipe)
         )
 
-    def expanded(self, globs: Mapping[str, Sequence[str]], steps: int) -> None:
-        """What a glob below an output turned out to be, and how many steps there are more: part of the run's history."""
+    def add_expansion(self, globs: Mapping[str, Sequence[str]], steps: int) -> None:
+        """Record the files of an expanded glob and the number of new steps."""
         data = {"globs": {k: list(v) for k, v in globs.items()}, "steps": steps}
         self._next.moves.append(Move("run", self.run, "ACTIVE", "ACTIVE", "expanded", data))
 
     def hold(self, key: str, step: str) -> bool:
-        """Hold a key for a step, against other runs and other steps of this one; a step that was about to let it go keeps it."""
+        """Claim a key for a step; False if another run or another step holds the key.
+
+        A step that was about to release the key keeps it.
+        """
         if self._holders.get(key, step) != step:
             return False
         for release in (self._next.release, self._sent.release if self._sent else {}):
@@ -321,22 +329,22 @@ class GroupCommit:
         return True
 
     def confirm(self) -> None:
-        """See to it that the run is ours at this moment.  Raises Stale."""
+        """Check that this worker still has the run.  Raises Stale."""
         self.ws.store.runs.exchange.confirm(self.run, self.fence)
 
     def holds(self, key: str) -> bool:
-        """Whether a step of this run holds the key."""
+        """Return True if a step of this run holds the key."""
         return key in self._holders
 
     def release(self, key: str) -> None:
-        """Let a key go now."""
+        """Release the key now."""
         self._holders.pop(key, None)
         self.keys.release(key)
         if self.ws.delivers:
             self._uploading[key] = None
 
-    def let_go(self) -> None:
-        """Let other machines have the keys whose results the shared store has by now."""
+    def release_uploaded(self) -> None:
+        """Release keys for other machines once the shared store has their results."""
         cache = self.ws.remote_cache
         if done := [key for key in self._uploading if cache is None or not cache.is_sending(key)]:
             self.ws.store.runs.exchange.release_keys(done, self.run)
@@ -347,20 +355,28 @@ class GroupCommit:
         self._next.release[key] = None
 
     def after_flush(self, do: Callable[[], None]) -> None:
-        """Do something that may only happen once what was noted so far is stored."""
+        """Call `do` once all changes so far are stored."""
         self._next.after.append(do)
 
     @property
     def busy(self) -> bool:
-        """A group was sent and has not landed: no other can be sent."""
+        """True while a group is being stored; no other group can be sent."""
         return self._sent is not None
 
     def send(self, landed: Callable[[], None]) -> None:
-        """Begin to store the group; a thread waits for the disk and calls `landed`, after which `land` is due.  Raises as `flush` does."""
+        """Start to store the group in the background.
+
+        A thread calls `landed` when the group is on disk; then call `land`. Raises the errors of
+        `flush`.
+        """
         self._sent = self._store(landed)
 
     def land(self) -> None:
-        """Do what had to wait until the group that was sent is stored.  Raises Infrastructure when it is not: it is part of the next one then."""
+        """Perform the actions that waited for the sent group.
+
+        Raises Infrastructure if the group could not be stored; its changes then join the next
+        group.
+        """
         sent, self._sent = self._sent, None
         if sent is None:
             return
@@ -383,7 +399,10 @@ class GroupCommit:
         self._settle(sent)
 
     def flush(self) -> None:
-        """Store everything.  Raises Stale when another worker has the run, Infrastructure when the disk fails."""
+        """Store all changes now.
+
+        Raises Stale if another worker has the run, and Infrastructure if the disk fails.
+        """
         self.land()
         self._settle(self._store(None))
 
@@ -424,7 +443,7 @@ class GroupCommit:
         return group
 
     def _steps_of(self, group: _Group) -> dict[str, StepRow]:
-        """The rows of steps that moved, or reported something."""
+        """Return the new rows of steps with moves or metrics."""
         found = {
             move.id: StepRow(
                 self.run,
@@ -460,12 +479,12 @@ class GroupCommit:
                 self._began.pop(step, None)
 
     def _settle(self, group: _Group) -> None:
-        """What was noted is stored."""
+        """Perform the actions that follow a stored group, and notify the listener."""
         for trace in group.traces:
             self.ws.traces.add(trace.key)
             self.made.add(trace.key)
         for log in group.logs:
-            with contextlib.suppress(FileNotFoundError):  # another run has taken it over, too
+            with contextlib.suppress(FileNotFoundError):  # another run deleted it, too
                 os.unlink(log)
         for do in group.after:
             do()

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, limits and requests: what they do to the steps that wait and to those that run."""
+"""Signals, limits and stored requests, which stop or pause a run."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import os
 from datetime import timedelta
 from typing import Final
 
-from ...errors import Busy
 from ...hosts.place.hooks import INSTALL
 from ...language.units import money_text
 from ...planning.schedule import LIMIT
+from ...planning.step import StateSpec
 from ...storage import checkpoints
+from ...storage.records.runs import Stale
 from ...storage.workspace import Workspace
 from .attempt import GRACE, SAVING, Attempt
 from .bell import Bell
@@ -22,13 +23,13 @@ from .run_schedule import RunSchedule
 from .running_attempts import RunningAttempts
 
 HANDOVER: Final = timedelta(seconds=20)
-"""So long a worker that was asked to end waits for what runs, before it leaves that to the next."""
+"""Time for running steps to finish before a stopping worker leaves them to the next one."""
 NAMED: Final = 3
-"""So many running steps are named in a message."""
+"""Most running steps named in a message."""
 
 
 class Handover:
-    """That the process of a worker was asked to end, and how often.  A handler of signals."""
+    """Signal handler that counts how often a worker's process was asked to stop."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -38,7 +39,7 @@ class Handover:
 
 
 class Stopper:
-    """Ends or pauses one run, when a signal, a request in the store or a limit asks for that."""
+    """Stops or pauses one run after a signal, a stored request or a limit."""
 
     def __init__(
         self,
@@ -53,57 +54,61 @@ class Stopper:
     ) -> None:
         self._ws, self._steps, self._schedule, self._commits = ws, steps, schedule, commits
         self._running, self._hooks, self._bell, self._handover = running, hooks, bell, handover
-        self._interrupts = 0  # 1: start nothing new, 2: stop what runs, 3: leave it running and go
-        self._request = ""  # which is being done: `cancel`, `pause`, `resume`
-        self._seen = -1  # the version of the store at the last look for a request
+        self._interrupts = 0  # 1: start no steps, 2: stop running steps, 3: exit and leave them
+        self._request = ""  # the request in progress: `cancel`, `pause` or `resume`
+        self._seen = -1  # version of the store at the last check
         self._limit = ""
         self._keeps_hosts = False
         self._is_handing_over = False
         self._is_left = False
         self._is_stopping = False
 
-    # -- what was asked
+    # -- state
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether a signal asked the run to end."""
+        """True if a signal asked the run to stop."""
         return self._interrupts > 0
 
     @property
     def limit(self) -> str:
-        """Which of its `limits` the run reached, in words; empty for none."""
+        """The reached limit as text; empty if none was reached."""
         return self._limit
 
     @property
     def is_stopping(self) -> bool:
-        """Whether what runs is being stopped, and what is just being started has to be."""
+        """True if running steps are being stopped; a step that is just starting must stop, too."""
         return self._is_stopping
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether everything is left as it is."""
+        """True if running steps are left as they are."""
         return self._interrupts > 2 or self._is_left
 
     @property
     def keeps_hosts(self) -> bool:
-        """Whether the pause that was asked for keeps the machines, for the resume."""
+        """True if the requested pause keeps the machines for the resume."""
         return self._keeps_hosts
 
     def leave_unfinished(self) -> None:
-        """The loop ends: a worker that hands over leaves what is not finished to the next one."""
+        """At the end of the loop of a worker that hands over, leave open steps to the next worker."""
         if self._is_handing_over and self._request not in ("pause", "cancel"):
             self._is_left |= not self._schedule.is_finished
 
     # -- signals and limits
 
     def interrupt(self) -> None:
-        """First: start nothing new.  Second: stop what runs.  Third: leave it running and go."""
+        """Handle Ctrl-C, depending on its count.
+
+        The first one starts no more steps, the second stops the running steps, and the third exits
+        and leaves them running.
+        """
         self._interrupts += 1
         self._schedule.disturb()
-        # The reader of a message may be gone: messages come last.
+        # Messages come last, because their reader may be gone.
         if self._interrupts == 1:
             self._schedule.drain()
-            for hooks in self._hooks:  # what would be started in an environment is not
+            for hooks in self._hooks:  # stop installs, whose steps do not start
                 self._bell.run_in_background(hooks.stop(INSTALL))
             self._commits.say(
                 f"finishing {len(self._running)} running step(s); press Ctrl-C again to stop now"
@@ -115,45 +120,36 @@ class Stopper:
         self._bell.wake()
 
     def terminate(self) -> None:
-        """Stop what runs, and start nothing new."""
+        """Stop running steps, and start no more steps."""
         self._interrupts = max(self._interrupts, 2)
         self._schedule.cancel("interrupted")
         self._stop_all()
 
     def time_is_up(self, limit: float) -> None:
-        """The run reached its `limits.time`, in seconds."""
+        """Stop the run at its `limits.time`, in seconds."""
         self._reach_limit(GRACE, "take", f"{limit:g} s (`limits.time`)")
 
     def money_is_spent(self, limit: float) -> None:
-        """The run's machines have just time left, within its `limits.cost`, to bring home results."""
+        """Stop the run near its `limits.cost`, with time left to download its results."""
         if not self._limit:
             self._reach_limit(SAVING, "cost", f"{money_text(limit)} (`limits.cost`)")
 
     def _reach_limit(self, grace: timedelta, verb: str, most: str) -> None:
-        """What runs is stopped and has failed; its state is kept."""
+        """Stop and fail running steps; their states are kept."""
         self._limit = f"the limit of the whole run is {most}"
         self._schedule.drain(LIMIT)
         self._stop_all(grace)
         self._commits.say(f"stopping: the run reached its limit of {most}")
 
     def _checkpoints_kept(self) -> str:
-        """Which checkpoint each running step would keep if it were stopped now, in words."""
+        """Describe the checkpoints that running steps keep if they are stopped now."""
         words = [self._checkpoints_of(each) for each in list(self._running.values())[:NAMED]]
         return f" ({'; '.join(words)})" if words else ""
 
     def _checkpoints_of(self, attempt: Attempt) -> str:
-        """The same for one step; of one elsewhere it is not known what is there."""
-        states, names = self._steps.spec(attempt.id).state, list[str]()
-        for each in states:
-            folder = attempt.state.folder(each.name) if attempt.state is not None else None
-            if folder is None or not folder.is_dir():
-                continue
-            if each.checkpoint is None:
-                names += [each.name] if os.listdir(folder) else []
-                continue
-            newest = checkpoints.newest(folder, each.checkpoint, thorough=False).name
-            if newest is not None:
-                names.append(newest)
+        """Describe the checkpoints of one step.  Those on another host are unknown."""
+        states = self._steps.spec(attempt.id).state
+        names = [name for each in states for name in _checkpoint_names(attempt, each)]
         if names:
             return f"{attempt.id} keeps {', '.join(names)}"
         if attempt.place.elsewhere and states:
@@ -163,9 +159,10 @@ class Stopper:
     # -- requests
 
     def hand_over(self) -> None:
-        """Once asked: wait a while for what runs, and leave the rest to the next worker.
+        """Hand the run over to the next worker if this worker's process was asked to stop.
 
-        Asked again: leave it now.
+        After the first request, running steps have `HANDOVER` to finish; after the second, the run
+        is left immediately.
         """
         times = self._handover.asked if self._handover is not None else 0
         if times and not self._is_handing_over:
@@ -186,16 +183,17 @@ class Stopper:
         self._bell.wake()
 
     def poll_requests(self) -> None:
-        """Look whether something was asked of the run, and begin to do it.
+        """Check for a new stored request, and start to handle it.
 
-        Costs one look whether there is news. Raises Infrastructure where the database is silent.
+        Without changes in the store, this is one cheap query. Raises Infrastructure if the
+        database does not answer.
         """
         runs = self._ws.store.runs
         if self._commits.busy or (version := runs.news()) == self._seen:
             return
         try:
             request = runs.take_request(self._commits.run, self._commits.fence)
-        except Busy:  # the run is another worker's by now, and so is what runs
+        except Stale:  # another worker has the run and its jobs
             return self._leave()
         self._seen = version
         if request == self._request or self._request == "cancel":
@@ -238,3 +236,14 @@ class Stopper:
         for attempt in self._running.values():
             self._bell.run_in_background(attempt.stop(grace, may_save=may_save))
         self._bell.wake()
+
+
+def _checkpoint_names(attempt: Attempt, state: StateSpec) -> list[str]:
+    """Return the local checkpoint of a state; its own name if it has no checkpoint pattern."""
+    folder = attempt.state.folder(state.name) if attempt.state is not None else None
+    if folder is None or not folder.is_dir():
+        return []
+    if state.checkpoint is None:
+        return [state.name] if os.listdir(folder) else []
+    newest = checkpoints.newest(folder, state.checkpoint, thorough=False).name
+    return [newest] if newest is not None else []

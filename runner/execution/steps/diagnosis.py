@@ -1,4 +1,4 @@
-"""Why an attempt failed, by how it ended, by what was asked of it and by what it printed."""
+"""Causes of failed attempts, found from exit, stop requests and log."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from .health import PATIENCE, HealthChecks
 from .running_attempts import End
 
 UNWATCHED: Final = 3
-"""Times that the agent here is killed under a step in one run before the step has failed for it."""
+"""Kills of the local agent during a step, in one run, before the step fails."""
 
 
 class Diagnosis:
-    """Finds the causes of failed attempts of one run."""
+    """Finds the causes of one run's failed attempts."""
 
     def __init__(
         self,
@@ -45,10 +45,10 @@ class Diagnosis:
         self._pool, self._environments, self._stopper = pool, environments, stopper
         self._early_stops, self._health = early_stops, health
         self._diverged, self._masker = diverged, masker
-        self._unwatched: Counter[str] = Counter()  # attempts whose agent was killed, by step
+        self._unwatched: Counter[str] = Counter()  # kills of the agent, by step
 
     async def cause_of(self, id: str, attempt: Attempt, end: End) -> Cause | None:
-        """Why an attempt failed; None when it ended well."""
+        """Return the cause of a failed attempt; None if the attempt succeeded."""
         if isinstance(end, RecipeError):
             return self._limit() or Cause("error", str(end), end.fix)
         if isinstance(end, HostLost):
@@ -61,7 +61,7 @@ class Diagnosis:
             if stopped is not None:
                 return stopped
         if end.code == 0 and end.reason == "exit":
-            return _untaken(attempt)
+            return _cause_of_outputs(attempt)
         return await self._cause_of_exit(id, attempt, end)
 
     def _limit(self) -> Cause | None:
@@ -70,7 +70,7 @@ class Diagnosis:
         return Cause(LIMIT, f"stopped: {self._stopper.limit}")
 
     def _cause_of_stop(self, id: str, attempt: Attempt, end: Exit) -> Cause | None:
-        """Who stopped it, and why; None: who stopped the run."""
+        """Return the cause of a stop; None if the whole run was stopped."""
         stopping = self._stopper.is_stopping
         early = self._early_stops.reason_for(id)
         if early and not stopping:
@@ -83,19 +83,15 @@ class Diagnosis:
             return Cause(NAN, diverged)
         if end.detail:
             attempt.place.ending(end.detail)
-        leaving = [place for place in attempt.place.members if place.leaving]
-        if leaving and not stopping:
-            return Cause("preempted", f"{leaving[0].name}: {leaving[0].leaving}")
+        preempted = None if stopping else _cause_of_preemption(attempt)
+        if preempted is not None:
+            return preempted
         if self._health.take_sick(id):
             return Cause("health", f"the recipe's health check failed {PATIENCE} times in a row")
-        if end.detail and not stopping:
-            return Cause("lost", f"{attempt.place.name} stopped the step: {end.detail}")
-        if attempt.is_reattached and not stopping:
-            return Cause("lost", "an earlier run had stopped the step and then exited")
-        return None
+        return None if stopping else _cause_of_lost_job(attempt, end)
 
     async def _cause_of_exit(self, id: str, attempt: Attempt, exit: Exit) -> Cause:
-        """What a bad exit means, by what the step printed and by where it ran."""
+        """Return the cause of an exit with an error, from the log and the host."""
         tail = attempt_result.read_tail(attempt.last_log, self._masker)
         image = self._environments.container_image(attempt.spec, attempt.place)
         reason = attempt_result.reason_of(exit)
@@ -127,21 +123,36 @@ class Diagnosis:
         return Cause(causes.of_exit(reason, tail.decode(errors="replace")), words)
 
     def _is_unwatched(self, id: str) -> bool:
-        """Whether the agent of this machine was killed too often under a step.
+        """Return True if the agent of this machine was killed too often during a step.
 
-        This machine runs on, or we would not: what ends with it each time is not bad luck, and
-        counts as the step's failure.
+        This process survives, so the step itself is the likely cause and fails.
         """
         self._unwatched[id] += 1
         return self._unwatched[id] >= UNWATCHED
 
     def _is_taken_away(self, attempt: Attempt) -> bool:
-        """Whether a SIGTERM that we did not send is a spot machine's notice."""
+        """Return True if a SIGTERM that we did not send may be the preemption of a spot machine."""
         return self._pool.spot.preemptible(attempt.place) and not attempt.stop_asked
 
 
-def _untaken(attempt: Attempt) -> Cause | None:
-    """What is wrong with the outputs of a command that ended well; None: nothing."""
+def _cause_of_preemption(attempt: Attempt) -> Cause | None:
+    leaving = [place for place in attempt.place.members if place.leaving]
+    if not leaving:
+        return None
+    return Cause("preempted", f"{leaving[0].name}: {leaving[0].leaving}")
+
+
+def _cause_of_lost_job(attempt: Attempt, end: Exit) -> Cause | None:
+    """Return the cause of a stop by the host or by an earlier run; None if neither stopped it."""
+    if end.detail:
+        return Cause("lost", f"{attempt.place.name} stopped the step: {end.detail}")
+    if attempt.is_reattached:
+        return Cause("lost", "an earlier run had stopped the step and then exited")
+    return None
+
+
+def _cause_of_outputs(attempt: Attempt) -> Cause | None:
+    """Return the problem with the outputs of a successful command; None if there is none."""
     assert attempt.result is not None
     problem, words = attempt.result.problem, attempt.result.words
     if problem == "input":
@@ -154,9 +165,9 @@ def _untaken(attempt: Attempt) -> Cause | None:
 
 
 def error_of(cause: Cause, tail: bytes) -> str:
-    """The error of a command that ended badly, by the end of its log.
+    """Extract the error of a failed command from the end of its log.
 
-    Empty where that shows none, or something else ended it.
+    Empty if the log has none, or if the command did not cause the failure.
     """
     if cause.reason not in ("exit", "oom", "nan", "signal", "disk"):
         return ""

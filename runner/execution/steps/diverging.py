@@ -1,6 +1,6 @@
-"""Tell of a loss that is no number, once an attempt.
+"""Reports of a loss that is not finite, once for each attempt.
 
-It is an event, an alert and, where the recipe says `on_nan: stop`, the end of the attempt.
+A report is an event and an alert. With `on_nan: stop` it also stops the attempt.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from .run_schedule import Journal
 from .running_attempts import RunningAttempts
 
 NAN: Final = "nan"
-"""The reason of the event, and of a step that ended for it."""
+"""Reason of the event, and of a step that was stopped."""
 ALERT: Final = "loss_not_finite"
 
 
 class DivergedLosses:
-    """The attempts of one run with a loss that is no number."""
+    """The attempts of one run whose loss is not finite."""
 
     def __init__(
         self,
@@ -35,16 +35,16 @@ class DivergedLosses:
     ) -> None:
         self._ws, self._commits, self._journal = ws, commits, journal
         self._running, self._bell = running, bell
-        self._told: dict[str, str] = {}  # words about the loss, by the attempt's name
+        self._told: dict[str, str] = {}  # description of the loss, by attempt name
 
     def words_of(self, attempt: Attempt) -> str:
-        """What was told of an attempt's loss; empty for nothing."""
+        """Return the reported description of an attempt's loss; empty if none was reported."""
         return self._told.get(attempt.name, "")
 
     def tell(self, id: str, attempt: Attempt, words: str) -> None:
-        """Tell once of a loss of an attempt.
+        """Report the loss of an attempt, once.
 
-        Raises Infrastructure where the database does not answer: then nothing is told.
+        Raises Infrastructure if the database does not answer; then nothing was reported.
         """
         if attempt.name in self._told:
             return

@@ -1,4 +1,4 @@
-"""`--stop-early`: look at what the instances of a step report while they run, and stop those that fall behind.  Their states are kept."""
+"""Early stopping (`--stop-early`) of matrix instances that fall behind; their states are kept."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from .run_schedule import RunSchedule
 from .running_attempts import RunningAttempts
 
 EVERY: Final = 0.5
-"""Seconds between two looks."""
+"""Shortest interval between comparisons, in seconds."""
 SHARE: Final = 20.0
-"""Times that a look may take before the next: long streams are read less often."""
+"""Shortest interval in durations of a comparison, so that long streams are read less often."""
 
 
 class EarlyStops:
-    """Compares the instances of a step in one run, where `--stop-early` names a goal."""
+    """Comparison of a step's instances by the goal of `--stop-early`."""
 
     def __init__(
         self,
@@ -48,16 +48,16 @@ class EarlyStops:
         self._reasons: dict[str, str] = {}
 
     def reason_for(self, id: str) -> str:
-        """Why a step is being stopped early, in words; empty: it is not."""
+        """Return the reason for an early stop; empty if the step is not stopped early."""
         return self._reasons.get(id, "")
 
     def forget(self, id: str) -> None:
-        """The attempt that was stopped is over."""
+        """Forget the reason after the stopped attempt has ended."""
         self._reasons.pop(id, None)
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Stop what falls behind, where the caller asked for that."""
+    def monitor(self) -> Iterator[None]:
+        """Stop instances that fall behind during the block, if there is a goal."""
         if self._goal is None:
             yield
             return
@@ -81,12 +81,12 @@ class EarlyStops:
             await asyncio.sleep(max(EVERY, SHARE * (time.monotonic() - began)))
 
     def _read_finished(self, goal: Goal, known: dict[str, Stream], whole: set[str]) -> None:
-        """Read once the numbers of steps that are done."""
+        """Read the metrics of finished steps, each step once."""
         for id in self._steps.todo - whole - self._running.keys():
             if self._schedule.state(id) is not State.DONE:
                 continue
             attempts = self._ws.store.runs.attempts(self._commits.run, id)
-            if not attempts:  # stored in groups: a moment after it is done
+            if not attempts:  # the row is stored a moment after the move
                 continue
             whole.add(id)
             known[id] = [
@@ -107,12 +107,12 @@ class EarlyStops:
         self._bell.run_in_background(attempt.stop(SAVING, may_save=True))
 
     def _read(self, attempt: Attempt, metric: str) -> Stream:
-        """What an attempt has reported so far."""
+        """Read the metric values that an attempt has reported."""
         rule = self._steps.spec(attempt.id).metrics
         if rule is None:
             return ()
         folder = Path(attempt.directory.path)
-        with contextlib.suppress(Invalid, OSError):  # a pattern that takes too long, or nothing yet
+        with contextlib.suppress(Invalid, OSError):  # a pattern that takes too long, or no file yet
             if rule.pattern:
                 masker = self._commits.masker
                 return stream(

@@ -1,4 +1,4 @@
-"""What an attempt runs in: an image, an environment of packages, or the host's own Python."""
+"""The environments of steps: a container image, installed packages, or the host's own Python."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class StepEnvironments:
-    """The images and interpreters of the steps of one run, on every host."""
+    """The images and interpreters of one run's steps on every host."""
 
     def __init__(
         self,
@@ -49,13 +49,13 @@ class StepEnvironments:
         self._sandboxes: Sandboxes | None = None
 
     def image(self, spec: StepSpec) -> str:
-        """The image that a step runs in; empty for the host's own programs."""
+        """Return the image of a step; empty if it uses the programs of its host."""
         return "" if self._steps.survey.request.current_python else str(spec.image or "")
 
     def container_image(self, spec: StepSpec, place: Place) -> str:
-        """The image of the container that a step needs there.
+        """Return the image for the step's container on a host; empty without a container.
 
-        Empty where the machine itself is a container of it.
+        A machine that is itself a container of the image needs none.
         """
         image = self.image(spec)
         return "" if image == place.members[0].image else image
@@ -72,11 +72,11 @@ class StepEnvironments:
         return self._containers[place.name]
 
     def sandbox(self, spec: StepSpec) -> str:
-        """The sandbox of a step: `closed`, or `network` with a network; empty for none."""
+        """Return the sandbox of a step: "closed", "network" for one with a network, or ""."""
         return spec.options.sandbox_where(self._ws.config.flags)
 
     async def make_ready(self, spec: StepSpec, place: Place) -> None:
-        """Have the image of a step on a host, and see to it that the host makes its sandbox.
+        """Pull the image of a step to a host, or check that the host can create its sandbox.
 
         Raises CannotRun, DriverError.
         """
@@ -88,8 +88,8 @@ class StepEnvironments:
             self._sandboxes = self._sandboxes or Sandboxes()
             await self._sandboxes.check(place)
 
-    def _wanted(self, node: Node, spec: StepSpec) -> EnvironmentSpec | None:
-        """What environment a step asks for; None for the Python of where it runs."""
+    def _environment_of(self, node: Node, spec: StepSpec) -> EnvironmentSpec | None:
+        """Return the Python environment of a step; None for the host's own Python."""
         if (
             not (node.lock or spec.python)
             or self._steps.survey.request.current_python
@@ -106,16 +106,16 @@ class StepEnvironments:
         )
 
     async def python(self, node: Node, spec: StepSpec, place: Place) -> str:
-        """The interpreter of a step there, with its version and the packages of its lock.
+        """Return the interpreter of a step on a host, with its version and locked packages.
 
-        In an image it is the image's own. Raises CannotRun.
+        In a container, it is the image's own Python. Raises CannotRun.
         """
         if self.container_image(spec, place):
             return "python"
-        wanted = self._wanted(node, spec)
+        wanted = self._environment_of(node, spec)
         if wanted is None:
             return place.python
-        # Installing takes minutes: hosts do it at the same time, also those whose turn comes later.
+        # Installing takes minutes, so all hosts install at the same time.
         others = (
             [other for other in self._pool.places if not other.lost]
             if place in self._pool.places
@@ -124,18 +124,18 @@ class StepEnvironments:
         for each in [place, *others]:
             if (each, wanted) not in self._pythons:
                 self._pythons[each, wanted] = asyncio.get_running_loop().create_task(
-                    self._built(node.lock, each, wanted)
+                    self._install(node.lock, each, wanted)
                 )
                 self._pythons[each, wanted].add_done_callback(
                     lambda task: task.cancelled() or task.exception()
-                )  # it may not be awaited
+                )  # retrieve its exception, even if nobody awaits it
         return await self._pythons[place, wanted]
 
     def interpreter(self, node: Node, spec: StepSpec, place: Place) -> str:
-        """The Python of a step there, as people read it; empty in a container, which has its own."""
+        """Describe the Python of a step on a host; empty in a container."""
         if self.container_image(spec, place):
             return ""
-        wanted = self._wanted(node, spec)
+        wanted = self._environment_of(node, spec)
         if wanted is None:
             return place.described(place.python)
         made = self._pythons.get((place.members[0], wanted))
@@ -143,7 +143,7 @@ class StepEnvironments:
             return ""
         return place.described(made.result())
 
-    async def _built(self, lock: str, place: Place, wanted: EnvironmentSpec) -> str:
+    async def _install(self, lock: str, place: Place, wanted: EnvironmentSpec) -> str:
         from ...hosts.environments import is_built, provide_python
 
         what = lock or f"Python {wanted.version}"
@@ -156,7 +156,7 @@ class StepEnvironments:
         )
 
     async def end_installs(self) -> None:
-        """Stop waiting for what hosts still install."""
+        """Stop the installs that are still running on hosts."""
         installing = [task for task in self._pythons.values() if not task.done()]
         if installing:
             for hooks in self._hooks:

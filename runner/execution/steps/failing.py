@@ -1,4 +1,4 @@
-"""An attempt failed or never began: the step waits for another try, or has failed."""
+"""Failed attempts: retry the step or fail it."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from .run_plan import RunPlan
 from .run_schedule import RunSchedule
 
 LINES: Final = 10
-"""Lines of its log that are stored with the failure of a step."""
+"""Log lines stored with the failure of a step."""
 LONGEST_LINE: Final = 200
 
 
 class Failure(NamedTuple):
-    """A step that failed, and what is worth reading about it, masked."""
+    """A failed step with its log and hint, masked."""
 
     id: str
     reason: str
     tail: bytes
     log: str
     hint: str
-    left: str = ""  # the directory of what it wrote, if it wrote anything
-    kind: str = "exit"  # as it is stored
-    error: str = ""  # the error itself, if the log shows it, else how it ended
-    allowed: bool = False  # the run may complete without it
+    left: str = ""  # directory of its files; empty without files
+    kind: str = "exit"  # stored kind of failure
+    error: str = ""  # error in the log, or description of the exit
+    allowed: bool = False  # the run may complete without the step
 
     @property
-    def began(self) -> bool:
-        """Whether its command ran."""
+    def has_begun(self) -> bool:
+        """True if the command of the step ran."""
         return self.kind not in (StepFailure.ERROR, StepFailure.UNPLACED)
 
     @property
-    def unplaced(self) -> bool:
-        """Whether no host could be had for it."""
+    def is_unplaced(self) -> bool:
+        """True if the step got no host."""
         return self.kind == StepFailure.UNPLACED
 
 
 class Cause(NamedTuple):
-    """Why an attempt failed: the scheduler's word, a sentence, what to do."""
+    """Cause of a failed attempt: the scheduler's reason, a sentence and a fix."""
 
     reason: str
     words: str
@@ -55,19 +55,19 @@ class Cause(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """What a failed attempt left to look at."""
+    """The log, files and exit of a failed attempt."""
 
     tail: bytes = b""
     """The end of its log, masked."""
     log: str = ""
     left: str = ""
-    """The directory of what it wrote, if it wrote anything."""
+    """Directory of its files; empty without files."""
     error: str = ""
-    """The error itself, if the log shows it."""
+    """Error in the log; empty if there is none."""
     warnings: Sequence[str] = ()
     exit: Exit | None = None
     saved: bool = False
-    """It left a new checkpoint."""
+    """True if the attempt left a new checkpoint."""
 
 
 NOTHING_LEFT: Final = Evidence()
@@ -89,11 +89,11 @@ class Failures:
 
     @property
     def final(self) -> list[Failure]:
-        """Of the steps that are not tried again, in order."""
+        """The failures of steps that are not retried, in order."""
         return self._final
 
     def fail(self, id: str, cause: Cause, left: Evidence = NOTHING_LEFT) -> None:
-        """End a RUNNING step's attempt badly."""
+        """Record a failed attempt of a RUNNING step: retry the step or fail it."""
         self._schedule.disturb()
         smaller = self._smaller_inputs.divide(id) if cause.reason == "oom" else ""
         outcome = Outcome(False, cause.reason, cause.words, left.saved, bool(smaller))
@@ -111,14 +111,14 @@ class Failures:
             self._final.append(self._failure_of(id, cause, left))
 
     def fail_unstarted(self, id: str, cause: Cause) -> None:
-        """Fail a QUEUED step that could not be started."""
+        """Fail a QUEUED step that could not start."""
         self._schedule.start(id)
         self.fail(id, cause)
 
     def queue_again(self, id: str, key: Digest | None = None) -> None:
-        """An attempt did not begin: its step waits again, at no cost to its retries.
+        """Queue a step again whose attempt did not start, without using up a retry.
 
-        A GPU was taken in the moment before, or its host is gone. `key` is let go.
+        Another run took its GPU, or its host was lost. The key is released after the next flush.
         """
         if key is not None:
             self._commits.release_after_flush(key)
@@ -141,13 +141,13 @@ class Failures:
 
 
 def last_lines(tail: bytes) -> list[str]:
-    """The last lines of what a step printed, as they are stored with its failure."""
+    """Return the last log lines of a step, as they are stored with its failure."""
     lines = [line.rstrip() for line in tail.decode(errors="replace").splitlines()]
     return [line[:LONGEST_LINE] for line in lines if line][-LINES:]
 
 
 def _facts_of(cause: Cause, left: Evidence) -> dict[str, object]:
-    """What is stored of a failure beside its reason."""
+    """Return the stored facts of a failure."""
     facts: dict[str, object] = {}
     if left.error:
         facts["error"] = left.error
@@ -164,6 +164,6 @@ def _facts_of(cause: Cause, left: Evidence) -> dict[str, object]:
 
 
 def _seconds_of(move: Move) -> float:
-    """How long a step rests before another try."""
+    """Return the wait before the next attempt, in seconds."""
     wait = move.data.get("wait", 0.0)
     return float(wait) if isinstance(wait, int | float) else 0.0

@@ -1,4 +1,4 @@
-"""What to do about a failed attempt: from its inputs, its log and where it ran."""
+"""Hints for failed attempts, from their inputs, log and environment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 from drivers.base import Exit
 
 from ...hosts.place.staging import find_undeclared_file
-from ...language.imports import started
+from ...language.imports import find_starts
 from ...planning import causes
 from ...storage.workspace import Workspace
 from ...survey import imports
@@ -21,7 +21,7 @@ from .run_plan import RunPlan
 
 
 class FailureHints:
-    """Finds hints for the failed attempts of one run."""
+    """Finds hints for one run's failed attempts."""
 
     def __init__(self, ws: Workspace, steps: RunPlan, environments: StepEnvironments) -> None:
         self._ws, self._steps, self._environments = ws, steps, environments
@@ -29,9 +29,9 @@ class FailureHints:
     def hint_for(
         self, id: str, attempt: Attempt, cause: Cause, tail: str, exit: Exit | None
     ) -> str:
-        """A sentence that can be acted on; empty when nothing is known.
+        """Return a hint for a failed attempt; empty if none is known.
 
-        `tail` is the end of its log, `exit` None for an attempt that did not end by itself.
+        `tail` is the end of its log. `exit` is None for an attempt that did not exit by itself.
         """
         hint = cause.fix
         if cause.reason == "unwatched":
@@ -43,7 +43,7 @@ class FailureHints:
         return hint
 
     def _about_inputs(self, id: str, attempt: Attempt, tail: str) -> str:
-        """Which input the step lacks, if the log shows that."""
+        """Return a hint about a missing input, if the log shows one."""
         directory, spec = attempt.directory, attempt.spec
         declared = [
             *directory.staged,
@@ -52,7 +52,7 @@ class FailureHints:
             *(output.path for output in attempt.node.outputs),
         ]
         base = self._steps.plan.homes[attempt.node.home]
-        commands = started(spec.run, spec.accelerate)
+        commands = find_starts(spec.run, spec.accelerate)
         hint = imports.import_advice(tail, id, base, declared, commands)
         if hint:
             return hint
@@ -79,11 +79,14 @@ class FailureHints:
             hidden=functools.partial(_may_be_hidden, attempt, image),
         )
         dotenv = EnvFiles(self._ws.own).names(".env")
-        return hints.fix(exit, tail, spec, ran, self._ws.environ, dotenv)
+        return hints.find_hint(exit, tail, spec, ran, self._ws.environ, dotenv)
 
 
 def _may_be_hidden(attempt: Attempt, image: str, path: str) -> bool:
-    """Whether a sandbox hid an absolute path; on another machine, any may be there."""
+    """Return True if the sandbox may hide this absolute path.
+
+    On another machine, any path may exist.
+    """
     place = attempt.place
     if image or path.startswith(place.paths(attempt.directory).cwd):
         return False

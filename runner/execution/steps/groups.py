@@ -1,6 +1,6 @@
-"""When the notes of a run are stored: in groups.
+"""The schedule of a run's write groups.
 
-They are large enough for the disk and small enough for a person who watches.
+Groups are large enough for a slow disk and frequent enough for a person who watches.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ GROUP_MOVES: Final = 1024
 
 
 class Groups:
-    """The groups of one run.  `wake` is called when one is on the disk."""
+    """The write groups of one run.  Calls `wake` when a group is on disk."""
 
     def __init__(
         self, commits: GroupCommit, running: Collection[str], wake: Callable[[], None]
     ) -> None:
         self.commits, self.running, self._wake = commits, running, wake
-        self.landed = False  # the last group is on the disk, and `land` was not called yet
+        self.landed = False  # the last group is on disk, and `land` is due
         self._dirty = 0.0
         self._pace = GROUP_SECONDS
         self._sent = 0.0
@@ -38,7 +38,7 @@ class Groups:
 
     @property
     def due(self) -> bool:
-        """Whether the next group is to be sent."""
+        """True if the next group should be sent now."""
         size = self.commits.size
         return (
             size > 0
@@ -47,13 +47,13 @@ class Groups:
         )
 
     def send(self) -> None:
-        """Begin to store the group.  The loop goes on: what its end waits for is the disk."""
+        """Start to store the group.  The loop continues while the disk writes."""
         loop = asyncio.get_running_loop()
 
         def landed() -> None:
             with contextlib.suppress(
                 RuntimeError
-            ):  # the run is over, and waits for this group by itself
+            ):  # the run has ended, and its flush waits for this group
                 loop.call_soon_threadsafe(self._ring_landed)
 
         self._sent = time.monotonic()
@@ -64,10 +64,10 @@ class Groups:
         self._wake()
 
     def land(self) -> None:
-        """Look how the last group got to the disk."""
+        """Finish the last group after its write."""
         self.landed = False
         if self._store(self.commits.land):
-            # A slow disk makes larger groups.
+            # A slow disk gets larger groups.
             self._pace = max(GROUP_SECONDS, 10 * (time.monotonic() - self._sent))
 
     def _store(self, do: Callable[[], None]) -> bool:
@@ -76,8 +76,8 @@ class Groups:
         except Infrastructure as error:
             if not self.running or isinstance(error, Corrupt):
                 raise
-            # A running step may fill the disk. It will fail for that and give its space back, and
-            # the notes are stored then.
+            # A running step may fill the disk. Its failure frees the space, and the group is
+            # stored then.
             self._pace, self._dirty = 1.0, time.monotonic()
             if not self._strained:
                 self.commits.say(f"waiting for the running steps: {error}")
@@ -86,13 +86,13 @@ class Groups:
         return True
 
     def report(self, step: str, numbers: str) -> None:
-        """Note what a running step reported last for the next group."""
+        """Add the latest metrics of a running step to the next group."""
         if not self.commits.size:
             self._dirty = time.monotonic()
         self.commits.report(step, numbers)
 
     def record(self, moves: Sequence[Move]) -> None:
-        """Note moves for the next group."""
+        """Add moves to the next group."""
         if not self.commits.size:
             self._dirty = time.monotonic()
         for move in moves:

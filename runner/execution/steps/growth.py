@@ -1,10 +1,10 @@
-"""A plan grows while its run works: a pending matrix becomes its instances."""
+"""Growth of the plan during a run: a pending matrix becomes its instances."""
 
 from __future__ import annotations
 
 from collections.abc import Container
 
-from ...errors import RecipeError
+from ...errors import RecipeError, StoreUnavailable
 from ...planning.plan import Plan
 from ...planning.secret_values import all_given
 from ...storage.workspace import Workspace
@@ -35,15 +35,15 @@ class PlanGrowth:
         self._commits, self._running, self._publisher = commits, running, publisher
 
     def add(self, ids: set[str]) -> None:
-        """These steps are to run, too."""
+        """Add steps of the plan to the run."""
         steps = self._steps
         steps.add(ids)
         self._schedule.extend(tasks_of(steps.plan, ids, steps.todo, self._commits.expected))
 
     def grow(self) -> None:
-        """A pending matrix whose files are known by now becomes its instances.
+        """Expand each pending matrix whose files are known.
 
-        Raises RecipeError when the grown plan is refused.
+        Raises RecipeError if the grown plan is invalid.
         """
         survey, old = self._steps.survey, self._steps.plan
         if not old.pending:
@@ -57,12 +57,12 @@ class PlanGrowth:
         published_before = self._target_paths()
         self._replace(plan)
         known = {node.id for node in old.nodes}
-        wanted = {plan.nodes[n].id for n in survey.wanted(plan)}
+        wanted = {plan.nodes[n].id for n in survey.select_wanted(plan)}
         new = wanted - known | wanted & survey.aside
         survey.aside -= new
         if survey.begin:
             survey.forced |= {plan.nodes[n].id for n in plan.after(plan.nodes_named(survey.begin))}
-        self._commits.expanded(fresh, len(new))
+        self._commits.add_expansion(fresh, len(new))
         self.add(new | self._publish_new_targets(published_before) & wanted)
 
     def _target_paths(self) -> set[str]:
@@ -70,20 +70,20 @@ class PlanGrowth:
         return {path for each in targets for _, path in each}
 
     def _replace(self, plan: Plan) -> None:
-        """Look at the files of the grown plan, and go on with it."""
+        """Replace the plan by the grown one, and collect facts about its files."""
         survey = self._steps.survey
         survey.targets = survey.targets_of(self._ws, plan)
         facts = collect_facts(self._ws, plan, survey.request)
         facts.there = dict(self._ws.cache.contents(self._target_paths()))
-        facts.ours = self._ws.published()
+        facts.ours = self._ws.published_contents()
         self._steps.replace(plan, facts)
         self._running.renumber(plan)
         self._commits.masker.learn(all_given(plan, self._ws.environ))
 
     def _publish_new_targets(self, before: Container[str]) -> set[str]:
-        """Fresh steps whose outputs are to be published where that was not known `before`.
+        """Publish outputs of finished steps at paths that the old plan did not publish.
 
-        What this run made is published at once.
+        Returns the fresh steps with such outputs, which have to be added to the run.
         """
         steps, found = self._steps, set[str]()
         for n, targets in steps.survey.targets.items():
@@ -98,6 +98,8 @@ class PlanGrowth:
                 continue
             try:
                 self._publisher.publish(n, made)
+            except StoreUnavailable:
+                raise
             except RecipeError as error:
                 self._commits.say(f"{id}: {error}")
         return found

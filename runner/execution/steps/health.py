@@ -1,4 +1,4 @@
-"""Look now and then at the health of hosts, if the recipe says how."""
+"""Regular health checks of hosts, with the recipe's `health` command."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from .run_plan import RunPlan
 from .running_attempts import RunningAttempts
 
 PATIENCE: Final = 3
-"""Bad looks at a host in a row that end what runs there."""
+"""Failed checks in a row after which the steps on a host are stopped."""
 
 
 class HealthChecks:
-    """Stops what runs on a host whose health check fails."""
+    """Stops the attempts on a host whose health check fails."""
 
     def __init__(self, steps: RunPlan, running: RunningAttempts, hooks: HostHooks) -> None:
         self._steps, self._running, self._hooks = steps, running, hooks
         self._sick: set[str] = set()
 
     def take_sick(self, id: str) -> bool:
-        """Whether a step was stopped for the health of its host; False when asked again."""
+        """Return True if a step was stopped by a health check; False from the second call."""
         was_sick = id in self._sick
         self._sick.discard(id)
         return was_sick
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Look while the block runs."""
+    def monitor(self) -> Iterator[None]:
+        """Run the health checks during the block."""
         health = self._steps.plan.settings.health
         if health is None:
             yield
             return
-        looks = watch(self._hooks, health.run, health.every, self._stop_on)
+        looks = check_hosts(self._hooks, health.run, health.every, self._stop_on)
         task = asyncio.get_running_loop().create_task(looks)
         try:
             yield
@@ -54,7 +54,7 @@ class HealthChecks:
             await attempt.stop()
 
 
-async def watch(
+async def check_hosts(
     hosts: Iterable[Hooks],
     command: str | Sequence[Tree],
     every: float,
@@ -62,7 +62,7 @@ async def watch(
 ) -> None:
     """Run the recipe's health check on each host every `every` seconds.
 
-    Calls `sick` with a host where it failed `PATIENCE` times in a row.
+    Calls `sick` with a host after `PATIENCE` failed checks in a row.
     """
     bad: dict[str, int] = {}
     while True:
@@ -72,7 +72,7 @@ async def watch(
             try:
                 is_healthy = await hooks.healthy(command, max(every, 1.0))
             except DriverError:
-                continue  # who waits for its jobs says what is wrong with the host
+                continue  # the wait for its jobs reports a broken host
             bad[place.name] = 0 if is_healthy else bad.get(place.name, 0) + 1
             if bad[place.name] == PATIENCE:
                 bad[place.name] = 0

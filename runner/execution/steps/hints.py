@@ -1,4 +1,4 @@
-"""What to do about a failed attempt, read from its exit and the end of its log.  Pure: what the caller's environment holds is handed in."""
+"""Hints for failed attempts, from their exit and log.  Pure functions of their arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from drivers.base import Exit
 
 from ...planning.step import StepSpec
-from ...secrets import tokenlike
+from ...secrets import is_tokenlike
 
 _VARIABLE: Final = r"([A-Za-z_][A-Za-z0-9_]*): (?:parameter (?:null or )?not set|unbound variable)"
 _KEY_ERROR: Final = r"^(?:.*<frozen os>|.*\bos\.environ\b|.*/os\.py\").*\n(?:.*\n)*?KeyError: '([A-Za-z_][A-Za-z0-9_]*)'"
@@ -30,33 +30,31 @@ _NO_NETWORK: Final = (
     r"[Nn]ame resolution|Name or service not known|Network is unreachable|Could not resolve host"
 )
 _UNSEEN: Final = "(?:No such file or directory|Read-only file system)"
-_OUTSIDE: Final = (
-    rf"{_UNSEEN}: ['\"](/[^'\"\n]+)|(/[^\s'’\":]+)['’\"]?: {_UNSEEN}"  # of Python, of programs
-)
+_OUTSIDE: Final = rf"{_UNSEEN}: ['\"](/[^'\"\n]+)|(/[^\s'’\":]+)['’\"]?: {_UNSEEN}"  # in Python, in other programs
 KILLED: Final = 137
-"""The exit of a shell whose program got SIGKILL."""
+"""Exit code of a shell whose program got SIGKILL."""
 
 
 class Ran(NamedTuple):
-    """Where an attempt ran, and with what."""
+    """The environment in which an attempt ran."""
 
     python: str
-    """The interpreter and its version, as people read it."""
+    """Description of the interpreter and its version."""
     lock: str = ""
     image: str = ""
     host: str = ""
     """Empty for this machine."""
     given_files: bool = False
-    """Whether it was given files that are read-only: more than small copies."""
+    """True if the attempt got read-only input files."""
     executable: Callable[[str], bool] = lambda _path: False
-    """Whether the mode of a file of the workspace lets it be executed."""
+    """Return True if a workspace file has an execute bit."""
     sandbox: str = ""
     """`closed`, or `network` for a sandbox with a network; empty for none."""
     hidden: Callable[[str], bool] = lambda _path: False
-    """Whether an absolute path may be a file that the sandbox does not show."""
+    """Return True if the sandbox may hide an absolute path."""
 
 
-def fix(
+def find_hint(
     exit: Exit,
     log: str,
     spec: StepSpec,
@@ -64,15 +62,16 @@ def fix(
     environ: Mapping[str, str],
     dotenv: Collection[str] = (),
 ) -> str:
-    """A sentence that can be acted on; empty when nothing is known.
+    """Return a hint for a failed attempt; empty if none is known.
 
-    `log` is the end of what it printed, `environ` the caller's environment, `dotenv` the names in the workspace's `.env`.
+    `log` is the end of its log, `environ` the caller's environment, `dotenv` the names in the
+    workspace's `.env`.
     """
-    # No pattern is compiled before a step fails: that takes longer than many a run.
+    # Patterns are compiled only after a failure, because compiling takes longer than many runs.
     if re.search(_GPU_MEMORY, log):
         return "the GPU is out of memory: use a smaller batch, shorter sequences or gradient checkpointing; see other GPU processes with `nvidia-smi`"
     if found := re.search(_KEY_ERROR, log, re.MULTILINE) or re.search(_VARIABLE, log):
-        return unset(found[1], spec, environ, dotenv)
+        return explain_unset(found[1], spec, environ, dotenv)
     if ran.sandbox and (words := _about_sandbox(log, spec, ran)):
         return words
     if found := re.search(_ABOVE, log):
@@ -83,7 +82,7 @@ def fix(
         return f"recipe creates the output directories before {spec.step} starts: create {found[1]} with `exist_ok=True`, or with `mkdir -p`"
     killed = exit.reason in ("exit", "signal") and (
         exit.signal == 9 or exit.code == KILLED
-    )  # not by us, as at a limit of time
+    )  # not by recipe, for example at a time limit
     if exit.reason == "oom" or killed:
         return (
             "the usual cause is a lack of memory (check `dmesg`): run fewer steps in parallel with `-j`, use smaller batches, or declare the memory "
@@ -133,7 +132,7 @@ def _no_exec(program: str, ran: Ran) -> str:
 
 
 def _made_ahead(path: str, spec: StepSpec) -> bool:
-    """Whether a path that is there already is an output's folder, or above one."""
+    """Return True if a path is an output directory of the step, or one of its parents."""
     return any(
         f"/{path.strip('/')}/".endswith(f"/{above}/")
         for output in spec.names.outputs.values()
@@ -146,13 +145,13 @@ def _folders(output: str) -> list[str]:
     return ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]
 
 
-def unset(
+def explain_unset(
     name: str, spec: StepSpec, environ: Mapping[str, str], dotenv: Collection[str] = ()
 ) -> str:
-    """What to write so that a step finds an environment variable which it missed."""
+    """Explain how to pass a missing environment variable to a step."""
     if listed := next((each for each in spec.secrets if each.variable == name), None):
         return f'{name} is the secret "{listed.input}", and {listed.source} is not set in your shell: export it'
-    secret = name in spec.unlisted or tokenlike(name, environ.get(name) or "*" * 16)
+    secret = name in spec.unlisted or is_tokenlike(name, environ.get(name) or "*" * 16)
     line = f"`{name.lower()}: {{type: secret, env: {name}}}` among the inputs and `secrets: [{name.lower()}]` in {spec.step}"
     if name in spec.unlisted:
         line = f'`secrets: [{spec.unlisted[name]}]` to {spec.step}: the input "{spec.unlisted[name]}" is this secret'

@@ -1,7 +1,4 @@
-"""`temporary` outputs that stayed on their hosts: who has them, and how they come here.
-
-They come here for a step that cannot run where they are.
-"""
+"""`temporary` outputs on hosts: their holders, and their download for steps on other hosts."""
 
 from __future__ import annotations
 
@@ -11,9 +8,11 @@ from typing import Final
 
 from drivers.base import DriverError, HostLost
 
-from ...errors import RecipeError
+from ...errors import RecipeError, StoreUnavailable
 from ...hosts.place.place import Place
 from ...hosts.pool import HostPool
+from ...logs import Log
+from ...planning.ids import readable
 from ...planning.plan import Node
 from ...storage.content.files import Content
 from ...storage.content.objects import Objects
@@ -23,11 +22,12 @@ from .judging import Judge
 from .renting import Machines
 from .run_plan import RunPlan
 
+_log: Final = Log("loop")
 NOTHING: Final[Mapping[str, float]] = MappingProxyType({})
 
 
 class HostOutputs:
-    """The outputs of one run that are on its hosts alone."""
+    """The outputs of one run that exist only on its hosts."""
 
     def __init__(
         self,
@@ -40,10 +40,10 @@ class HostOutputs:
     ) -> None:
         self._objects, self._steps, self._pool = objects, steps, pool
         self._machines, self._judge, self._bell = machines, judge, bell
-        self._coming: set[str] = set()  # contents on their way here
+        self._coming: set[str] = set()  # contents being downloaded
 
     def absent(self, node: Node) -> list[str]:
-        """The contents that a step takes of earlier ones and that are not here."""
+        """Return the step's input contents from earlier steps that are not on this machine."""
         if not self._pool.away:
             return []
         contents = [
@@ -58,7 +58,7 @@ class HostOutputs:
     def holders(
         self, contents: Collection[str], wants: Mapping[str, float] = NOTHING
     ) -> list[Place]:
-        """The hosts that have all of these, and on which a step that takes `wants` could run."""
+        """Return the hosts that have all these contents and could run a step that takes `wants`."""
         return [
             place
             for place in self._pool.places
@@ -66,11 +66,11 @@ class HostOutputs:
         ]
 
     def are_coming(self, contents: Collection[str]) -> bool:
-        """Whether any of these is on its way here."""
+        """Return True if one of these contents is being downloaded."""
         return not self._coming.isdisjoint(contents)
 
     def bring(self, id: str, contents: Sequence[str]) -> None:
-        """Have these come here for a step, each once, while other steps run."""
+        """Start to download contents for a step in the background, each content once."""
         for content in contents:
             if content in self._coming:
                 continue
@@ -84,6 +84,8 @@ class HostOutputs:
             await place.folder.bring(content)
         except HostLost as error:
             self._machines.lose(place, error)
+        except StoreUnavailable as error:  # the step is judged again, and asks again
+            _log.warning("%s: %s", readable(id), error)
         except RecipeError as error:
             self._judge.refuse(id, Cause("error", str(error), error.fix))
         except DriverError as error:

@@ -1,4 +1,4 @@
-"""Put the inputs of a step into the directory of its attempt."""
+"""Staging of a step's inputs into its attempt directory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .run_plan import RunPlan
 
 
 class InputStager:
-    """Gives attempts of one run their inputs."""
+    """Stages the inputs of one run's attempts."""
 
     def __init__(
         self,
@@ -35,14 +35,14 @@ class InputStager:
         self._environments = environments
         self._top = str(ws.root)
         self._inputs = StoredInputs(ws.objects, ws.cache)
-        self._explained: set[tuple[str, str]] = set()  # inputs that are no files of ours, and why
+        self._explained: set[tuple[str, str]] = set()  # explained inputs with reasons
         wants_overlays = ws.config.inputs == WORD
         self._overlays = Overlays(str(ws.home)) if wants_overlays else None
 
     def stage(self, node: Node, spec: StepSpec, directory: AttemptDirectory, place: Place) -> None:
         """Put all inputs of a step into its attempt directory.
 
-        An output that is not here, but on the host where it will run, is named only.
+        An output that exists only on the step's host is added as a reference.
         """
         cache, objects = self._ws.cache, self._ws.objects
         directory.boxed = bool(self._environments.container_image(spec, place))
@@ -51,7 +51,7 @@ class InputStager:
             directory.overlays = self._usable_overlays()
         inputs = None if place.own_disk else self._inputs
         add = functools.partial(directory.add_path, cache, inputs=inputs)
-        for at, content, source, name, group in self._declared(node):
+        for at, content, source, name, group in self._declared_inputs(node):
             add(at, content, source, name, copy=not group, group=group)
         for url, commit, at in spec.git:
             from ...storage.git_checkout import checkout, locate
@@ -74,12 +74,12 @@ class InputStager:
                     if identity != self._steps.facts.takes[taken.lookup_key]:
                         directory.doubtful.append(
                             source
-                        )  # one came, went or changed since the key was made
+                        )  # a file changed after the key was computed
                     continue
                 add(source, self._steps.facts.takes[taken.lookup_key], source, name)
             elif (
                 kind != "stream" and name not in directory.objects
-            ):  # else its host has it from its bucket
+            ):  # otherwise its host downloads it from the bucket
                 source = str(
                     fetch(
                         self._ws,
@@ -95,7 +95,7 @@ class InputStager:
         for producer, output, name, below in node.upstream:
             made = self._steps.made[producer].outputs.get(output)
             if made is None:
-                continue  # an optional output that was not made
+                continue  # a missing optional output
             if below and place.own_disk:
                 source = f"{objects.path(Content(made))}/{below}"
                 add(source, None, source, name)
@@ -108,7 +108,7 @@ class InputStager:
         directory.give_files(cache, self._inputs)
 
     def _usable_overlays(self) -> Overlays | None:
-        """The means by which steps may change their inputs; None where it cannot be had, which is said once."""
+        """Return the overlays for writable inputs; None, with a message, if they do not work."""
         overlays = self._overlays
         if overlays is None or not (why := overlays.refusal(str(self._ws.home))):
             return overlays
@@ -120,22 +120,21 @@ class InputStager:
         return None
 
     def explain(self, node: Node, directory: AttemptDirectory) -> None:
-        """Say once a run which inputs are links, or copies for each step, and why."""
+        """Explain, once in a run, why an input is a link or is copied for each step."""
         for name, why in directory.notices.items():
             if (name, why) not in self._explained:
                 self._explained.add((name, why))
                 self._commits.say(f"{node.id}: input {name}: {why}")
 
-    def _declared(self, node: Node) -> Iterator[tuple[str, str | None, str, str, str]]:
-        """The caller's files and folders that a step is given.
+    def _declared_inputs(self, node: Node) -> Iterator[tuple[str, str | None, str, str, str]]:
+        """Yield the caller's files and directories that a step declares.
 
-        Of each: its name in the cache, its content, its path, its name there, and its pattern.
-
-        The pattern is empty for code, which is copied.
+        Each item is (name in the cache, content, path, name in the directory, pattern). The
+        pattern is empty for code, which is copied.
         """
         facts = self._steps.facts
         found = {path: dep for dep in node.deps for path in facts.matches.get(dep, (dep,))}
-        for path in sorted(found):  # a folder before what is in it
+        for path in sorted(found):  # a directory before its contents
             yield path, facts.files.get(path), f"{self._top}/{path}", path, found[path]
         for pattern in node.code:
             base = os.path.realpath(self._steps.plan.homes[node.home])
@@ -143,13 +142,13 @@ class InputStager:
                 yield f"{base}/{name}", content, f"{base}/{name}", name, ""
 
     def recall(self, node: Node, directory: AttemptDirectory) -> bool:
-        """Whether the inputs that an earlier worker staged are what the step's key says now.
+        """Return True if the inputs staged by an earlier worker match the step's key.
 
-        From then on they are looked at as if this worker had staged them.
+        Later checks then treat these inputs as if this worker had staged them.
         """
         same = [
             directory.recall_path(self._ws.cache, at, content or "", source, name)
-            for at, content, source, name, _ in self._declared(node)
+            for at, content, source, name, _ in self._declared_inputs(node)
         ]
         for name, kind, address, only in node.takes:
             if kind == "path" and not only:

@@ -1,11 +1,8 @@
-"""What a step needs is final: must it run, or is its result here already?
-
-Asks the planner, and notes the answer.
-"""
+"""Verdicts on steps whose dependencies are final: run, reuse the result, or skip."""
 
 from __future__ import annotations
 
-from ...errors import RecipeError
+from ...errors import RecipeError, StoreUnavailable
 from ...hosts.pool import HostPool
 from ...planning.judge import FRESH, NOTHING, RESTORE, Made, Verdict, judge
 from ...planning.plan import SELECT
@@ -24,9 +21,9 @@ from .run_schedule import RunSchedule
 
 
 class Judge:
-    """Judges the steps of one run, each when its needs are final.
+    """Judges the steps of one run, each when its dependencies are final.
 
-    A step that cannot even be judged is refused: it fails when it is its turn to start.
+    A step that cannot be judged is refused: it fails when it would start.
     """
 
     def __init__(
@@ -41,15 +38,15 @@ class Judge:
         pool: HostPool,
         downloads: Downloads | None,
     ) -> None:
-        """`downloads` bring what the shared store has; None without one."""
+        """`downloads` fetches results from the shared store; None without a shared store."""
         self._ws, self._steps, self._schedule, self._commits = ws, steps, schedule, commits
         self._publisher, self._smaller_inputs, self._growth = publisher, smaller_inputs, growth
         self._pool, self._downloads = pool, downloads
         self._refusals: dict[str, Cause] = {}
-        self._waits_for: dict[str, set[str]] = {}  # steps found to have to run again, by consumer
+        self._waits_for: dict[str, set[str]] = {}  # producers that run again, by waiting step
 
     def judge_ready(self) -> bool:
-        """Judge every step whose needs are final; True when something moved."""
+        """Judge every step whose dependencies are final; True if a step was judged."""
         moved = False
         for id in self._schedule.ready():
             if self._is_waiting(id):
@@ -59,15 +56,15 @@ class Judge:
         return moved
 
     def refuse(self, id: str, cause: Cause) -> None:
-        """A step that is chosen to run fails when it is its turn."""
+        """Make a step fail when it would start."""
         self._refusals[id] = cause
 
     def refusal_of(self, id: str) -> Cause | None:
-        """Why a step fails before it starts; None: it does not."""
+        """Return the cause that makes a step fail before it starts; None if there is none."""
         return self._refusals.get(id)
 
     def is_made(self, n: int) -> bool:
-        """Whether a step that was to run need not any more."""
+        """Return True if the step has a usable result by now and need not run."""
         verdict = self._verdict(n)
         if verdict.answer not in (FRESH, RESTORE) or verdict.made is None:
             return False
@@ -79,9 +76,11 @@ class Judge:
         self._note_needs_without_result(id)
         try:
             verdict = self._verdict_after_earlier_attempts(id)
+        except StoreUnavailable:
+            raise
         except RecipeError as error:
             return self._refuse_ready(id, Cause("when", str(error), error.fix))
-        self._steps.judged(id, verdict)
+        self._steps.set_verdict(id, verdict)
         if self._downloads is not None and self._is_sent_for(self._downloads, id, verdict):
             return None
         reasons = "; ".join(verdict.reasons)
@@ -96,7 +95,7 @@ class Judge:
         return self._schedule.judge(id, "run", reasons)
 
     def _note_needs_without_result(self, id: str) -> None:
-        """A need that was skipped, or that failed under an earlier worker, left nothing."""
+        """Mark dependencies that were skipped or failed as steps without a result."""
         steps = self._steps
         for need in steps.plan.needs(steps.number(id)) - steps.made.keys():
             other = steps.plan.nodes[need].id
@@ -107,12 +106,12 @@ class Judge:
                 steps.set_made(need, NOTHING)
 
     def _verdict_after_earlier_attempts(self, id: str) -> Verdict:
-        """The verdict of a step, with smaller inputs where it ran out of memory before."""
+        """Return the verdict of a step, with smaller inputs if it ran out of memory before."""
         n = self._steps.number(id)
         verdict = self._verdict(n)
         for _ in range(self._smaller_inputs.take_earlier(id)):
             if not self._smaller_inputs.are_used_by(id):
-                self._steps.judged(id, verdict)
+                self._steps.set_verdict(id, verdict)
             if self._smaller_inputs.divide(id):
                 verdict = self._verdict(n)
         return verdict
@@ -122,19 +121,19 @@ class Judge:
         force = survey.forces(steps.plan.nodes[n].id)
         verdict = judge(steps.plan, n, steps.facts, steps.made, force=force, targets=survey.targets)
         if verdict.forced and verdict.key in self._commits.made:
-            # This run has made it anew already.
+            # This run has already repeated the step.
             return judge(steps.plan, n, steps.facts, steps.made, targets=survey.targets)
         return verdict
 
     def _refuse_ready(self, id: str, cause: Cause) -> None:
-        """A step that cannot even be judged fails, when it is its turn."""
+        """Refuse a READY step, which then fails when it would start."""
         self.refuse(id, cause)
         self._schedule.judge(id, "run", "")
 
-    # -- results that are there already
+    # -- existing results
 
     def _reuse(self, id: str, verdict: Verdict, made: Made) -> None:
-        """A step need not run, if the steps that need its result can have it."""
+        """Reuse the result of a step, or run the step if a needed output is missing."""
         n = self._steps.number(id)
         if not self._can_be_taken(n, made):
             gone = "its stored output was deleted"
@@ -150,6 +149,8 @@ class Judge:
         if verdict.answer == RESTORE:
             try:
                 self._publisher.publish(n, made)
+            except StoreUnavailable:
+                raise
             except RecipeError as error:
                 return self._refuse_ready(id, Cause("publish", str(error), error.fix))
         reasons = "; ".join(verdict.reasons)
@@ -157,7 +158,7 @@ class Judge:
         self._growth.grow()
 
     def _facts_of_reuse(self, id: str, verdict: Verdict) -> dict[str, object]:
-        """What is stored of a step that need not run."""
+        """Return the facts that are stored for a reused result."""
         facts: dict[str, object] = {}
         if verdict.answer == RESTORE:
             facts["restored"] = True
@@ -170,7 +171,7 @@ class Judge:
         return facts
 
     def _can_be_taken(self, n: int, made: Made) -> bool:
-        """Whether the outputs that other steps take of step number `n` can be had."""
+        """Return True if all outputs of step `n` that other steps need are available."""
         taken = self._outputs_taken(n)
         contents = [made.outputs[name] for name in taken if name in made.outputs]
         return all(self._can_be_had(Content(content)) for content in contents)
@@ -184,7 +185,7 @@ class Judge:
         return any(place.folder.holds(content) for place in self._pool.places)
 
     def _outputs_taken(self, n: int) -> set[str]:
-        """The outputs of a step that others of this run take."""
+        """Return the outputs of step `n` that other steps of this run need."""
         return {
             each.output
             for id in self._steps.consumers(n)
@@ -192,22 +193,22 @@ class Judge:
             if each.producer == n
         }
 
-    # -- results that a shared store has
+    # -- results in a shared store
 
     def _is_waiting(self, id: str) -> bool:
-        """Whether a step that could be judged waits for the shared store, or for another step."""
+        """Return True if a step waits for the shared store, or for a dependency that runs again."""
         if self._downloads is None:
             return False
         if self._downloads.is_awaited(id):
             return True
-        # These were found to have to run again.
+        # Producers that run again.
         others = self._waits_for.get(id, ())
         return any(self._schedule.state(other) not in FINAL for other in others)
 
     def _is_sent_for(self, downloads: Downloads, id: str, verdict: Verdict) -> bool:
-        """Whether a step is judged again later.
+        """Request missing contents for a step; True if the step has to be judged again later.
 
-        The shared store is asked for what it needs, or what made that runs again.
+        Contents come from the shared store, or the step that produced them runs again.
         """
         steps = self._steps
         producers = self._contents_needed(id, verdict)
@@ -224,7 +225,7 @@ class Judge:
         return bool(lost)
 
     def _contents_needed(self, id: str, verdict: Verdict) -> dict[str, int]:
-        """Contents that have to be here for a step, each with the number of the step that made it."""
+        """Return the contents that a step needs on this machine, with their producers' numbers."""
         steps, n = self._steps, self._steps.number(id)
         if verdict.made is not None:
             outputs = verdict.made.outputs
@@ -245,7 +246,7 @@ class Judge:
         return contents
 
     def _make_again(self, id: str) -> None:
-        """What a step made cannot be had any more: it is judged again, and runs."""
+        """Judge a step again whose stored output was deleted; it runs again."""
         if id not in self._steps.todo:
             return self._growth.add({id})
         if self._schedule.state(id) in (State.FRESH, State.DONE):

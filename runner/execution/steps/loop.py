@@ -1,10 +1,11 @@
-"""The one loop: Scheduler ⇄ Hosts ⇄ Store.  Decides nothing itself.
+"""The event loop of a run.  It calls the owners and decides nothing itself.
 
-    judge what is ready · start what fits · when neither moved, wait for one end
+    judge ready steps · start steps that fit · without progress, wait for one end
 
-Order against kill -9: an output is stored, then its trace and the step's move are committed
-together, then its attempt directory goes. A worker that dies leaves its jobs to their agent. The
-next run with the same key finds the attempt by its name, which is the key's, and takes its result.
+Order of writes, for safety against kill -9: the outputs are stored, then the trace and the step's
+move are committed together, then the attempt directory is deleted. The jobs of a killed worker
+continue under their agent. Their names begin with the key, so the next run with the same key finds
+the attempt and collects its result.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ...hosts.link.local_agents import forget_claims
 from ...hosts.place.spare_dirs import Scrap
 from ...hosts.pool import HostPool
 from ...storage.workspace import Workspace
-from ..signals import signals
+from ..signals import handle_signals
 from .attempt import GRACE
 from .bell import Bell
 from .chunks import Chunks
@@ -34,7 +35,7 @@ from .groups import GROUP_SECONDS, Groups
 from .health import HealthChecks
 from .host_hooks import HostHooks
 from .judging import Judge
-from .orphans import Orphans, left_by
+from .orphans import Orphans, find_left_attempts
 from .publisher import Publisher
 from .renting import Machines
 from .run_plan import RunPlan
@@ -47,19 +48,19 @@ from .training_numbers import TrainingNumbers
 
 @dataclass(slots=True)
 class Report:
-    """How a run ended."""
+    """The end of a run."""
 
     state: str
     counts: dict[str, int]
     failures: list[Failure]
     abandoned: list[str] = field(default_factory=list)
     left: bool = False
-    """The run is not over: another worker goes on with it."""
+    """True if the run has not ended and another worker continues it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """The owners of one run that the loop calls; `assembly` makes them."""
+    """The owners of one run that the loop calls, constructed by `assembly`."""
 
     steps: RunPlan
     schedule: RunSchedule
@@ -86,9 +87,10 @@ class Owners:
 
 
 class Loop:
-    """The loop of one run, from its first judgement to its last move.
+    """The event loop of one run.
 
-    `tick` is called ten times a second. `handles_signals`: of a process that has this run alone.
+    `tick` is called ten times a second. With `handles_signals`, the process executes this run
+    alone.
     """
 
     def __init__(
@@ -105,19 +107,19 @@ class Loop:
         self._tick, self._handles_signals = tick, handles_signals
 
     async def run(self) -> Report:
-        """Work until every step is final, or nothing may start any more.
+        """Work until every step is final, or until no more step may start.
 
-        Raises Infrastructure when the store or the host fails.
+        Raises Infrastructure if the store or the host fails.
         """
         own, stopper = self.owners, self.owners.stopper
         handlers: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self._handles_signals:
-            handlers = signals(stopper.interrupt, stopper.terminate)
+            handlers = handle_signals(stopper.interrupt, stopper.terminate)
         with handlers:
             try:
                 with self._time_limit():
                     await self._set_up()
-                    with own.health.watching(), own.early_stops.watching(), self._pulse():
+                    with own.health.monitor(), own.early_stops.monitor(), self._pulse():
                         await self._turn()
             finally:
                 await self._close()
@@ -133,14 +135,14 @@ class Loop:
         )
 
     def publish_all(self) -> None:
-        """Publish the results of a library recipe, at the end."""
+        """Publish the results of a library recipe at the end of its run."""
         self.owners.publisher.publish_all(self.owners.steps.made)
         self.commits.flush()
 
     async def _turn(self) -> None:
         own = self.owners
         while not self._is_over():
-            # One end at a time: what takes its place runs while the next is looked at.
+            # One end at a time, so that new steps run while the next end is processed.
             moved = await own.ender.end_next()
             own.machines.rent()
             moved |= own.judge.judge_ready()
@@ -162,10 +164,10 @@ class Loop:
     # -- before and after
 
     async def _set_up(self) -> None:
-        """Make every host ready.
+        """Run the setup commands of every host.
 
-        A setup that we stopped ourselves has not failed: its steps are cancelled already, with
-        the true reason.
+        A setup command that we stopped ourselves does not count as failed, because its steps are
+        already cancelled.
         """
         own, pool = self.owners, self.pool
         here = {own.machines.stays_here(id) for id in own.steps.todo}
@@ -187,16 +189,16 @@ class Loop:
         kept = own.stopper.keeps_hosts and own.schedule.result == "PAUSED"
         try:
             await self._leave_hosts()
-        finally:  # whatever went wrong, no machine is paid for any longer
+        finally:  # also after an error: release rented machines
             await self.pool.close(leave=own.stopper.is_abandoned or kept)
         own.machines.note_moves()
         own.scrap.clear()
 
     async def _leave_hosts(self) -> None:
-        """Let go of what the run has on its hosts."""
+        """Clean up the hosts at the end of the run."""
         own, schedule = self.owners, self.owners.schedule
         if schedule.is_finished or schedule.result == "PAUSED":
-            with contextlib.suppress(Infrastructure):  # raised again by the last flush
+            with contextlib.suppress(Infrastructure):  # the last flush raises it again
                 self.commits.flush()
             await own.bell.settle(GRACE.total_seconds())
         own.bell.cancel_background()
@@ -205,17 +207,17 @@ class Loop:
             for hooks in own.hooks:
                 for problem in await hooks.cleanup() if not hooks.place.lost else ():
                     self.commits.say(problem)
-        # Else a step that ended well may still wait to be collected.
+        # In other runs, a finished attempt may still have to be collected.
         if schedule.is_finished and schedule.result == "COMPLETED":
             await own.orphans.sweep()
-            if not left_by(self.ws.home, self.commits.run)[0]:
+            if not find_left_attempts(self.ws.home, self.commits.run)[0]:
                 forget_claims(self.ws.home, self.commits.run)
 
     # -- timers
 
     @contextlib.contextmanager
     def _time_limit(self) -> Iterator[None]:
-        """End the run when it reaches its `limits.time`."""
+        """Stop the run at its `limits.time`."""
         limit = self.owners.steps.plan.settings.limits.time
         if not limit:
             yield
@@ -229,7 +231,7 @@ class Loop:
 
     @contextlib.contextmanager
     def _pulse(self) -> Iterator[None]:
-        """End the loop's waits now and then; one timer for all of them costs less than one each."""
+        """Wake the loop regularly.  One timer for all waits costs less than a timer for each."""
         timer: asyncio.TimerHandle
 
         def beat() -> None:
@@ -247,13 +249,13 @@ class Loop:
         own = self.owners
         own.bell.wake()
         own.stopper.hand_over()
-        # A database that does not answer: the next beat asks again.
+        # If the database does not answer, the next beat tries again.
         with contextlib.suppress(Infrastructure):
             own.stopper.poll_requests()
-            self.commits.let_go()
+            self.commits.release_uploaded()
             own.chunks.tick()
             for id, words in own.numbers.tick().items():
                 own.diverged.tell(id, own.running[id], words)
-            own.silences.look()
+            own.silences.check()
         if self._tick:
             self._tick()

@@ -1,4 +1,4 @@
-"""What earlier workers left here: attempts that still run somewhere, ended unseen, or were cut off."""
+"""Attempts of earlier workers that still run, ended without a worker, or were cut off."""
 
 from __future__ import annotations
 
@@ -30,38 +30,38 @@ from .commit import GroupCommit
 _LEFT = re.compile(
     r"(?:spare[.-]|[0-9a-f]{24}-|[a-z]+-)?(\d{8}-\d{6}-[0-9a-f]{6})[.-](?:\d+-)?(\d+)[.-]\d+(?:\.\d+)?(?:\.\w+)?"
 )
-"""What a worker leaves in `attempts`: its run, and its fence."""
+"""Name of a file in `attempts`, with the run and the fence of its worker."""
 
 _FAILED = frozenset({"exit", "signal", "oom", "timeout", "idle"})
-"""How a command ends by itself, or by a limit of its own."""
+"""Exit reasons of a command that was not stopped from outside."""
 
 
 class Orphans:
-    """Attempt directories that were there already, by the beginning of their keys."""
+    """Attempt directories of earlier workers, by the first 24 characters of their keys."""
 
     def __init__(self, ws: Workspace, commits: GroupCommit, host_pool: HostPool) -> None:
         self.ws, self.commits, self.host_pool = ws, commits, host_pool
         self._attempts = f"{ws.home}/attempts"
         self._found = self._look()
         self._awaited: set[str] = set()
-        """Attempts whose agent cannot be reached from here, as people know."""
+        """Attempts with an unreachable agent that were reported."""
 
     def look_again(self) -> None:
         self._found = self._look()
 
     @property
     def any_failed(self) -> bool:
-        """Whether a failed attempt is kept, to be looked at."""
+        """True if a failed attempt is kept for inspection."""
         return "failed" in self._found
 
     def __contains__(self, head: str) -> bool:
-        """Whether there is an attempt whose key begins so."""
+        """Return True if there is an attempt whose key begins with `head`."""
         return head in self._found
 
     def has_unreachable(self, head: str) -> bool:
-        """Whether an unreachable agent may be working on an attempt whose key begins so.
+        """Return True if an unreachable agent may still execute an attempt with this key.
 
-        It can be neither seen nor ended. Said once.
+        Such an attempt can be neither checked nor stopped. Shows a message, once for each attempt.
         """
         for name in self._found.get(head, ()):
             if self.is_unreachable(name):
@@ -76,7 +76,7 @@ class Orphans:
         return False
 
     def is_unreachable(self, name: str) -> bool:
-        """Whether the agent of an attempt lives in this workspace and cannot be reached from here."""
+        """Return True if the attempt's agent is in this workspace but cannot be reached from here."""
         return not os.path.exists(f"{self._attempts}/{name}.site") and not is_reachable(
             self._root_of(name)
         )
@@ -86,21 +86,23 @@ class Orphans:
         return f"run {tag[1]}" if tag is not None else name
 
     def _root_of(self, name: str) -> Path:
-        """The root of the agent that began an attempt on this machine."""
+        """Return the root of the local agent that started an attempt."""
         tag = _LEFT.fullmatch(name)
         own = Path(self.host_pool.local.root)
         return root_of(Path(self.ws.home), tag[1], tag[2]) if tag is not None else own
 
     def take(self, head: str) -> list[str]:
-        """The attempts whose key begins so; they are not reported again."""
+        """Remove and return the attempts whose key begins with `head`."""
         return self._found.pop(head, [])
 
     async def find_job(self, node: Node, name: str, always: bool) -> tuple[Job, Place] | None:
-        """The job that an earlier worker left and where, if it is worth to go on with it.
+        """Return an earlier worker's job and its host, if it is worth continuing; otherwise None.
 
-        It runs still, ended well unseen, or failed unseen in this very run. Else its files are
-        deleted: an attempt that was cut off, or that failed in a run that is over, costs no retry.
-        Raises HostLost when its host cannot be asked for long.
+        The job is still running, or it succeeded without a worker, or it failed without a worker
+        in this run. Files of other attempts are deleted. These attempts were cut off, or failed in
+        a run that has ended, and cost no retry.
+
+        Raises HostLost if its host does not answer for a long time.
         """
         path = f"{self._attempts}/{name}"
         place = self.place_of(name)
@@ -108,7 +110,7 @@ class Orphans:
             self.commits.say(
                 f"ignoring a job of {node.id} that an earlier run started on a host outside this run"
             )
-            clear(path)
+            delete_attempt(path)
             return None
         paths = place.paths(AttemptDirectory(path))
         job = Job(name, {"log": paths.log})
@@ -134,7 +136,7 @@ class Orphans:
         return None
 
     async def end(self, node: Node, job: Job, place: Place) -> None:
-        """Stop an attempt whose inputs are not what its key says, and delete it."""
+        """Stop and delete an attempt whose inputs have changed."""
         self.commits.say(f"restarting {node.id}: an input changed since the earlier run started it")
         await place.stop(job, GRACE)
         await place.contact.insist(lambda: place.wait(job, 2 * GRACE))
@@ -142,12 +144,12 @@ class Orphans:
 
     async def _clear(self, place: Place, path: str) -> None:
         await place.folder.clear(place.paths(AttemptDirectory(path)))
-        clear(path)
+        delete_attempt(path)
 
     async def is_running(self, name: str) -> bool:
-        """Whether the job of an attempt is still running.
+        """Return True if the job of an attempt is still running.
 
-        Raises DriverError while its host cannot be asked.
+        Raises DriverError while its host does not answer.
         """
         place = self.place_of(name)
         if place is None:
@@ -160,7 +162,7 @@ class Orphans:
         return over is None
 
     def place_of(self, name: str) -> Place | None:
-        """Where an attempt of an earlier worker was begun; None when this run has nothing there."""
+        """Return the host of an earlier worker's attempt; None if this run does not use the host."""
         try:
             with open_regular(f"{self._attempts}/{name}.site") as file:
                 called = file.read().decode()
@@ -169,15 +171,15 @@ class Orphans:
         return self.host_pool.named(called.split("\n"))
 
     def places(self) -> set[Place]:
-        """Where attempts were begun that no step of this run has taken up yet."""
+        """Return the hosts of attempts that this run has not reattached to."""
         found = (self.place_of(name) for names in self._found.values() for name in names)
         return {member for place in found if place is not None for member in place.members}
 
     async def sweep(self) -> None:
-        """Delete what dead workers of this recipe left and no worker took up.
+        """Delete the remaining files of dead workers of this recipe.
 
-        What still runs is only spoken of. The files of a host that cannot be asked now stay for
-        the next run of the recipe.
+        Jobs that still run are only reported. Files of hosts that do not answer stay for the next
+        run.
         """
         folder, own = self._attempts, self.commits.run
         left: dict[str, list[str]] = {}
@@ -214,7 +216,7 @@ class Orphans:
                     await asyncio.to_thread(delete_whole, Path(folder, name))
 
     def _is_abandoned(self, run: str) -> bool:
-        """Whether a run of this recipe has no worker, and will have none."""
+        """Return True if a run of this recipe has no worker and waits for none."""
         try:
             row = self.ws.store.runs.get(run)
         except NotFound:
@@ -223,9 +225,9 @@ class Orphans:
         return row.recipe == self.commits.recipe and not waits and not self.ws.store.runs.live(run)
 
     def _look(self) -> dict[str, list[str]]:
-        """The attempt directories that are there already, by the beginning of their keys.
+        """Return the existing attempt directories by the beginning of their keys.
 
-        Their workers died, or live and hold the key.
+        Their workers died, or are alive and hold the key.
         """
         found: dict[str, list[str]] = {}
         with contextlib.suppress(FileNotFoundError):
@@ -235,11 +237,8 @@ class Orphans:
         return found
 
 
-def left_by(home: Path, run: str) -> tuple[dict[Path, list[str]], dict[str, str]]:
-    """The attempts of a run in a workspace.
-
-    Returns those of this machine by the roots of their agents, and the hosts of the others by name.
-    """
+def find_left_attempts(home: Path, run: str) -> tuple[dict[Path, list[str]], dict[str, str]]:
+    """Return the attempts of a run: local ones by agent root, and the hosts of others by name."""
     folder = f"{home}/attempts"
     here: dict[Path, list[str]] = {}
     elsewhere = {}
@@ -255,8 +254,8 @@ def left_by(home: Path, run: str) -> tuple[dict[Path, list[str]], dict[str, str]
     return here, elsewhere
 
 
-def clear(path: str) -> None:
-    """Delete all that there is of an attempt, on whatever number of nodes."""
+def delete_attempt(path: str) -> None:
+    """Delete all local files of an attempt, on any number of nodes."""
     for each in (path, path + CHANGES, *glob(f"{path}.[0-9]*")):
         delete_whole(Path(each))
     for suffix in (".log", ".sh", ".metrics", ".host", ".latest", ".taken", ".site", ".given"):

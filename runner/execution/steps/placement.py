@@ -1,4 +1,4 @@
-"""Where a step may start now, and what happens to one that finds no place."""
+"""Choice of a host and GPUs for each step, and handling of steps without a host."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Placement:
     ) -> None:
         self._steps, self._schedule, self._commits, self._pool = steps, schedule, commits, pool
         self._host_outputs, self._machines, self._failures = host_outputs, machines, failures
-        self._waits_told: set[str] = set()  # hosts whose GPUs others hold, as people know
+        self._waits_told: set[str] = set()  # hosts with a message about GPUs in use
 
     def find(self, node: Node, spec: StepSpec) -> Place | None:
-        """The host on which a step may start now; for several nodes that many hosts as one.
+        """Return a free host for a step, or a group of hosts for several nodes.
 
-        It is where the step's inputs are already, else where there is room. None: there is none.
+        Prefers hosts that already have the step's inputs. None if no host is free.
         """
         wants, local = spec.resources.room, bool(node.flags & LOCAL)
         places = list(self._pool.places_of(spec, local=local))
@@ -51,7 +51,7 @@ class Placement:
                 self._host_outputs.bring(node.id, absent)
                 return None
         elif len(places) == 1 and not places[0].elsewhere and not self._pool.priced:
-            # The scheduler has seen to it that there is room on this machine.
+            # The scheduler has checked the room on this machine.
             return places[0]
         fitting = [place for place in places if place.has_room(wants)]
         fitting.sort(key=lambda place: place.contact.silent)
@@ -63,9 +63,10 @@ class Placement:
         return fitting[0] if fitting else None
 
     def settle_unplaced(self, node: Node, spec: StepSpec) -> bool:
-        """Decide about a step that could start and finds no place; True when something moved.
+        """Decide about a step without a host; True if the step or a dependency moved.
 
-        It waits, or what it needs is made again, or there will never be a place.
+        The step waits, or a lost dependency runs again, or the step fails because no host can
+        come.
         """
         absent = self._host_outputs.absent(node)
         for content in absent:
@@ -82,9 +83,9 @@ class Placement:
         return True
 
     async def pick_gpus(self, id: str, place: Place, count: int) -> tuple[Device, ...]:
-        """Free GPUs of a host; none when the step has to wait for them, which is said once.
+        """Reserve free GPUs of a host; empty, with a message, if the step has to wait.
 
-        Raises DriverError.
+        The message is shown once per host. Raises DriverError.
         """
         found = await place.capacity.pick(count)
         if found.devices:
@@ -102,7 +103,7 @@ class Placement:
         return ()
 
     def _make_again(self, node: Node, content: str) -> None:
-        """An output that a step takes is nowhere any more: the step that made it runs again."""
+        """Run the producer of a lost output again."""
         producer = next(
             each.producer
             for each in node.upstream

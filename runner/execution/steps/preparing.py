@@ -1,4 +1,4 @@
-"""Make an attempt ready: its directory, its task, the checkpoints from which it resumes."""
+"""Preparation of an attempt: its directory, its task and its start checkpoints."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 CONFIRM_AGAIN_SECONDS: Final = 0.1
-"""After these a database that did not answer is asked again."""
+"""Interval between attempts to reach the database."""
 
 
 class Preparer:
@@ -64,9 +64,9 @@ class Preparer:
         self._buckets = BucketInputs(ws, steps.survey, commits, pool.name)
 
     def processes(self, spec: StepSpec, n: int, place: Place) -> int | None:
-        """How many processes an accelerate step runs as.
+        """Return the number of processes of an accelerate step; None for other commands.
 
-        None for any other command, whose checkpoints do not tell.
+        The checkpoints of other commands do not depend on this number.
         """
         if spec.accelerate is None:
             return None
@@ -75,7 +75,7 @@ class Preparer:
         return launch.count_processes(spec.accelerate, scope) * len(place.members)
 
     async def prepare(self, attempt: Attempt) -> None:
-        """Make an attempt ready to be carried out for the first time.
+        """Prepare a new attempt for its execution.
 
         Raises CannotRun, DriverError, OSError.
         """
@@ -93,9 +93,9 @@ class Preparer:
             site.write_text("\n".join(each.name for each in members), encoding="utf-8")
 
     def compose_task(self, attempt: Attempt, pythons: Sequence[str]) -> None:
-        """Give an attempt its directory, and its task on one host or on several.
+        """Create the directory and the task of an attempt, on one host or several.
 
-        `pythons` are the interpreters there.
+        `pythons` are the interpreters on the hosts.
         """
         attempt.directory = AttemptDirectory(f"{self._folder}/{attempt.name}")
         attempt.started = time.time()
@@ -122,7 +122,7 @@ class Preparer:
         states = _state_folders(attempt)
         if not seat.rank:
             shown = {each.name: each.here for each in states}
-            job_folders.show(self._ws, self._commits.run, node.id, shown, self._commits.say)
+            job_folders.link_folders(self._ws, self._commits.run, node.id, shown, self._commits.say)
         task = HostTask(
             seat.name,
             () if seat.rank else node.outputs,
@@ -155,7 +155,7 @@ class Preparer:
         states: Sequence[StateFolder],
         resumed_from: Mapping[str, checkpoints.Newest],
     ) -> tuple[Command, bytes | None]:
-        """Fill the directory of one node, once it is known from which checkpoints it resumes."""
+        """Stage the inputs and build the command of one node, once its checkpoints are known."""
         directory = seat.directory
         directory.folder.begin(self._scrap)
         crashpoint("attempt-made")
@@ -174,9 +174,9 @@ class Preparer:
         log_remote(self._ws, self._commits.run, pool.name, pool.instance_of(place), phase, step)
 
     async def _confirm(self) -> None:
-        """See to it that the run is ours at this moment.  Raises Stale.
+        """Check that this worker still has the run.  Raises Stale.
 
-        Waits for a database that does not answer: nothing begins meanwhile.
+        Waits while the database does not answer, so that no job starts in the meantime.
         """
         while True:
             try:
@@ -188,7 +188,7 @@ class Preparer:
         self._commits.say(f"{id}: {words}")
 
     def _report_round(self, attempt: Attempt, round: Round) -> None:
-        """Tell people what a checkpoint sync came to."""
+        """Report the result of a checkpoint sync."""
         name = attempt.place.name
         if round.brought:
             attempt.checkpoint_bytes += round.size
@@ -202,7 +202,7 @@ class Preparer:
 def find_restored(
     spec: StepSpec, generation: checkpoints.Generation, processes: int | None
 ) -> dict[str, checkpoints.Newest]:
-    """The checkpoint from which each state resumes, as far as what is here shows."""
+    """Return the checkpoint from which each state resumes, as known on this machine."""
     from ...storage import checkpoints
 
     return {
@@ -214,7 +214,7 @@ def find_restored(
 
 
 def _state_folders(attempt: Attempt) -> list[StateFolder]:
-    """The states of an attempt, whose folders here are made."""
+    """Create and return the local checkpoint directories of an attempt."""
     generation = attempt.state
     if generation is None:
         return []

@@ -1,4 +1,4 @@
-"""Put what steps made where the user finds it, and leave alone what was changed there by hand."""
+"""Publication of outputs at the user's paths, without replacing files that were edited by hand."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Publisher:
         self._top = str(ws.root)
 
     def check_targets(self, n: int) -> None:
-        """Raise CannotRun where step number `n` publishes and something is there that is not ours.
+        """Raise CannotRun if step `n` would replace a file that recipe did not create.
 
-        With `overwrite` nothing is asked.
+        Does nothing with `overwrite`.
         """
         if self.overwrite:
             return
@@ -56,9 +56,9 @@ class Publisher:
                 )
 
     def publish(self, n: int, made: Made) -> None:
-        """Publish the outputs of step number `n`.
+        """Publish the outputs of step `n`.
 
-        Raises CannotRun where something was changed by hand, and Infrastructure.
+        Raises CannotRun if a target was edited by hand, and Infrastructure.
         """
         facts = self.survey.facts
         flags = {output.name: output.flags for output in self.survey.plan.nodes[n].outputs}
@@ -69,8 +69,8 @@ class Publisher:
             if facts.there.get(path) == content:
                 if (
                     facts.ours.get(path) != content
-                ):  # a worker put it there and died before it could say so
-                    self.commits.published(path, content, self.survey.plan.nodes[n].id)
+                ):  # published by a worker that died before it was stored
+                    self.commits.add_published(path, content, self.survey.plan.nodes[n].id)
                     facts.ours[path] = content
                 continue
             if not self.overwrite:
@@ -83,11 +83,11 @@ class Publisher:
                         fix="move the file away, pass `--overwrite`, or accept it with `recipe adopt`",
                     )
             self.ws.publish(Content(content), path, link=self.link, spare=self.scrap.take_file)
-            self.commits.published(path, content, self.survey.plan.nodes[n].id)
+            self.commits.add_published(path, content, self.survey.plan.nodes[n].id)
             facts.there[path] = facts.ours[path] = content
 
     def publish_all(self, made: Mapping[int, Made]) -> None:
-        """Publish all of a library recipe's results, at the end."""
+        """Publish all results of a library recipe, at the end of the run."""
         for n in self.survey.targets:
             if n in made and made[n].ok:
                 self.publish(n, made[n])

@@ -1,4 +1,4 @@
-"""Go on with an attempt that an earlier worker began, if it runs still or ended well unseen."""
+"""Reattachment to an earlier worker's attempt that still runs, or ended without a worker."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .run_plan import RunPlan
 
 
 class NotNow(Exception):
-    """The host or the GPUs that an attempt was to have are gone: its step waits again."""
+    """The host or the GPUs of an attempt are gone; its step is queued again."""
 
 
 class Reattacher:
-    """Looks for the attempts that earlier workers of one workspace left."""
+    """Finds the attempts that earlier workers of one workspace left."""
 
     def __init__(
         self,
@@ -32,18 +32,18 @@ class Reattacher:
         machines: Machines,
         inherited: Collection[str],
     ) -> None:
-        """`inherited`: attempts that a worker of another machine began, whose inputs it staged."""
+        """`inherited`: attempts that a worker on another machine started and staged."""
         self._steps, self._orphans, self._preparer = steps, orphans, preparer
         self._stager, self._machines, self._inherited = stager, machines, inherited
 
     async def find(self, attempt: Attempt) -> Attempt | None:
-        """The attempt of an earlier worker with the same key.  None: there is none to go on with.
+        """Return the attempt of an earlier worker with the same key; None if none can continue.
 
-        Raises NotNow when its host cannot be asked, and RecipeError, OSError, DriverError.
+        Raises NotNow if its host does not answer, and RecipeError, OSError, DriverError.
         """
         if attempt.key is None:
             return None
-        # Although it was made already.
+        # Runs although a result exists.
         is_forced = self._steps.verdicts[attempt.id].forced
         always = is_forced or bool(attempt.node.flags & UNCACHED)
         for name in self._orphans.take(attempt.key[:24]):
@@ -58,7 +58,7 @@ class Reattacher:
         except HostLost as error:
             self._machines.lose(self._orphans.place_of(name) or attempt.place, error)
             raise NotNow from error
-        except Unreachable as error:  # its agent went, or another is just beginning there
+        except Unreachable as error:  # its agent exited, or another one is starting
             self._orphans.look_again()
             raise NotNow from error
         if left is None:

@@ -1,4 +1,4 @@
-"""The machines of a run: rented for the first QUEUED step that needs one, replaced, given back."""
+"""The machines of a run: rented for queued steps, replaced, and released."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from drivers.base import DriverError, HostLost, Need
 
-from ...errors import RecipeError
+from ...errors import RecipeError, StoreUnavailable
 from ...hosts.connect import check_same_packages
 from ...hosts.place.place import Place
 from ...hosts.pool import HostPool
@@ -28,13 +28,13 @@ from .run_schedule import Journal, RunSchedule
 from .running_attempts import RunningAttempts
 
 SIZES: Final = ("cpus", "memory", "gpus")
-"""What a host has for steps to share."""
+"""Names of a host's shared capacities."""
 LOOK: Final = 0.2
-"""Seconds between two looks at what is needed."""
+"""Interval between checks of the needed machines, in seconds."""
 
 
 class Machines:
-    """Asks for the hosts that steps need beside the loop, and gives back those without use."""
+    """Rents machines for steps in the background, and releases unused ones."""
 
     def __init__(
         self,
@@ -59,18 +59,25 @@ class Machines:
         self._most, self._fixed_pools = most_for_a_need, fixed_pools
         self._coming = 0
         self._looked = 0.0
+        self._unavailable: StoreUnavailable | None = None
 
     @property
     def are_coming(self) -> bool:
-        """Whether a host is being asked for, or replaced."""
+        """True while a machine is being rented or replaced."""
         return self._coming > 0
 
     def stays_here(self, id: str) -> bool:
-        """Whether a step runs on this machine, whatever others there are."""
+        """Return True if a step always runs on this machine."""
         return self._steps.is_local(id) or self._pool.stays(self._steps.spec(id))
 
     def rent(self) -> None:
-        """Ask for what QUEUED steps need, and give back what is not needed."""
+        """Rent machines for QUEUED steps, and release unused ones.
+
+        Raises StoreUnavailable after the ledger did not answer: another try of this run might rent
+        a second machine.
+        """
+        if self._unavailable is not None:
+            raise self._unavailable
         pool = self._pool
         if pool.moves:
             self.note_moves()
@@ -86,16 +93,13 @@ class Machines:
         self._rent_what_is_needed()
 
     def join_late(self) -> None:
-        """Use hosts that have not answered yet as soon as they do."""
+        """Add hosts that have not answered yet as soon as they answer."""
         if self._pool.has_late:
             self._coming += 1
             self._bell.run_in_background(self._join())
 
     def lose(self, place: Place, error: HostLost) -> None:
-        """A host is gone, or some of a place with several: nothing starts there any more.
-
-        Others take their place if there are any.
-        """
+        """Mark a host, or the lost hosts of a group, as lost and request replacements."""
         for gone, why in (place.gone or {place: str(error)}).items():
             if gone.lost:
                 continue
@@ -104,7 +108,7 @@ class Machines:
             self._take_instead(gone, self._pool.replace(gone))
 
     def note_moves(self) -> None:
-        """Note the moves of leases among those of the run."""
+        """Record the state changes of leases as events of the run."""
         moves, self._pool.moves = self._pool.moves, []
         for _before, row in moves:
             instance = str(row.lease.get("id", ""))
@@ -137,9 +141,9 @@ class Machines:
             self._bell.run_in_background(self._give_back(place, reason))
 
     def _needs(self) -> tuple[Counter[Need], dict[Need, int]]:
-        """How many machines QUEUED steps want for each need, and the most that one takes at once.
+        """Return the number of machines that QUEUED steps want per need, and the most for one step.
 
-        A need of steps that are not QUEUED is there with a count of 0: its machines are kept.
+        Needs of steps that are not QUEUED have a count of 0, so that their machines are kept.
         """
         queued: Counter[Need] = Counter()
         crews: dict[Need, int] = {}
@@ -153,7 +157,7 @@ class Machines:
         return queued, crews
 
     def _needs_of(self, id: str) -> Iterator[Need]:
-        """What a step needs a rented machine for: to run there, or to have what another left there."""
+        """Yield the needs of a step: for its own machine, and for machines that hold its inputs."""
         if not self.stays_here(id):
             yield self._pool.need(self._steps.spec(id))
         for each in self._steps.node(id).upstream:
@@ -165,7 +169,7 @@ class Machines:
                 yield self._pool.need(self._steps.spec(node.id))
 
     def _open_steps(self) -> list[str]:
-        """The steps of this run that are not over."""
+        """Return the unfinished steps of this run."""
         open_steps = self._schedule.open_steps()
         return [id for id in self._steps.todo if id in open_steps]
 
@@ -173,9 +177,11 @@ class Machines:
         pool = self._pool
         try:
             await pool.rent(need, self._make_ready)
+        except StoreUnavailable as error:
+            self._unavailable = error
         except (RecipeError, DriverError) as error:
             pool.refuse(need, str(error))
-        except Exception as error:  # whatever it was: another try would rent another machine
+        except Exception as error:  # a retry would rent another machine
             pool.refuse(need, f"internal error of recipe: {type(error).__name__}: {error}")
         finally:
             pool.inventory.coming.remove(need)
@@ -199,12 +205,12 @@ class Machines:
         except (RecipeError, DriverError) as error:
             self._commits.say(f"cannot release {place.name}: {error}; try again with `recipe reap`")
 
-    # -- machines that end by themselves
+    # -- preempted machines and expiring allocations
 
     def _save_in_time(self) -> None:
-        """Have what runs on a machine that is about to be taken away save and end.
+        """Stop the attempts on machines with a preemption notice, so that they save a checkpoint.
 
-        The next attempt resumes from there.
+        The next attempt resumes from the checkpoint.
         """
         for place in self._pool.inventory.leaving():
             for attempt in self._running.values():
@@ -217,10 +223,7 @@ class Machines:
                 self._bell.run_in_background(attempt.stop(place.notice))
 
     def _succeed_in_time(self) -> None:
-        """Ask for an allocation in place of one that is about to end.
-
-        The one on which nothing runs is given back.
-        """
+        """Replace allocations that are about to end, and release unused ones."""
         inventory = self._pool.inventory
         if not inventory.leaving():
             return
@@ -231,7 +234,7 @@ class Machines:
             self._bell.run_in_background(self._give_back(place, place.leaving))
 
     def _needs_hosts(self) -> bool:
-        """Whether a step that is not over is to run on another host."""
+        """Return True if an unfinished step has to run on another host."""
         if self._schedule.starts_nothing or self._stopper.is_stopping:
             return False
         return any(not self.stays_here(id) for id in self._open_steps())
@@ -256,7 +259,7 @@ class Machines:
         self._bell.run_in_background(self._replace(place, asking))
 
     async def _replace(self, place: Place, asking: Awaitable[Sequence[Place]]) -> None:
-        """Take the hosts that are being asked for instead of one that is lost or about to end."""
+        """Add the requested hosts in place of a lost or ending one."""
         try:
             for found in await asking:
                 await self._hooks.of(found).setup()
@@ -268,9 +271,10 @@ class Machines:
             self._bell.wake()
 
     def _facts_of(self, row: LeaseRow) -> dict[str, object]:
-        """What is stored of a lease.
+        """Return the stored facts of a lease.
 
-        Of one that costs nothing also what a worker of another machine needs to take it over.
+        For leases without a price, they include the data with which a worker on another machine
+        takes over.
         """
         facts: dict[str, object] = {
             "driver": row.driver,

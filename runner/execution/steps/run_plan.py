@@ -1,4 +1,4 @@
-"""The plan of a run as it stands: which steps are to run, how they were judged, what they made."""
+"""The plan of a run during its execution: steps to run, verdicts and results."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ...survey.survey import Survey
 
 
 class RunPlan:
-    """The steps of one run, and what is known of each by now.
+    """The steps of one run with their verdicts and results.
 
-    `todo` are the steps of this run by their ids, `verdicts` their last verdicts.
+    `todo` are the IDs of the steps to run, `verdicts` their latest verdicts.
     """
 
     def __init__(self, survey: Survey, known: Iterable[str] = ()) -> None:
-        """`known`: steps that an earlier worker of the run had among its own."""
+        """`known`: the steps that an earlier worker of this run had to run."""
         self.survey = survey
         self.todo = {survey.plan.nodes[n].id for n in survey.todo} | set(known)
         self.verdicts = {id: survey.verdicts[survey.plan.index[id]] for id in self.todo}
@@ -28,53 +28,53 @@ class RunPlan:
 
     @property
     def plan(self) -> Plan:
-        """The plan, which grows when the files of a pending matrix are known."""
+        """The plan, which grows when a pending matrix is expanded."""
         return self.survey.plan
 
     @property
     def facts(self) -> Facts:
-        """What the survey saw of files, paths and traces."""
+        """The survey's facts about files, paths and traces."""
         return self.survey.facts
 
     @property
     def made(self) -> Mapping[int, Made]:
-        """What steps have made so far, by number; one view for the whole run."""
+        """The results of steps by number, as one live view."""
         return self._made
 
     def number(self, id: str) -> int:
-        """The number of a step in the plan of now."""
+        """Return the number of a step in the present plan."""
         return self.plan.index[id]
 
     def node(self, id: str) -> Node:
-        """The node of a step."""
+        """Return the plan node of a step."""
         return self.plan.nodes[self.plan.index[id]]
 
     def spec(self, id: str) -> StepSpec:
-        """The command of a step, and all that it needs."""
+        """Return the specification of a step."""
         return self.plan.specs()[self.plan.index[id]]
 
     def is_local(self, id: str) -> bool:
-        """Whether a step asks to run on this machine, whatever others there are."""
+        """Return True if the step is marked to run on this machine."""
         return bool(self.node(id).flags & LOCAL)
 
     def set_made(self, n: int, made: Made) -> None:
-        """Note what step number `n` made."""
+        """Set the result of step `n`."""
         self._made[n] = made
 
     def set_failed(self, id: str) -> None:
-        """Note that a step left nothing for others to take."""
+        """Mark a step as one without a result."""
         self._made[self.number(id)] = NOTHING
 
     def forget_made(self, n: int) -> None:
-        """What step number `n` made is gone: it runs again."""
+        """Remove the lost result of step `n`, which runs again."""
         self._made.pop(n)
 
-    def judged(self, id: str, verdict: Verdict) -> None:
-        """Note the verdict of a step."""
+    def set_verdict(self, id: str, verdict: Verdict) -> None:
+        """Set the verdict of a step."""
         self.verdicts[id] = verdict
 
     def consumers(self, n: int) -> Sequence[str]:
-        """The steps of this run that need step number `n`."""
+        """Return the steps of this run that depend on step `n`."""
         if self._consumers is None:
             self._consumers = {}
             for id in self.todo:
@@ -83,12 +83,12 @@ class RunPlan:
         return self._consumers.get(n, ())
 
     def add(self, ids: set[str]) -> None:
-        """These steps are to run, too."""
+        """Add steps of the plan to the steps to run."""
         self.todo |= ids
         self._consumers = None
 
     def replace(self, plan: Plan, facts: Facts) -> None:
-        """The plan has grown: what steps made is kept under their new numbers."""
+        """Replace the plan by a grown one; results move to the new step numbers."""
         old = self.plan
         made = {
             plan.index[old.nodes[n].id]: each
@@ -100,17 +100,20 @@ class RunPlan:
         self.survey.plan, self.survey.facts = plan, facts
 
     def left_on_hosts(self, objects: Objects) -> set[str]:
-        """Contents of `temporary` outputs of earlier runs that are not here: a host may have them."""
+        """Return the contents of earlier `temporary` outputs that only a host may still have."""
         found: set[str] = set()
-        for node in [self.node(id) for id in self.todo]:
-            names = {name for name, _, flags in node.outputs if flags & TEMPORARY}
-            key = self.verdicts[node.id].key
-            trace = self.facts.traces.get(key) if names and key is not None else None
-            if trace is None:
-                continue
-            found |= {
-                content
-                for name, _, content in trace.outputs
-                if name in names and not objects.has(Content(content))
-            }
+        for id in self.todo:
+            contents = self._temporary_contents(self.node(id))
+            found |= {content for content in contents if not objects.has(Content(content))}
         return found
+
+    def _temporary_contents(self, node: Node) -> list[str]:
+        """Return the contents of a step's `temporary` outputs in its cached result."""
+        names = {name for name, _, flags in node.outputs if flags & TEMPORARY}
+        key = self.verdicts[node.id].key
+        if not names or key is None:
+            return []
+        trace = self.facts.traces.get(key)
+        if trace is None:
+            return []
+        return [content for name, _, content in trace.outputs if name in names]

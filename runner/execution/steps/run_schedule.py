@@ -1,4 +1,4 @@
-"""The schedule of a run: what may start now, and every move, which is noted as it is made."""
+"""The schedule of a run: the steps that may start now, and the record of every state change."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ NO_DATA: Final[Mapping[str, object]] = MappingProxyType({})
 
 
 class Journal(Protocol):
-    """Notes the moves of a run."""
+    """Recorder of a run's moves."""
 
     def record(self, moves: Sequence[Move]) -> None: ...
 
 
 class RunSchedule:
-    """The scheduler of one run with the steps that wait before another try.
+    """The scheduler of one run, and the steps that rest before a retry.
 
-    What the scheduler decides is noted in the journal by the method that asks for it.
+    Each method that changes the state of a step records the moves in the journal.
     """
 
     def __init__(self, scheduler: Scheduler, journal: Journal) -> None:
         self._scheduler, self._journal = scheduler, journal
-        self._resting: dict[str, float] = {}  # step -> when it may be tried again (monotonic)
+        self._resting: dict[str, float] = {}  # step -> end of its rest (monotonic)
         self._disturbed = False
         journal.record(scheduler.opening)
 
-    # -- what to do next
+    # -- next steps
 
     def ready(self) -> list[str]:
-        """Steps to judge now, most urgent first."""
+        """Return the steps to judge now, most urgent first."""
         return self._scheduler.ready()
 
     def startable(self) -> Iterator[str]:
-        """Steps that may start now, most urgent first, until a failure or a request comes."""
+        """Yield the steps that may start now, most urgent first, until a failure or a request."""
         now = time.monotonic()
         self._resting = {id: until for id, until in self._resting.items() if until > now}
         self._disturbed = False
@@ -57,28 +57,31 @@ class RunSchedule:
                 return
 
     def rest(self, id: str, seconds: float) -> None:
-        """Leave a QUEUED step alone for so long."""
+        """Do not start a QUEUED step for `seconds`."""
         self._resting[id] = time.monotonic() + seconds
 
     def disturb(self) -> None:
-        """A failure or a request changes which steps may start: ask again."""
+        """End the present `startable`.
+
+        A failure or a request has changed which steps may start.
+        """
         self._disturbed = True
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether a failure or a request came since `startable` was asked."""
+        """True after a failure or a request since the last call of `startable`."""
         return self._disturbed
 
-    # -- what happened
+    # -- state changes
 
     def judge(
         self, id: str, answer: Verdict, reason: str, data: Mapping[str, object] = NO_DATA
     ) -> None:
-        """A READY step is fresh, must run, or is skipped."""
+        """Move a READY step by its verdict: fresh, run or skip."""
         self._journal.record(_with_data(self._scheduler.judge(id, answer, reason), id, data))
 
     def start(self, id: str, data: Mapping[str, object] = NO_DATA) -> None:
-        """A QUEUED step begins to run."""
+        """Move a QUEUED step to RUNNING."""
         self._journal.record([self._scheduler.start(id, data)])
 
     def end(
@@ -89,9 +92,9 @@ class RunSchedule:
         *,
         if_failed: Mapping[str, object] = NO_DATA,
     ) -> Move:
-        """An attempt is over.  Returns the step's own move.
+        """End the attempt of a RUNNING step, and return the step's own move.
 
-        `if_failed` is stored beside `data` when the step is not tried again.
+        `if_failed` is stored beside `data` if the step is not retried.
         """
         moves = self._scheduler.end(id, outcome)
         own = next(move for move in moves if move.id == id)
@@ -101,25 +104,25 @@ class RunSchedule:
         return own
 
     def judge_again(self, id: str, reason: str) -> None:
-        """A QUEUED step may be made by now, or is another one than it was."""
+        """Judge a QUEUED step again, because its result may exist or its inputs have changed."""
         self._journal.record(self._scheduler.adopt(id, reason))
 
     def make_again(self, id: str, reason: str) -> None:
-        """The bytes of a FRESH or DONE step are gone: it runs again."""
+        """Run a FRESH or DONE step again, because its output is lost."""
         self._journal.record(self._scheduler.lose(id, reason))
 
     def extend(self, tasks: Iterable[Task]) -> None:
-        """Add steps to the run, or replace those that still wait."""
+        """Add steps to the run, or replace waiting steps."""
         self._journal.record(self._scheduler.extend(tasks))
 
     def grow(self, jobs: int, capacity: Mapping[str, float]) -> None:
-        """There is room for so many more steps at once, and so much more in the pools."""
+        """Add parallel slots and pool capacity."""
         self._scheduler.grow(jobs, capacity)
 
     def take_over(self, states: Mapping[str, State]) -> None:
-        """Judge again what an earlier worker had begun, or chosen to run.
+        """Judge the open steps of an earlier worker again.
 
-        Its attempts are looked for when their steps are started.
+        Their attempts are found when the steps start.
         """
         for id, state in states.items():
             if state is State.RUNNING:
@@ -129,53 +132,53 @@ class RunSchedule:
             if self.state(id) is State.QUEUED:
                 self.judge_again(id, "its worker is gone")
 
-    # -- what people ask for
+    # -- requests
 
     def drain(self, reason: str = "interrupted") -> None:
-        """Start nothing new."""
+        """Start no more steps."""
         self._journal.record(self._scheduler.drain(reason))
 
     def cancel(self, reason: str) -> None:
-        """Cancel what has not started now, and what runs when it ends."""
+        """Cancel waiting steps now, and running steps at their end."""
         self._journal.record(self._scheduler.cancel(reason))
 
     def pause(self) -> None:
-        """Start nothing new; what is stopped is QUEUED again."""
+        """Start no more steps; stopped steps are QUEUED again."""
         self._scheduler.pause()
 
     def resume(self) -> None:
-        """The pause is taken back."""
+        """Cancel the pause."""
         self._scheduler.resume()
 
-    # -- how it stands
+    # -- state
 
     def state(self, id: str) -> State:
-        """The state of a step."""
+        """Return the state of a step."""
         return self._scheduler.state(id)
 
     def open_steps(self) -> dict[str, State]:
-        """The steps that are not final, with their states."""
+        """Return the unfinished steps with their states."""
         states = self._scheduler.states()
         return {id: state for id, state in states.items() if state not in FINAL}
 
-    def skipped(self) -> list[str]:
-        """The steps that are SKIPPED."""
+    def skipped_steps(self) -> list[str]:
+        """Return the SKIPPED steps."""
         states = self._scheduler.states()
         return [id for id, state in states.items() if state is State.SKIPPED]
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many steps are in each state that occurs."""
+        """The number of steps in each state, without zeros."""
         return {str(state): count for state, count in self._scheduler.counts.items() if count}
 
     @property
     def starts_nothing(self) -> bool:
-        """Whether nothing new starts: of a run that is paused or ends."""
+        """True if no more step starts, because the run is paused or ending."""
         return self._scheduler.is_held
 
     @property
     def is_finished(self) -> bool:
-        """Whether every step is final."""
+        """True if every step is final."""
         return self._scheduler.is_finished
 
     @property
@@ -185,7 +188,7 @@ class RunSchedule:
 
 
 def _with_data(moves: Sequence[Move], id: str, data: Mapping[str, object]) -> Sequence[Move]:
-    """The same moves, with more to say of the step `id`."""
+    """Return the moves with `data` added to the moves of step `id`."""
     if not data:
         return moves
     return [

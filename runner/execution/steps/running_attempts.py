@@ -1,4 +1,4 @@
-"""The attempts of a run that are under way, and those whose end waits for its turn."""
+"""The running attempts of a run, and the queue of ended ones."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .attempt import Attempt
 from .bell import Bell
 
 End: TypeAlias = "Exit | DriverError | RecipeError"
-"""How an attempt is over."""
+"""The end of an attempt: an exit or an error."""
 
 
 class RunningAttempts(Mapping[str, Attempt]):
-    """The attempt of each RUNNING step, by the step's id."""
+    """The running attempt of each RUNNING step, by step ID."""
 
     def __init__(self, bell: Bell) -> None:
         self._bell = bell
@@ -35,32 +35,32 @@ class RunningAttempts(Mapping[str, Attempt]):
         return len(self._running)
 
     def add(self, id: str, attempt: Attempt) -> None:
-        """An attempt begins, and takes its part of the host."""
+        """Add an attempt, which occupies its share of the host."""
         self._running[id] = attempt
         attempt.place.capacity.enter(attempt.wants, attempt.devices)
 
     def pop(self, id: str) -> Attempt:
-        """An attempt is over: its part of the host is free again."""
+        """Remove and return an attempt, and free its share of the host."""
         attempt = self._running.pop(id)
         attempt.place.capacity.leave(attempt.wants, attempt.devices)
         return attempt
 
     def note_end(self, id: str, end: End) -> None:
-        """An attempt has ended: the loop looks at it when it is its turn."""
+        """Queue the end of an attempt for the loop."""
         self._ended.append((id, end))
         self._bell.wake()
 
     @property
     def has_ended(self) -> bool:
-        """Whether the end of an attempt waits to be looked at."""
+        """True if the end of an attempt waits for the loop."""
         return bool(self._ended)
 
     def next_end(self) -> tuple[str, End]:
-        """The step whose attempt ended first, and how.  Raises IndexError when there is none."""
+        """Remove and return the oldest queued end, with its step.  Raises IndexError."""
         return self._ended.popleft()
 
     def renumber(self, plan: Plan) -> None:
-        """The plan has grown: steps have other numbers now."""
+        """Update the step numbers of the attempts after the plan has grown."""
         for id, attempt in self._running.items():
             attempt.number = plan.index[id]
             attempt.node = plan.nodes[attempt.number]

@@ -1,4 +1,4 @@
-"""Keep the checkpoints of a run that another machine may go on with in the shared store, and bring them from there."""
+"""Upload and download of a run's checkpoints in the shared store, for other machines."""
 
 from __future__ import annotations
 
@@ -22,23 +22,27 @@ from .attempt import Attempt
 from .commit import GroupCommit
 
 FIRST: Final = 1.0
-"""Seconds until the first look at a training, which may have resumed from a checkpoint that the store lacks."""
+"""Seconds until the first check of a training.
+
+It may have resumed from a checkpoint that the store lacks.
+"""
 
 
 _Found: TypeAlias = "Mapping[str, tuple[str, tuple[object, ...]]]"
-"""The newest checkpoint of each state, by its name, and what the disk says of its files."""
+"""The newest checkpoint of each state, with the stats of its files."""
 
 
 class SharedStates:
-    """The checkpoints of one run in the shared store, if there is one."""
+    """The checkpoints of one run in the shared store, if it has one."""
 
     def __init__(self, ws: Workspace, commits: GroupCommit) -> None:
         self._ws, self._commits = ws, commits
 
     def _states_of(self, spec: StepSpec) -> Sequence[StateSpec]:
-        """The states of a step whose checkpoints are in the shared store.
+        """Return the states of a step with checkpoints in the shared store.
 
-        All states of a run for another machine, else those that say `to: store`.
+        These are all states, for a run on another machine or if the store's settings say so;
+        otherwise the states with `to: store`.
         """
         cache = self._ws.remote_cache
         if cache is None:
@@ -48,9 +52,10 @@ class SharedStates:
         return [state for state in spec.state if state.shared]
 
     async def restore(self, id: str, spec: StepSpec, key: str, root: Path) -> None:
-        """Bring the checkpoints that the shared store has of a state.
+        """Download the checkpoints of a state from the shared store.
 
-        What cannot be had is said: the training starts over then, or where this machine left it.
+        If the download fails, shows a message; the training resumes from local checkpoints or
+        starts over.
         """
         cache = self._ws.remote_cache
         self._say_if_none_is_put(id, spec)
@@ -91,11 +96,8 @@ class SharedStates:
         return remote_states.restore(cache.remote, note, root, Objects(self._ws.home))
 
     @contextlib.asynccontextmanager
-    async def sent(self, attempt: Attempt, spec: StepSpec) -> AsyncIterator[None]:
-        """Put new checkpoints into the shared store while an attempt is carried out.
-
-        The last one is put when it is over.
-        """
+    async def upload_during(self, attempt: Attempt, spec: StepSpec) -> AsyncIterator[None]:
+        """Upload new checkpoints during the block, and the last one at its end."""
         states, cache = self._states_of(spec), self._ws.remote_cache
         if not states or attempt.state is None or cache is None or not cache.pushes:
             yield
@@ -103,18 +105,18 @@ class SharedStates:
         sender = _CheckpointSender(
             cache, self._commits, attempt.id, attempt.state, states, attempt.world, spec
         )
-        task = asyncio.get_running_loop().create_task(sender.rounds())
+        task = asyncio.get_running_loop().create_task(sender.run())
         try:
             yield
         finally:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-            await sender.last_round()
+            await sender.finish()
 
 
 class _CheckpointSender:
-    """The checkpoints of one attempt that the store has, and those that it lacks."""
+    """Uploads the checkpoints of one attempt."""
 
     def __init__(
         self,
@@ -131,8 +133,11 @@ class _CheckpointSender:
         self._sent: _Found = {}
         self._key = checkpoints.key(spec, world, id)
 
-    async def rounds(self) -> None:
-        """Look as often as the recipe says; what is the same at two looks is whole."""
+    async def run(self) -> None:
+        """Upload new checkpoints at the recipe's interval.
+
+        A checkpoint counts as complete if two checks see the same files.
+        """
         every = min(round_period(state.every, state.every_steps) for state in self._states)
         await asyncio.sleep(min(FIRST, every))
         while True:
@@ -141,7 +146,7 @@ class _CheckpointSender:
             await asyncio.sleep(max(0.0, began + every - time.monotonic()))
 
     async def _send_new(self, settle: float) -> None:
-        """Put what is new into the store.  A newer checkpoint that comes meanwhile keeps none from going there."""
+        """Upload new checkpoints, even if the trainer writes newer ones in the meantime."""
         while True:
             found = await asyncio.to_thread(self._look)
             if not self._is_due(found):
@@ -151,7 +156,7 @@ class _CheckpointSender:
                 return await self._put(found)
 
     def _is_due(self, found: _Found) -> bool:
-        """Whether the store lacks one of these, and is to have it by what the recipe says of steps."""
+        """Return True if the store lacks one of these checkpoints and its step interval has passed."""
         steps = {state.name: state.every_steps for state in self._states}
         return any(
             self._sent.get(state) != (name, files)
@@ -160,16 +165,17 @@ class _CheckpointSender:
         )
 
     def _names(self, state: str) -> Sequence[str]:
-        """The checkpoint of a state that the store has."""
+        """Return the uploaded checkpoint of a state, as a list."""
         return [self._sent[state][0]] if state in self._sent else []
 
     def _is_unchanged(self, found: _Found) -> bool:
         return all(
-            _seen(self._folder(state) / name) == files for state, (name, files) in found.items()
+            _stat_files(self._folder(state) / name) == files
+            for state, (name, files) in found.items()
         )
 
-    async def last_round(self) -> None:
-        """The last one: nothing is being written any more."""
+    async def finish(self) -> None:
+        """Upload the last checkpoint, after the trainer has stopped writing."""
         found = await asyncio.to_thread(self._look)
         if found != self._sent:
             await self._put(found)
@@ -191,7 +197,7 @@ class _CheckpointSender:
             )
 
     def _look(self) -> dict[str, tuple[str, tuple[object, ...]]]:
-        """The newest whole checkpoint of each state, and what the disk says of its files."""
+        """Return the newest complete checkpoint of each state, with the stats of its files."""
         found = {}
         for state in self._states:
             folder = self._folder(state.name)
@@ -200,7 +206,7 @@ class _CheckpointSender:
                 if state.checkpoint is not None
                 else ""
             )
-            if name is not None and (seen := _seen(folder / name)):
+            if name is not None and (seen := _stat_files(folder / name)):
                 found[state.name] = (name, seen)
         return found
 
@@ -208,10 +214,10 @@ class _CheckpointSender:
         return self._generation.folder(state)
 
 
-def _seen(path: Path) -> tuple[object, ...]:
+def _stat_files(path: Path) -> tuple[object, ...]:
     try:
         names = [path] if path.is_file() else [path / name for name in checkpoints.files(path)]
         stats = [(str(each), os.lstat(each)) for each in names]
-    except OSError:  # deleted meanwhile
+    except OSError:  # deleted in the meantime
         return ()
     return tuple((name, found.st_size, found.st_mtime_ns) for name, found in stats)

@@ -1,4 +1,4 @@
-"""Raise an alert about a machine that does not answer for minutes while its worker lives, and another when it answers again."""
+"""Alerts about machines that do not answer for minutes, and about their recovery."""
 
 from __future__ import annotations
 
@@ -14,23 +14,27 @@ from .alerts import raise_alert
 from .commit import GroupCommit
 
 MINUTES: Final = 5.0
-"""Minutes without an answer, where `silent_minutes` of [alerts] says nothing."""
+"""Default of `silent_minutes` in [alerts]."""
 EVERY: Final = 1.0
-"""Seconds between two looks."""
+"""Interval between checks, in seconds."""
 
 
 class Silences:
-    """Of the machines of one run."""
+    """Alerts for the machines of one run."""
 
     def __init__(self, ws: Workspace, commits: GroupCommit, host_pool: HostPool) -> None:
         self._ws, self._commits, self._pool = ws, commits, host_pool
         self._minutes = ws.config.flags.get("alerts.silent_minutes", MINUTES)
-        self._since: dict[str, float] = {}  # when a machine that does not answer fell silent
-        self._told: set[str] = set()  # of those that an alert was raised about
+        self._since: dict[str, float] = {}  # start of a machine's silence
+        self._told: set[str] = set()  # silent machines with an alert
         self._due = 0.0
 
-    def look(self) -> None:
-        """Look at each machine, once a second.  Raises Infrastructure where the database does not answer: the next look raises the alert."""
+    def check(self) -> None:
+        """Check each machine, at most once a second.
+
+        Raises Infrastructure if the database does not answer; the next check then raises the
+        alert.
+        """
         now = time.monotonic()
         if not self._pool.away or now < self._due:
             return

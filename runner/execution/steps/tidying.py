@@ -1,4 +1,4 @@
-"""What is kept of an attempt that is over, and what is deleted."""
+"""Deletion and retention of the files of finished attempts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .commit import GroupCommit
 
 
 class Tidying:
-    """Tidies up after the attempts of one run.  `beside` runs a coroutine in the background."""
+    """Cleans up after the attempts of one run.  `beside` runs a coroutine in the background."""
 
     def __init__(
         self,
@@ -36,8 +36,8 @@ class Tidying:
         self._scrap, self._beside, self._failures_kept = scrap, beside, failures_kept
         self._attempts, self._logs = f"{ws.home}/attempts", f"{ws.home}/runs/{commits.run}"
 
-    def left(self, attempt: Attempt) -> str:
-        """Where what a failed attempt wrote is to be looked at; empty when it wrote no file."""
+    def kept_directory(self, attempt: Attempt) -> str:
+        """Return the kept directory of a failed attempt; empty if the attempt wrote no file."""
         kept = f"{self._attempts}/{self.failed_name(attempt.id)}"
         for folder, _, names in os.walk(kept):
             for name in names:
@@ -48,16 +48,16 @@ class Tidying:
         return ""
 
     def failed_name(self, id: str) -> str:
-        """The name under which the directory of a step's last failed attempt is kept.
+        """Return the name of the directory that keeps a step's last failed attempt.
 
-        There is one for each step, so that they do not pile up.
+        Each step has one such directory, so that they do not accumulate.
         """
         return f"failed-{of_value('step', [self.recipe, id])[:24]}"
 
     def tidy(self, attempt: Attempt, *, success: bool) -> None:
-        """Keep the directory of a failed attempt and its states.
+        """Keep the directory and states of a failed attempt; delete the rest.
 
-        The rest is deleted once the trace is stored.
+        Files that are needed after a kill are deleted once the trace is stored.
         """
         spec, path = attempt.spec, attempt.directory.path
         for state in spec.state:
@@ -67,7 +67,7 @@ class Tidying:
                 folder = attempt.state.folder(state.name)
                 checkpoints.prune(folder, state.checkpoint, state.keep)
         if success:
-            # Not before the trace is stored: until then the next worker has to find all of it.
+            # Only once the trace is stored: until then the next worker needs all files.
             self.commits.after_flush(functools.partial(self._forget, attempt))
         clearing = functools.partial(
             attempt.place.clear_after,
@@ -92,8 +92,13 @@ class Tidying:
             if attempt.directory_of_end is not attempt.directory:
                 delete(Path(path))
 
+    def discard(self, attempt: Attempt) -> None:
+        """Delete the files of an attempt that did not start."""
+        self._beside(attempt.place.clear_after(attempt.task, ()))
+        attempt.clear_up(self._scrap)
+
     def _forget(self, attempt: Attempt) -> None:
-        """The trace of an attempt is stored: nothing of it is needed any more."""
+        """Delete the local files of a successful attempt, whose trace is stored."""
         rest = attempt.directory.retire(self._scrap)
         if rest is not None:
             self._beside(asyncio.to_thread(rest))
@@ -103,14 +108,14 @@ class Tidying:
             delete(attempt.state.path)
 
     def keep_log(self, id: str, attempt: Attempt) -> str:
-        """Keep the logs and metrics of an attempt.
+        """Keep the log and metrics files of an attempt.
 
-        Returns the path of the log that tells of its end, empty without one. Raises OSError.
+        Returns the path of the log that explains its end; empty without a log. Raises OSError.
         """
         kept = f"{self._logs}/{id.replace('/', '%2F')}.{self.commits.tries(id)}"
         found = {
             attempt.log: attempt_result.keep_log(
-                attempt.log, _measured(attempt), kept, self.commits.masker
+                attempt.log, _metrics_file_of(attempt), kept, self.commits.masker
             )
         }
         for rank, log in enumerate(attempt.logs[1:], 1):
@@ -118,11 +123,11 @@ class Tidying:
         return found[attempt.last_log]
 
     def discard_log(self, attempt: Attempt) -> None:
-        """Delete what an attempt printed and measured, which is kept.  Raises OSError."""
-        attempt_result.discard_log(attempt.log, _measured(attempt), self._scrap)
+        """Delete the original log and metrics files after they were kept.  Raises OSError."""
+        attempt_result.discard_log(attempt.log, _metrics_file_of(attempt), self._scrap)
 
 
-def _measured(attempt: Attempt) -> str:
-    """The file that an attempt may write metrics to; empty when its step has none."""
+def _metrics_file_of(attempt: Attempt) -> str:
+    """Return the metrics file of an attempt; empty if its step has none."""
     metrics = attempt.spec.metrics
     return attempt.metrics_file if metrics is not None and metrics.in_environment else ""

@@ -1,4 +1,4 @@
-"""What running steps report of their training, kept with their rows: no reader opens the files of an attempt for that."""
+"""Training metrics of running steps, stored with their rows so that readers need no files."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .attempt import Attempt
 from .groups import Groups
 
 EVERY: Final = 1.0
-"""Seconds between two looks."""
+"""Interval between reads, in seconds."""
 MOST: Final = 1 << 18
-"""Bytes that one look reads: the end of what is new."""
+"""Most bytes per read, from the end of the new data."""
 
 
 class TrainingNumbers:
-    """The numbers of the running steps of one run."""
+    """The latest training metrics of one run's running steps."""
 
     def __init__(self, found: Survey, groups: Groups, running: Mapping[str, Attempt]) -> None:
         self._found, self._groups, self._running = found, groups, running
@@ -33,9 +33,9 @@ class TrainingNumbers:
         self._due = 0.0
 
     def tick(self) -> Mapping[str, str]:
-        """Look once a second at what running steps report, and have it stored if it is new.
+        """Read new metrics of running steps, at most once a second, and store them.
 
-        Returns which loss is no number, in words, by the id of its step.
+        Returns descriptions of losses that are not finite, by step ID.
         """
         now = time.monotonic()
         if now < self._due:
@@ -46,34 +46,34 @@ class TrainingNumbers:
         found = {id: self._steps[id].diverged for id in self._running if id in self._steps}
         return {id: words for id, words in found.items() if words}
 
-    def over(self, id: str, attempt: Attempt, last: Mapping[str, object]) -> str:
-        """An attempt is over: store what it reported `last`, or what its file says.
+    def finish(self, id: str, attempt: Attempt, last: Mapping[str, object]) -> str:
+        """Store the final metrics of an attempt, from `last` or from its file.
 
-        Returns which loss was no number, in words; empty where none was.
+        Returns a description of a loss that is not finite; empty if there was none.
         """
         self._look(id, attempt)
         if last:
-            self._reports(id, attempt).take([last])
+            self._reports_of(id, attempt).take([last])
             self._store(id)
         reports = self._steps.pop(id, None)
         return reports.diverged if reports is not None else ""
 
     def _look(self, id: str, attempt: Attempt) -> None:
-        if self._how(id) is not None and self._reports(id, attempt).read():
+        if self._metrics_spec(id) is not None and self._reports_of(id, attempt).read():
             self._store(id)
 
     def _store(self, id: str) -> None:
         if text := self._steps[id].text():
             self._groups.report(id, text)
 
-    def _how(self, id: str) -> MetricsSpec | None:
+    def _metrics_spec(self, id: str) -> MetricsSpec | None:
         plan = self._found.plan
         return plan.specs()[plan.index[id]].metrics
 
-    def _reports(self, id: str, attempt: Attempt) -> _Reports:
+    def _reports_of(self, id: str, attempt: Attempt) -> _Reports:
         reports = self._steps.get(id)
         if reports is None or reports.attempt != attempt.name:
-            how = self._how(id)
+            how = self._metrics_spec(id)
             pattern = how.pattern if how is not None else None
             path = attempt.log if pattern else attempt.metrics_file
             if how is not None and how.file and not attempt.place.elsewhere:
@@ -85,7 +85,7 @@ class TrainingNumbers:
 
 
 class _Reports:
-    """The file in which one attempt reports, read on, and what it said last."""
+    """Reader of one attempt's metrics file, with the latest values."""
 
     def __init__(
         self, attempt: str, path: str, masker: Masker, total: float | None, pattern: str | None
@@ -97,12 +97,12 @@ class _Reports:
         self._values: dict[str, float] = {}
         self._warnings: dict[str, None] = {}
         self.diverged = ""
-        """The first loss that was no number, in words."""
-        self._first: tuple[float, float] | None = None  # a step, and when it was seen
+        """Description of the first loss that is not finite."""
+        self._first: tuple[float, float] | None = None  # a training step and its time
         self._last: tuple[float, float] | None = None
 
     def read(self) -> bool:
-        """Whether there are new numbers, or warnings."""
+        """Read new lines; True if there are new values or warnings."""
         try:
             with open_regular(self._path) as file:
                 size = os.fstat(file.fileno()).st_size
@@ -115,10 +115,10 @@ class _Reports:
         except OSError:
             return False
         if self._pattern is not None:
-            data = data.replace(b"\r", b"\n")  # a bar of tqdm writes its lines over each other
+            data = data.replace(b"\r", b"\n")  # tqdm separates its lines by carriage returns
         whole, newline, _ = data.rpartition(b"\n")
         if not newline:
-            # Of a line that is longer than any that means something, the end is looked for.
+            # Skip a line that is too long for metrics.
             self._read = begin if len(data) < MOST else begin + len(data)
             return False
         self._read = begin + len(whole) + 1
@@ -126,9 +126,7 @@ class _Reports:
         try:
             return self.take(self._points(lines[1:] if begin > start else lines))
         except TimeoutError:
-            self._path = (
-                os.devnull
-            )  # the pattern is too slow for this log: the end of the step says so
+            self._path = os.devnull  # the pattern is too slow; the end of the step reports it
             return False
 
     def _points(self, lines: Iterable[bytes]) -> Iterable[Mapping[str, object]]:
@@ -148,7 +146,7 @@ class _Reports:
             self._warnings[metrics.on_one_line(self._masker.text(text))] = None
 
     def take(self, points: Iterable[Mapping[str, object]]) -> bool:
-        """Take in what was reported, and answer whether that says anything new."""
+        """Add reported points; True if they change a value or add a warning."""
         before, warned = dict(self._values), len(self._warnings)
         for point in points:
             shown = self._masker.value(point) if self._masker else point
@@ -165,14 +163,14 @@ class _Reports:
         return self._values != before or len(self._warnings) > warned
 
     def text(self) -> str:
-        """What is stored, as JSON; empty where nothing was reported."""
+        """Return the values as JSON for the step's row; empty if there are none."""
         known = training_from(self._values, self._total, at=round(time.time(), 3))
-        if known.total is not None and (eta := self._left(known.total)) is not None:
+        if known.total is not None and (eta := self._seconds_left(known.total)) is not None:
             known = known._replace(eta=round(eta, 1))
         return known.text(list(self._warnings))
 
-    def _left(self, total: float) -> float | None:
-        """Seconds until the last step, at the pace that was seen."""
+    def _seconds_left(self, total: float) -> float | None:
+        """Return the seconds until the last step, at the measured pace."""
         if self._first is None or self._last is None or self._last[0] <= self._first[0]:
             return None
         pace = (self._last[1] - self._first[1]) / (self._last[0] - self._first[0])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from drivers.base import Command, Exit, Job
 
-from ...errors import Infrastructure
+from ...errors import Infrastructure, StoreUnavailable
 from ...planning.step import OutputSpec
 from ...storage.content.files import is_full, no_space
 from ...storage.crash import crashpoint
@@ -209,6 +209,8 @@ class Place:
             )
         except OutputProblem as error:
             return TaskResult(exit, problem="output", words=str(error))
+        except StoreUnavailable:
+            raise
         except Infrastructure as error:
             cause = error.__cause__
             full = isinstance(cause, OSError) and is_full(cause)

@@ -61,7 +61,7 @@ class Budget:
     def ending(self) -> list[LeaseRow]:
         """Return the leases in release, or about to be, that count against a limit.  Their confirmation frees money."""
         if "cost_per_day" in self.limits:
-            rows = self._ledger.living()
+            rows = self._ledger.living_leases()
         elif self.limit is not None:
             rows = self._ledger.of_run(self._run)
         else:
@@ -92,7 +92,7 @@ class Budget:
         if (most := self.limits.get("cost_per_day")) is None:
             return math.inf
         since = time.time() - DAY
-        rows = {row.key: row for row in [*self._ledger.since(since), *self._ledger.living()]}
+        rows = {row.key: row for row in [*self._ledger.since(since), *self._ledger.living_leases()]}
         return most - self._bound(list(rows.values()), beside, since, end)
 
     def _bound(
@@ -116,7 +116,7 @@ class Budget:
         """Number of machines that this user may still add, by `[limits] machines`."""
         if (most := self.limits.get("machines")) is None:
             return math.inf
-        return most - sum(row.counts for row in self._ledger.living())
+        return most - sum(row.counts for row in self._ledger.living_leases())
 
     @property
     def full(self) -> bool:

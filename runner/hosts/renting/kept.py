@@ -54,7 +54,11 @@ class KeptLeases(Leases):
     def machine(self) -> LeaseRow | None:
         """Return the stack's persistent machine, if it exists or is being created."""
         return next(
-            (row for row in self.ledger.living(self.name) if row.kept and row.stack == self.stack),
+            (
+                row
+                for row in self.ledger.living_leases(self.name)
+                if row.kept and row.stack == self.stack
+            ),
             None,
         )
 
@@ -62,7 +66,7 @@ class KeptLeases(Leases):
         """Return the open uses of a persistent machine, normally at most one."""
         return [
             row
-            for row in self.ledger.living(self.name)
+            for row in self.ledger.living_leases(self.name)
             if row.machine == machine.key and not row.kept
         ]
 

@@ -119,7 +119,7 @@ async def release_orphan(leases: Leases, row: LeaseRow, why: str) -> str:
 async def release_leftovers(leases: Leases, environ: Mapping[str, str]) -> list[str]:
     """Release leftover leases of the same driver at the start of a run.  Returns messages about the others."""
     said = []
-    for row, found in judge_leases(leases.ledger.living(), environ):
+    for row, found in judge_leases(leases.ledger.living_leases(), environ):
         ends, why = found.end, found.why
         if row.run == leases.run or found.reason == "kept":
             continue
@@ -189,7 +189,7 @@ def settle(name: str, hosts: Sequence[str], ws: Workspace, stack: str) -> list[s
         return [words for each in several for words in settle(each, hosts, ws, stack)]
     for path in (of_user(ws.environ), of_workspace(ws.home)):
         with Ledger.open(path, read_only=True) as ledger:
-            known = ledger.living(name)
+            known = ledger.living_leases(name)
         if known:
             driver = driver_of(name, ws.config.driver(name), hosts, str(ws.home))
             with Ledger.open(path) as ledger:

@@ -59,7 +59,7 @@ def _list(args: argparse.Namespace) -> int:
     known = [(entry.id, entry.summary, entry) for entry in library.entries()]
     here = [
         (f"./{entry.path.name}", entry.summary, entry)
-        for entry in library.beside(args.location.here)
+        for entry in library.list_recipes(args.location.here)
     ]
     wrong = library.faults()
     if args.json:
@@ -125,7 +125,7 @@ def _validate(args: argparse.Namespace) -> int:
                     sys.stdin.buffer.read(MAX_BYTES + 1), "<stdin>", args.workspace, given
                 )
             else:
-                meant = library.meant(args.location, name if names else None)
+                meant = library.resolve(args.location, name if names else None)
                 path = library.find(meant, args.workspace)
                 mine = validation.check_file(
                     Path(beside(str(path))), args.workspace, given, own=is_path(meant)

@@ -174,12 +174,12 @@ def _fix_and_check(
     verdict: Verdict,
 ) -> Verdict:
     """Say what to type and what to write, and look again with what can be typed."""
-    from ...advice.findings import remedies
+    from ...advice.findings import list_remedies
 
     typed: dict[str, object] = {}
     written: list[str] = []
     for finding in verdict.findings:
-        more, rest = remedies(finding, found)
+        more, rest = list_remedies(finding, found)
         typed |= more
         written += rest
     out = sys.stdout if args.format == "text" else sys.stderr

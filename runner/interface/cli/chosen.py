@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import CannotRun, NotFound, RecipeError, did_you_mean
-from ...execution.session import look
+from ...execution.session import preview
 from ...execution.terms import request_of_run
 from ...language import library
 from ...paths import Location, is_path
@@ -89,9 +89,9 @@ def requests(ws: Workspace, args: argparse.Namespace) -> list[Request]:
     """What the words ask about.  Without a recipe: what was run last here, with its inputs and these; else ./recipe.yaml."""
     words, typed = split_words(args.words)
     given, origins = values_of(args, typed)
-    names = [library.meant(args.location, word) for word in words]
+    names = [library.resolve(args.location, word) for word in words]
     if args.file is not None:
-        names.insert(0, library.path(args.location, args.file))
+        names.insert(0, library.resolve_path(args.location, args.file))
     out, current, folders = (
         published_below(args),
         args.python == "current",
@@ -103,7 +103,7 @@ def requests(ws: Workspace, args: argparse.Namespace) -> list[Request]:
             for name in dict.fromkeys(names)
         ]
     known = (request_of_run(row) for row in ws.store.runs.latest(last=1))
-    last = next(known, None) or Request(library.meant(args.location, None))
+    last = next(known, None) or Request(library.resolve(args.location, None))
     inputs, preset = {**last.inputs, **given}, args.preset or last.preset
     return [
         Request(
@@ -154,7 +154,7 @@ def recipe_of(ws: Workspace, location: Location, word: str | None) -> str:
         with suppress(NotFound):
             from ...language import parse
 
-            meant = parse.load(library.find(library.meant(location, word), location.root)).id
+            meant = parse.load(library.find(library.resolve(location, word), location.root)).id
             versions = [id for id in (meant, sweep_name(meant)) if id in known]
     if not versions:
         raise NotFound(
@@ -187,7 +187,7 @@ def makers(ws: Workspace, row: RunRow, word: str) -> list[AttemptRow]:
     asked = request_of_run(row)
     traces = []
     with suppress(RecipeError, OSError):
-        found = look(ws, asked) if asked is not None else None
+        found = preview(ws, asked) if asked is not None else None
         keys = (
             [
                 verdict.key

@@ -110,18 +110,13 @@ def answer(words: Sequence[str]) -> int:
 
 
 def candidates(words: list[str]) -> Iterator[str]:
-    """What may complete the last of `words`, which follow `recipe`."""
-    if len(words) > 1 and words[-2] == "--":  # fish hands the unfinished word over like this
+    """Yield completions of the last of `words`, the command line after `recipe`."""
+    if len(words) > 1 and words[-2] == "--":  # fish puts -- before the unfinished word
         del words[-2]
     *before, word = words or [""]
     verb = next((each for each in before if each in VERBS), None)
     if verb is None:
-        if word.startswith("-"):
-            yield from _starting_with(word, ["--help", "--version"])
-        else:
-            yield from _starting_with(
-                word, (f"{name}\t{says}" for name, (_, says) in VERBS.items())
-            )
+        yield from _verbs(word)
         return
     before.remove(verb)
     parser, _ = parser_of(verb)
@@ -131,29 +126,36 @@ def candidates(words: list[str]) -> Iterator[str]:
         for option in action.option_strings
         if action.nargs != 0
     }
-    flag = before[-1] if before and before[-1] in taking else None
-    if flag is None and word.startswith("--") and "=" in word and word.partition("=")[0] in taking:
-        flag, _, value = word.partition("=")
-        yield from (
-            f"{flag}={found}"
-            for found in _values(verb, taking[flag], flag, value, before)
-            if not found.startswith(":")
-        )
-    elif flag is not None:
+    flag, equals, value = word.partition("=")
+    if before and before[-1] in taking:
+        flag = before[-1]
         yield from _values(verb, taking[flag], flag, word, before[:-1])
+    elif word.startswith("--") and equals and flag in taking:
+        found = _values(verb, taking[flag], flag, value, before)
+        yield from (f"{flag}={each}" for each in found if not each.startswith(":"))
     elif word.startswith("-"):
-        known = [
-            (o, a)
-            for a in parser._actions
-            for o in a.option_strings
-            if o.startswith("--") or (word != "--" and len(word) < 3)
-        ]
-        yield from _starting_with(
-            word,
-            (f"{option}\t{action.help}" if action.help else option for option, action in known),
-        )
+        yield from _flags(parser, word)
     else:
         yield from _words(verb, parser, word, _loose(before, taking), _location_of(before))
+
+
+def _verbs(word: str) -> Iterator[str]:
+    if word.startswith("-"):
+        yield from _starting_with(word, ["--help", "--version"])
+    else:
+        yield from _starting_with(word, (f"{name}\t{says}" for name, (_, says) in VERBS.items()))
+
+
+def _flags(parser: argparse.ArgumentParser, word: str) -> Iterator[str]:
+    """Yield the flags that start with `word`, short flags only for `-` and one letter."""
+    shows_short = word != "--" and len(word) < 3
+    known = [
+        f"{option}\t{action.help}" if action.help else option
+        for action in parser._actions
+        for option in action.option_strings
+        if option.startswith("--") or shows_short
+    ]
+    yield from _starting_with(word, known)
 
 
 def _values(
@@ -221,7 +223,7 @@ def _words(
                 word,
                 (
                     f"{head}{entry.path.name}\t{entry.summary}"
-                    for entry in library.beside(place.here)
+                    for entry in library.list_recipes(place.here)
                 ),
             )
             if "/" in word:
@@ -259,7 +261,7 @@ def _recipe(words: Sequence[str], place: Location) -> Any:
     named += [word for word in words if word.isidentifier()]
     for name in [*named, None]:
         try:
-            return document.read(library.find(library.meant(place, name), place.root)).value
+            return document.read(library.find(library.resolve(place, name), place.root)).value
         except RecipeError:
             continue
     return {}

@@ -178,7 +178,7 @@ def _extensions() -> Iterator[Finding]:
     from ...language import library
 
     for group, what in ((extensions.RECIPES, "recipes"), (extensions.DRIVERS, "driver")):
-        for each in extensions.found(group):
+        for each in extensions.find_extensions(group):
             yield Finding("ok", what, f"{each.name} ({each.target}) from {each.origin}")
     for problem in (*library.faults(), *extensions.driver_faults()):
         yield Finding("note", "packages", problem.message, problem.fix)

@@ -128,9 +128,9 @@ def recipe_and_values(args: argparse.Namespace) -> tuple[str, dict[str, object],
         words.insert(0, name)
         name = None
     recipe = (
-        library.path(args.location, args.file)
+        library.resolve_path(args.location, args.file)
         if args.file is not None
-        else library.meant(args.location, name)
+        else library.resolve(args.location, name)
     )
     return recipe, *values_of(args, parse_pairs(words))
 

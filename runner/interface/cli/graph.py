@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from ...execution.session import look
+from ...execution.session import preview
 from ...planning.ids import names, readable
 from ..tail import safe_ids, safe_line
 from .chosen import add_words, open_to_look, requests, title
@@ -46,7 +46,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     with open_to_look(args.workspace) as ws:
-        surveys = [look(ws, request) for request in requests(ws, args)]
+        surveys = [preview(ws, request) for request in requests(ws, args)]
     if args.format == "json":
         print(json.dumps([as_json(found) for found in surveys], indent=2))
         return 0

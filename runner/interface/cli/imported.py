@@ -248,7 +248,7 @@ def _kind(path: Path) -> str:
 
 
 def _sky(name: str, source: Path, task: Table, root: Path) -> Imported:
-    from ...advice.estimates import figures
+    from ...advice.estimates import load_hardware
 
     work = source.parent / str(task.get("workdir") or ".")
     found = (
@@ -268,4 +268,4 @@ def _sky(name: str, source: Path, task: Table, root: Path) -> Imported:
         for each in found
         if _kind(each) == "code" or each.suffix in (".py", ".sh")
     ]
-    return from_sky(name, task, base, code, {gpu.asked for gpu in figures().gpus})
+    return from_sky(name, task, base, code, {gpu.asked for gpu in load_hardware().gpus})

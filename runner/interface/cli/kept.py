@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import CannotRun, NotFound, did_you_mean
-from ...execution.session import look
+from ...execution.session import preview
 from ...language.units import about
 from ...paths import beside, is_path
 from ...planning.ids import bare, inner_names, names, readable, stored_form
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         args.step = None
     with (open_existing if args.resume else open_to_look)(args.workspace) as ws:
         request = one_request(ws, args)
-        found = look(ws, request)
+        found = preview(ws, request)
         chosen = (
             find_nodes(found, args.step) if args.step is not None else range(len(found.plan.nodes))
         )
@@ -103,12 +103,16 @@ def run(args: argparse.Namespace) -> int:
         print(
             safe_line(
                 beside(
-                    str(kept_state.export(_only(states).numbered(args.number), Path(args.export)))
+                    str(
+                        kept_state.export(
+                            _only(states).find_numbered(args.number), Path(args.export)
+                        )
+                    )
                 )
             )
         )
     elif args.path or args.number is not None:
-        print("\n".join(safe_line(str(state.numbered(args.number).path)) for state in states))
+        print("\n".join(safe_line(str(state.find_numbered(args.number).path)) for state in states))
     elif args.json:
         print(json.dumps([_as_json(state) for state in states], indent=2))
     else:
@@ -207,7 +211,7 @@ def _as_json(state: StepState) -> dict[str, object]:
 
 def _path(args: argparse.Namespace) -> int:
     with open_to_look(args.workspace) as ws:
-        found = look(ws, one_request(ws, args))
+        found = preview(ws, one_request(ws, args))
         chosen = _outputs(found, args.output)
         some = [each for each in chosen if found.verdicts[each[0]].answer != "skip"]
         paths = [

@@ -170,14 +170,14 @@ def _scaffold(name: str, shown: str, programs_at: str) -> dict[str, str]:
 
 def _tailor(args: argparse.Namespace, path: Path, name: str) -> tuple[dict[str, str], list[str]]:
     """A recipe that uses one of the library on a kind of GPU, and what to say of it.  Raises Invalid, NotFound, CannotRun."""
-    from ...advice.estimates import figures
+    from ...advice.estimates import load_hardware
     from ...language import parse
     from ...storage.workspace import Workspace
     from ..pairs import parse_pairs
     from ..tailoring import tailor
 
     if args.origin is None or args.gpu is None or args.script is not None:
-        known = ", ".join(gpu.name for gpu in figures().gpus)
+        known = ", ".join(gpu.name for gpu in load_hardware().gpus)
         raise Invalid(
             [
                 Problem(
@@ -195,7 +195,7 @@ def _tailor(args: argparse.Namespace, path: Path, name: str) -> tuple[dict[str, 
             fix="for a recipe of your own, set `gpu` and `gpu_memory` in its `resources`",
         )
     with Workspace.open(args.workspace, read_only=True) as ws:
-        made = tailor(ws, name, recipe, figures().find(args.gpu), given, args.preset)
+        made = tailor(ws, name, recipe, load_hardware().find(args.gpu), given, args.preset)
     words = [f"{each}=…" for each in made.needed]
     return {path.name: made.text}, [
         *(f"chosen: {note}" for note in made.notes),
@@ -245,7 +245,7 @@ def _draft_script(location: Location, recipe: Path, name: str, script: Path) -> 
         name
         for file in needed.files
         if file.endswith(".py")
-        for name in read_imports(str(home / file)).dotted
+        for name in read_imports(str(home / file)).module_names
     ]
 
     def kind(place: str) -> str:

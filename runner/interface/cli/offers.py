@@ -13,7 +13,7 @@ from drivers import DRIVERS, install_line
 from drivers.base import Need, Wish
 
 from ...errors import CannotRun
-from ...execution.session import look
+from ...execution.session import preview
 from ...execution.terms import Choice
 from ...hosts.renting import offering
 from ...hosts.renting.offering import Shelf
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         with open_to_work(args.workspace, request) as ws:
             if args.stack:
                 ws.on(args.stack)
-            survey = look(ws, request, Choice())
+            survey = preview(ws, request, Choice())
             found = _ask_drivers(
                 args,
                 ws,

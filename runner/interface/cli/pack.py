@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...errors import NotFound
-from ...language.inputs import BadValue, converted, divided, kind_of
+from ...language.inputs import BadValue, convert, kind_of, split_secrets
 from ...language.recipe import Input
 from ...language.units import about
 from ...retry import backoff, retry
@@ -127,7 +127,7 @@ def _there(ws: Workspace, args: argparse.Namespace) -> Path:
     from ...storage.sources import ask, fetch
 
     given = _address(args.path)
-    kind, (address, _) = kind_of(given), divided(given)
+    kind, (address, _) = kind_of(given), split_secrets(given)
     ws.addresses[address] = given
     identity = ask(ws, kind, address)
     if not args.quiet and not args.json:
@@ -141,7 +141,7 @@ def _there(ws: Workspace, args: argparse.Namespace) -> Path:
 def _address(word: str) -> str:
     """As an input of type dataset takes it.  Raises NotFound."""
     try:
-        return str(converted(Input("dataset", "dataset"), word))
+        return str(convert(Input("dataset", "dataset"), word))
     except BadValue as error:
         raise NotFound(f"{word} {error.message}", fix=error.fix) from error
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from drivers.base import DriverError, Lease
 
 from ... import settings
-from ...api.leases import Known, end_leases, known_leases, lease_to_end
+from ...api.leases import OpenLease, end_leases, find_endable_lease, open_leases
 from ...errors import CannotRun, Invalid, NotFound, Problem, did_you_mean
 from ...hosts.renting import reaper
 from ...hosts.renting.leases import Leases, driver_of, rents
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     own = {lease.key for lease in entered}
     known = [
         each
-        for each in known_leases(root, os.environ, args.driver)
+        for each in open_leases(root, os.environ, args.driver)
         if args.installation is None or each.row.key in own
     ]
     ends = _choose_leases(
@@ -158,7 +158,7 @@ async def _strange(
     """The machines that bear our mark, or that of another installation, and of which no lease is known; and which providers could not be asked."""
     config = settings.load(root, os.environ)
     with Ledger.open(of_user(os.environ), read_only=True) as ledger:
-        names = {row.driver for row in ledger.living() if row.price}
+        names = {row.driver for row in ledger.living_leases() if row.price}
     found: list[Lease] = []
     silent: list[str] = []
     for name in sorted({*names, *config.drivers} if only is None else {only}):
@@ -223,11 +223,11 @@ def _ask_to_end(args: argparse.Namespace, lines: Sequence[str], option: str) -> 
 
 
 def _choose_leases(
-    args: argparse.Namespace, known: Sequence[Known], keys: Sequence[str]
-) -> list[Known]:
+    args: argparse.Namespace, known: Sequence[OpenLease], keys: Sequence[str]
+) -> list[OpenLease]:
     """What is to be ended.  Raises NotFound, CannotRun, Invalid."""
     for key in keys:
-        lease_to_end(known, key)
+        find_endable_lease(known, key)
     ends = [each for each in known if (each.fate.end and not args.keys) or each.row.key in keys]
     dead = [each for each in known if args.dead and each not in ends and not _left_alone(each.fate)]
     if (
@@ -247,7 +247,7 @@ def _left_alone(fate: reaper.Fate) -> bool:
 
 
 def _as_json(
-    each: Known, ends: Sequence[Known], left: dict[str, str], dry: bool
+    each: OpenLease, ends: Sequence[OpenLease], left: dict[str, str], dry: bool
 ) -> dict[str, object]:
     row = each.row
     done = (

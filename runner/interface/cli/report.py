@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 from ...advice import bottleneck
 from ...api import costs
 from ...api.finding import find_run
-from ...api.logs import parts
-from ...api.metrics import links
+from ...api.logs import list_attempt_logs
+from ...api.metrics import list_links
 from ...errors import CannotRun, NotFound
 from ...language.units import about
 from ...language.values import is_number
@@ -34,7 +34,7 @@ from .history import earlier
 from .overview import ProgressOverview
 
 if TYPE_CHECKING:
-    from ...api.logs import Part as Attempt
+    from ...api.logs import AttemptLog as Attempt
     from ...planning.run_view import RunView, StepView
     from ...storage.records.runs import AttemptRow, RunRow
     from ...storage.workspace import Workspace
@@ -245,7 +245,9 @@ def describe_run(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
         "progress": {"step": done_steps, "total": total, "percent": percent, "eta": eta},
         "fresh": view.counts.get("FRESH", 0),
         "links": [
-            each._asdict() for each in links(ws, row) if step is None or step in names(each.step)
+            each._asdict()
+            for each in list_links(ws, row)
+            if step is None or step in names(each.step)
         ],
         "steps": [_report_of(ws, row.id, each, row.inputs) for each in chosen],
     }
@@ -262,7 +264,7 @@ def _steps(ws: Workspace, row: RunRow, view: RunView) -> list[_Done]:
     for attempt in ws.store.runs.attempts(row.id):
         tries.setdefault(attempt.step, []).append(attempt)
     moves = ws.store.runs.step_moves(row.id)
-    going = {part.step: part for part in parts(moves) if not part.ended}
+    going = {part.step: part for part in list_attempt_logs(moves) if not part.ended}
     found = [
         _Done(step, tries.get(id, ()), usd.get(id, 0.0), going.get(id))
         for id, step in view.steps.items()
@@ -284,7 +286,7 @@ def _report_of(ws: Workspace, run: str, done: _Done, inputs: Mapping[str, Any]) 
     points = [*(point for each in ended for point in each.points or ()), *live]
     lines = _lines(points)
     known = {**(ended[0].metrics if ended else {}), **summarize_points(live, {})}
-    found = bottleneck.breakdown(_lines(filter(bottleneck.is_timed, points)))
+    found = bottleneck.average_phases(_lines(filter(bottleneck.is_timed, points)))
     report: StepReport = {
         "id": step.id, "state": done.state, "reason": _cause(done), "detail": step.detail,
         "exit": step.failure.exit if step.failure is not None else None, "fix": step.failure.fix if step.failure is not None else "",

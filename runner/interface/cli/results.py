@@ -1,4 +1,4 @@
-"""`recipe results`: the instances and runs of a recipe beside each other: inputs that differ, metrics, time, place.  Changes nothing."""
+"""Compare the results of a recipe's runs in a table for `recipe results`.  Read-only."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from ...errors import NotFound, did_you_mean
 from ...planning.ids import bare, inner_names, names, stored_form
 from ...survey import comparison
-from ...survey.comparison import OWN, Cell, Comparison
+from ...survey.comparison import OWN, Cell, Comparison, Result
 from ..tables import align, cell, markdown
 from ..tail import safe_ids, safe_line, span
 from .chosen import moment, near_step, open_to_look, recipe_of, sweep_name
 from .flags import JSON_HELP
 
-_LISTED = 60  # results of a step
-_COMPARED = 20  # runs in a browser, which shows so many
-_METRICS = 5  # of a table
+_LISTED = 60  # table rows per step
+_COMPARED = 20  # most runs that the browser page compares
+_METRICS = 5  # most metrics in a table
 _TEXT = frozenset({"step", "run", "label", "state", "reason", "where", "best", "made"})
 
 
@@ -78,58 +78,82 @@ def run(args: argparse.Namespace) -> int:
         found += comparison.collect_results(ws, sweep_name(recipe))
         chosen = comparison.read_criteria(ws, recipe)
     if args.step is not None:
-        known = [result.step for result in found]
-        found = [result for result in found if args.step in names(result.step)] or [
-            result for result in found if args.step in inner_names(result.step)
-        ]
-        if not found:
-            raise NotFound(
-                f'no result of "{args.step}" in the runs of {recipe}',
-                fix=near_step(args.step, known) if known else _NONE,
-            )
-    tables = comparison.compare(
-        found, chosen, sort=args.sort, least=None if args.best is None else args.best == "min"
-    )
+        found = _choose_step(found, args.step, recipe)
+    least = None if args.best is None else args.best == "min"
+    tables = comparison.compare(found, chosen, sort=args.sort, least=least)
     if args.sort is not None:
-        tables = [table for table in tables if table.has(args.sort)]
-        if not tables:
-            known = sorted({name for result in found for name in (*result.values, *result.metrics)})
-            raise NotFound(
-                f'no result of {recipe} has a column "{args.sort}"',
-                fix=did_you_mean(args.sort, known) or f"available columns: {', '.join(known)}",
-            )
-    wanted = (
-        [name.strip() for name in args.columns.split(",")] if args.columns is not None else None
-    )
-    _check(wanted, tables)
+        tables = _choose_sortable(tables, args.sort, recipe, found)
+    columns = _split_columns(args.columns)
+    _check_columns(columns, tables)
     if args.opens:
         return _open_comparison(args, tables)
     if args.json:
-        print(
-            json.dumps(
-                {"recipe": recipe, "results": [row for table in tables for row in _as_json(table)]},
-                indent=2,
-            )
-        )
+        _print_json(recipe, tables)
     elif args.csv:
-        rows = [row for table in tables for row in table.flat()]
-        columns = wanted or list(dict.fromkeys(name for row in rows for name in row))
-        csv.writer(sys.stdout, lineterminator="\n").writerows(
-            [columns, *([row.get(name) for name in columns] for row in rows)]
-        )
+        _print_csv(tables, columns)
     elif not tables:
         print(f"no step of {recipe} reported metrics: {_NONE}")
     else:
-        print(
-            "\n\n".join(
-                "\n".join(as_text(table, recipe, wanted, in_markdown=args.md)) for table in tables
-            )
-        )
+        _print_text(recipe, tables, columns, in_markdown=args.md)
     return 0
 
 
+def _choose_step(found: Sequence[Result], step: str, recipe: str) -> list[Result]:
+    """Return the results of a step, or of the inner steps with its name.  Raises NotFound."""
+    chosen = [result for result in found if step in names(result.step)]
+    if not chosen:
+        chosen = [result for result in found if step in inner_names(result.step)]
+    if not chosen:
+        known = [result.step for result in found]
+        raise NotFound(
+            f'no result of "{step}" in the runs of {recipe}',
+            fix=near_step(step, known) if known else _NONE,
+        )
+    return chosen
+
+
+def _choose_sortable(
+    tables: Sequence[Comparison], column: str, recipe: str, found: Sequence[Result]
+) -> list[Comparison]:
+    """Return the tables with the sort column.  Raises NotFound if no table has the column."""
+    sortable = [table for table in tables if table.has(column)]
+    if not sortable:
+        known = sorted({name for result in found for name in (*result.values, *result.metrics)})
+        raise NotFound(
+            f'no result of {recipe} has a column "{column}"',
+            fix=did_you_mean(column, known) or f"available columns: {', '.join(known)}",
+        )
+    return sortable
+
+
+def _split_columns(names: str | None) -> list[str] | None:
+    if names is None:
+        return None
+    return [name.strip() for name in names.split(",")]
+
+
+def _print_json(recipe: str, tables: Sequence[Comparison]) -> None:
+    results = [row for table in tables for row in _as_json(table)]
+    print(json.dumps({"recipe": recipe, "results": results}, indent=2))
+
+
+def _print_csv(tables: Sequence[Comparison], columns: Sequence[str] | None) -> None:
+    rows = [row for table in tables for row in table.flat()]
+    header = columns or list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows([row.get(name) for name in header] for row in rows)
+
+
+def _print_text(
+    recipe: str, tables: Sequence[Comparison], columns: Sequence[str] | None, *, in_markdown: bool
+) -> None:
+    texts = [as_text(table, recipe, columns, in_markdown=in_markdown) for table in tables]
+    print("\n\n".join("\n".join(lines) for lines in texts))
+
+
 def _open_comparison(args: argparse.Namespace, tables: Sequence[Comparison]) -> int:
-    """Open the page where it compares the runs that made the newest results.  Raises NotFound where there are none."""
+    """Open a browser page that compares the runs with the newest results.  Raises NotFound if no result exists."""
     from .serve import page
 
     made = {result.run: result.made for table in tables for result in table.results}
@@ -144,10 +168,10 @@ _NONE = (
 )
 
 
-def _check(wanted: Sequence[str] | None, tables: Sequence[Comparison]) -> None:
-    """That some table has each of the columns.  Raises NotFound."""
+def _check_columns(columns: Sequence[str] | None, tables: Sequence[Comparison]) -> None:
+    """Raise NotFound if a column is in none of the tables."""
     known = dict.fromkeys(name for table in tables for row in table.flat() for name in row)
-    for name in wanted or ():
+    for name in columns or ():
         if name not in known:
             raise NotFound(
                 f'unknown column "{name}"',
@@ -168,82 +192,112 @@ def _as_json(table: Comparison) -> list[dict[str, object]]:
 
 
 def as_text(
-    table: Comparison, recipe: str, wanted: Sequence[str] | None, *, in_markdown: bool
+    table: Comparison, recipe: str, columns: Sequence[str] | None, *, in_markdown: bool
 ) -> list[str]:
-    """The results of one step for people."""
-    rows, best, by = table.flat(), table.best, table.by
-    columns = list(wanted) if wanted is not None else _columns(table, rows)
-    marks = [] if best is None or in_markdown else [""]
+    """Return the lines of a step's result table, with a title and a legend for the best result."""
+    rows = table.flat()
+    if columns is None:
+        columns = _choose_columns(table, rows)
     listed = rows[:_LISTED]
-    text = [
-        [*marks, *(safe_line(name).upper() if name in OWN else safe_line(name) for name in columns)]
-    ]
-    for row in listed:
-        cells = [_text(name, row.get(name)) for name in columns]
-        if in_markdown and row["best"]:
-            cells[0] = f"**{cells[0]}**"
-        text.append([*("*" if row["best"] else "" for _ in marks), *cells])
-    right = {
-        n + len(marks)
-        for n, name in enumerate(columns)
-        if name not in _TEXT and _numbers(listed, name)
-    }
-    runs, gap = len({result.run for result in table.results}), [""] if in_markdown else []
-    many = (
-        f"{len(rows)} result{'s' if len(rows) != 1 else ''} of {runs} run{'s' if runs != 1 else ''}"
-    )
-    lines = [
-        f"{safe_ids(bare(table.results[0].step))} of {recipe}: {many}",
-        *gap,
-        *(markdown if in_markdown else align)(text, right),
-    ]
+    has_marks = table.best is not None and not in_markdown
+    cells, right = _table_cells(listed, columns, has_marks=has_marks, in_markdown=in_markdown)
+    gap = [""] if in_markdown else []
+    lines = [_title(table, recipe), *gap, *(markdown if in_markdown else align)(cells, right)]
     if len(rows) > len(listed):
         lines.append(f"… and {len(rows) - len(listed)} more (--csv and --json have all)")
-    if best is not None and by is not None:
-        lines += [
-            *gap,
-            f"{'In bold' if in_markdown else '*'}: {safe_line(by.words)}, {safe_ids(best.step)} of {best.run}",
-        ]
+    if table.best is not None and table.by is not None:
+        mark = "In bold" if in_markdown else "*"
+        best = f"{safe_ids(table.best.step)} of {table.best.run}"
+        lines += [*gap, f"{mark}: {safe_line(table.by.words)}, {best}"]
     return lines
 
 
-def _columns(table: Comparison, rows: Sequence[Mapping[str, Cell]]) -> list[str]:
-    """What people want to see: what differs, the metrics, how long it took, and where."""
+def _title(table: Comparison, recipe: str) -> str:
+    step = safe_ids(bare(table.results[0].step))
+    results = _count(len(table.results), "result")
+    runs = _count(len({result.run for result in table.results}), "run")
+    return f"{step} of {recipe}: {results} of {runs}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _table_cells(
+    rows: Sequence[Mapping[str, Cell]],
+    columns: Sequence[str],
+    *,
+    has_marks: bool,
+    in_markdown: bool,
+) -> tuple[list[list[str]], set[int]]:
+    """Return the header and rows of a table, and the indices of its right-aligned columns.
+
+    With `has_marks`, the first column marks the best result. In Markdown, the best result's first cell is bold.
+    """
+    header = [safe_line(name).upper() if name in OWN else safe_line(name) for name in columns]
+    text = [["", *header] if has_marks else header]
+    for row in rows:
+        cells = [_cell_text(name, row.get(name)) for name in columns]
+        if in_markdown and row["best"]:
+            cells[0] = f"**{cells[0]}**"
+        if has_marks:
+            cells.insert(0, "*" if row["best"] else "")
+        text.append(cells)
+    right = {
+        n + has_marks
+        for n, name in enumerate(columns)
+        if name not in _TEXT and _is_numeric(rows, name)
+    }
+    return text, right
+
+
+def _choose_columns(table: Comparison, rows: Sequence[Mapping[str, Cell]]) -> list[str]:
+    """Return the default columns: the inputs that differ, metrics, time, and non-empty details."""
     differs = comparison.differing_inputs(table.results)
     inputs = [f"inputs.{name}" if name in OWN else name for name in differs]
+    columns = [*inputs, *_metric_columns(table, rows)]
+    if not _are_distinct(rows, inputs):
+        columns.insert(0, "step")
+    if any(row["state"] != "DONE" for row in rows):
+        columns.append("state")
+    columns.append("time")
+    if any(row["where"] for row in rows):
+        columns.append("where")
+    columns.append("run")
+    if any(row["label"] for row in rows):
+        columns.append("label")
+    return columns
+
+
+def _metric_columns(table: Comparison, rows: Sequence[Mapping[str, Cell]]) -> list[str]:
+    """Return the metric columns, each followed by its best value if that differs from the last."""
     taken = {*OWN, *(name for result in table.results for name in result.values)}
-    first = [table.by.metric] if table.by is not None else []
-    metrics = []
-    for name in list(dict.fromkeys([*first, *comparison.metric_names(table.results)]))[:_METRICS]:
-        word = f"metrics.{name}" if name in taken else name
-        best = comparison.best_column(word)
-        metrics += [
-            word,
-            *([best] if any(row.get(best) not in (None, row.get(word)) for row in rows) else []),
-        ]
-    distinct = inputs and len(
-        {json.dumps([row.get(name) for name in inputs]) for row in rows}
-    ) == len(rows)
-    state = ["state"] if any(row["state"] != "DONE" for row in rows) else []
-    label = ["label"] if any(row["label"] for row in rows) else []
-    where = ["where"] if any(row["where"] for row in rows) else []
-    return [
-        *([] if distinct else ["step"]),
-        *inputs,
-        *metrics,
-        *state,
-        "time",
-        *where,
-        "run",
-        *label,
-    ]
+    metrics = comparison.metric_names(table.results)
+    if table.by is not None:
+        metrics = [table.by.metric, *metrics]
+    columns = []
+    for name in list(dict.fromkeys(metrics))[:_METRICS]:
+        column = f"metrics.{name}" if name in taken else name
+        columns.append(column)
+        best = comparison.best_column(column)
+        if any(row.get(best) not in (None, row.get(column)) for row in rows):
+            columns.append(best)
+    return columns
 
 
-def _numbers(rows: Iterable[Mapping[str, Cell]], name: str) -> bool:
+def _are_distinct(rows: Sequence[Mapping[str, Cell]], inputs: Sequence[str]) -> bool:
+    """Return True if the input values alone tell all rows apart."""
+    if not inputs:
+        return False
+    values = {json.dumps([row.get(name) for name in inputs]) for row in rows}
+    return len(values) == len(rows)
+
+
+def _is_numeric(rows: Iterable[Mapping[str, Cell]], name: str) -> bool:
     return all(row.get(name) is None or isinstance(row[name], (int, float)) for row in rows)
 
 
-def _text(name: str, value: Cell) -> str:
+def _cell_text(name: str, value: Cell) -> str:
     if name == "time" and isinstance(value, (int, float)):
         return span(value)
     if name == "made" and isinstance(value, (int, float)):
@@ -252,4 +306,6 @@ def _text(name: str, value: Cell) -> str:
         return safe_ids(value)
     if name == "where" and not value:
         return "here"
-    return "yes" if name == "best" and value else "" if name == "best" else cell(value)
+    if name == "best":
+        return "yes" if value else ""
+    return cell(value)

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CannotRun, Infrastructure, Invalid, Problem
-from ...execution.refusals import concerned
-from ...execution.session import look
+from ...execution.refusals import nodes_to_check
+from ...execution.session import preview
 from ...execution.session import run as run_session
-from ...execution.terms import Choice, Label, Settings, lower, placed
+from ...execution.terms import Choice, Label, Settings, apply_stack, lower_limits
 from ...language.units import money_text
 from ...planning.ids import stored_form
 from ...survey.empty_globs import empty_warnings
@@ -246,7 +246,7 @@ def done(ws: Workspace, request: Request, args: argparse.Namespace, *, more: boo
     if not _ask_about_cost(ws, request, choice, args):
         return 3
     settings = settings_of(args)
-    if getattr(args, "in_cluster", False) and look(ws, request, choice).todo:
+    if getattr(args, "in_cluster", False) and preview(ws, request, choice).todo:
         return _in_cluster(ws, args)
     return carried_out(ws, request, choice, settings, args, more=more)
 
@@ -324,7 +324,7 @@ def _rents(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
     """What would be rented, and what next; nothing where the driver rents nothing."""
     if args.driver == "local" or not found.todo:
         return []
-    from ...execution.refusals import sends, signed_there
+    from ...execution.refusals import find_sent_secrets, find_signed_addresses
     from ...hosts.renting.several import data_notice
     from ..shelves import describe_choice
 
@@ -333,12 +333,14 @@ def _rents(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
         there = [n for n in found.todo if found.plan.specs()[n].resources.gpus] if shelves else []
         taken = {
             name
-            for names in sends([found.plan.specs()[n] for n in there], ws.environ).values()
+            for names in find_sent_secrets(
+                [found.plan.specs()[n] for n in there], ws.environ
+            ).values()
             for name in names
         }
         taken |= {
             f"signed URLs of the objects in {address}"
-            for address in signed_there(ws, found, there, args.driver)
+            for address in find_signed_addresses(ws, found, there, args.driver)
         }
         return [
             *describe_choice(shelves),
@@ -471,8 +473,8 @@ def _ask_about_cost(
         return True
     if args.yes:
         return True
-    found = look(ws, request, choice)
-    limits = lower(found.plan.settings.limits, placed(ws, settings_of(args)).limits)
+    found = preview(ws, request, choice)
+    limits = lower_limits(found.plan.settings.limits, apply_stack(ws, settings_of(args)).limits)
     beside = int(_head(ws, args) is not None)
     joins = beside or any(driver.traits.joins for driver in drivers.values())
     counts = [found.plan.specs()[n].node_count - beside for n in found.todo]
@@ -543,7 +545,7 @@ def carried_out(
     Ctrl-C asks that nothing more is started.  Where it came while the last steps ended there was nothing more: all that was asked for is made, and
     the next run would find everything fresh.  So that is 0, unless the caller itself would go on with `more`.
     """
-    from ...logs import through
+    from ...logs import redirect_lines
     from ..console import Live, for_stream
 
     commands = getattr(args, "print_commands", False)
@@ -555,7 +557,7 @@ def carried_out(
         verbose=args.verbose,
         commands=commands,
     )
-    with through(listener.log if isinstance(listener, Live) else None):
+    with redirect_lines(listener.log if isinstance(listener, Live) else None):
         summary = run_session(ws, request, choice, settings, listener, resumed)
     if getattr(args, "notify", False):
         from ..desktop import notify
@@ -572,9 +574,9 @@ def carried_out(
         return 130
     if summary.state == "COMPLETED":
         return 0
-    if any(failure.began for failure in summary.failed) or not summary.failed:
+    if any(failure.has_begun for failure in summary.failed) or not summary.failed:
         return 1
-    return 5 if all(failure.unplaced for failure in summary.failed) else 2
+    return 5 if all(failure.is_unplaced for failure in summary.failed) else 2
 
 
 def as_text(
@@ -631,7 +633,7 @@ def _estimate_steps(ws: Workspace, found: Survey) -> dict[int, StepEstimate]:
         return {}
     from ...advice import estimates
 
-    return estimates.of_plan(ws, found.plan, found.todo)
+    return estimates.estimate_plan(ws, found.plan, found.todo)
 
 
 def _first_lines(text: str) -> list[str]:
@@ -689,7 +691,7 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping
 
 def _run_preflight(ws: Workspace, found: Survey, args: argparse.Namespace) -> Verdict | None:
     """What preflight rules say of the steps that will run; no host is asked for it."""
-    if not (numbers := concerned(found)):
+    if not (numbers := nodes_to_check(found)):
         return None
     from ...advice import preflight
 

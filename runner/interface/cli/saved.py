@@ -156,11 +156,11 @@ def _show(args: argparse.Namespace, found: Sequence[Saved]) -> int:
 
 
 def _diff(args: argparse.Namespace, found: Sequence[Saved]) -> int:
-    from ...api.differences import plain, values
+    from ...api.differences import diff_mappings, without_files
     from ..differences import all_of, as_json
 
     a, b = ({"recipe": each.recipe, "preset": each.preset, **each.inputs} for each in found)
-    changes = [plain(change) for change in values(a, b)]
+    changes = [without_files(change) for change in diff_mappings(a, b)]
     if args.json:
         print(json.dumps([as_json(change) for change in changes], indent=2))
     else:

@@ -115,13 +115,13 @@ def _load_server() -> ModuleType:
 def page(workspace: Path, place: str, *, port: int = 0, opens: bool = True) -> int:
     """Show the page at a place, as its address has it: of the server that runs, or of one that is started and ends with Ctrl-C."""
     serving = _load_server()
-    if (found := serving.known(workspace)) is not None:
+    if (found := serving.find_server(workspace)) is not None:
         address, token = found
         _show(address, token, place, opens)
         return 0
 
     def ready(address: str, _token: str) -> None:
-        address, token = serving.known(workspace) or (address, "")
+        address, token = serving.find_server(workspace) or (address, "")
         _show(address, token, place, opens)
         print(
             "recipe: press Ctrl-C to stop the server of this page; queued runs then wait for the next worker",

@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         and not os.path.lexists(args.location.here / f"{names[0]}.yaml")
     ):
         return _run(args, names[0])
-    meant = library.meant(args.location, names[0] if names else None)
+    meant = library.resolve(args.location, names[0] if names else None)
     recipe = parse.load(path := library.find(meant, args.workspace))
     if args.values or typed or args.parts or args.values_files or args.preset is not None:
         return _values(recipe, args, typed)
@@ -133,7 +133,7 @@ def _values(recipe: Recipe, args: argparse.Namespace, typed: Mapping[str, str]) 
     from ...language import inputs
 
     given, origins = values_of(args, typed)
-    values, problems = inputs.tried(recipe, given, preset=args.preset, origins=origins)
+    values, problems = inputs.try_bind(recipe, given, preset=args.preset, origins=origins)
     whence = inputs.provenance(recipe, given, preset=args.preset, origins=origins)
     if args.json:
         print(
@@ -204,7 +204,7 @@ def took(root: Path, recipe: str) -> dict[str | None, Took]:
 
 def estimate_presets(root: Path, recipe: Recipe) -> dict[str | None, list[str]]:
     """What the training of each preset is estimated to take on the GPUs that it means; nothing where too little is given, or known."""
-    from ...advice.estimates import of_values, suiting
+    from ...advice.estimates import estimate_values, find_gpus
     from ...language import inputs
     from ...storage.workspace import Workspace
     from .. import datasheet
@@ -231,8 +231,8 @@ def estimate_presets(root: Path, recipe: Recipe) -> dict[str | None, list[str]]:
             )
             with Workspace.open(root, read_only=True) as ws:
                 kinds = [
-                    of_values(ws, recipe.id, values, gpu, wants.gpus or 1)
-                    for gpu in suiting(wants.gpu, wants.gpu_memory)
+                    estimate_values(ws, recipe.id, values, gpu, wants.gpus or 1)
+                    for gpu in find_gpus(wants.gpu, wants.gpu_memory)
                 ]
         except (RecipeError, OSError):
             continue  # `recipe validate` and `recipe plan` say what is wrong

@@ -16,7 +16,7 @@ from drivers.base import DriverError, Host
 
 from ...api.finding import find_run
 from ...errors import CannotRun, Infrastructure, Invalid, NotFound, Problem
-from ...execution.terms import placed, settings_of_run
+from ...execution.terms import apply_stack, settings_of_run
 from ...hosts.renting.leases import driver_of, lease_of
 from ...hosts.renting.several import alternatives
 from ...planning.ids import names
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _enter(ws: Workspace, row: RunRow, place: str, args: argparse.Namespace) -> int:
-    settings = placed(ws, settings_of_run(row))
+    settings = apply_stack(ws, settings_of_run(row))
     name = place.split(" ", 1)[0] if alternatives(ws.config, settings.driver) else settings.driver
     lease = _lease(ws, row.id, name, place)
     driver = driver_of(name, ws.config.driver(name), settings.hosts, str(ws.home))

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Final, NamedTuple, TypedDict
 
-from ...api.differences import plain
-from ...execution.session import look
+from ...api.differences import without_files
+from ...execution.session import preview
 from ...planning.judge import FRESH, SKIPPED
 from ...planning.waiting import WaitKind
 from ...survey.upkeep import examine_published, find_stale
@@ -56,7 +56,9 @@ def run(args: argparse.Namespace) -> int:
     with closing(looked_at(args)) as place:
         # A server keeps no folder of which outputs could be fresh.
         here = place.ws if isinstance(place, Here) else None
-        reports = [report(here, look(here, each)) for each in requests(here, args)] if here else []
+        reports = (
+            [report(here, preview(here, each)) for each in requests(here, args)] if here else []
+        )
         found = find_unfinished(place)
     if args.json:
         print(json.dumps({"recipes": reports, **found._asdict()}, indent=2))
@@ -150,7 +152,7 @@ def report(ws: Workspace, found: Survey) -> RecipeStatus:
         reasons = list(verdict.reasons)
         if verdict.answer == "run":
             changes = differences(found, n, row)
-            reasons += [lines(plain(change))[0] for change in changes or ()]
+            reasons += [lines(without_files(change))[0] for change in changes or ()]
             if not reasons:
                 reasons.append(
                     "no earlier run in this workspace" if row is None else explain_unremembered(row)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ...api.finding import find_run
 from ...errors import CannotRun, NotFound
 from ...execution.results import collect
-from ...execution.session import look
+from ...execution.session import preview
 from ...execution.terms import request_of_run
 from ...language.units import about
 from ...paths import is_path, settings_files
@@ -136,7 +136,7 @@ def _push(ws: Workspace, args: argparse.Namespace) -> int:
     else:
         for request in requests(ws, args):
             traces |= {
-                trace.key: (trace, kept) for trace, kept in local_traces(ws, look(ws, request))
+                trace.key: (trace, kept) for trace, kept in local_traces(ws, preview(ws, request))
             }
     remote_cache = open_store(ws, args.store)
     with _meter(args, lambda: remote_cache.remote.sent) as progress:
@@ -150,7 +150,7 @@ def _pull(ws: Workspace, args: argparse.Namespace) -> int:
     tally = Tally()
     with _meter(args, lambda: remote_cache.remote.received) as progress:
         for request in requests(ws, args):
-            found = look(ws, request)
+            found = preview(ws, request)
             tally += pull(ws, remote_cache, found, progress)
     ws.save_cache()
     return _summary(args, remote_cache, tally, "brought", "from")
@@ -267,12 +267,12 @@ def _meter(
 
 
 def _config(args: argparse.Namespace) -> int:
-    from ...settings import listed
+    from ...settings import list_settings
 
     with open_to_look(args.workspace) as ws:
         config = ws.config
         files = settings_files(ws.root, os.environ)
-    rows = listed(config)
+    rows = list_settings(config)
     if args.json:
         read = [{"path": path, "exists": os.path.exists(path)} for path in files]
         facts: dict[str, object] = {

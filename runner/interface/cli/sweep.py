@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...digest import of_value
 from ...errors import Invalid, NotFound, Problem, did_you_mean
-from ...execution.session import look
+from ...execution.session import preview
 from ...language import document, library
 from ...paths import is_path
 from ...storage.workspace import Workspace
@@ -160,10 +160,10 @@ class _Asked(NamedTuple):
 
 def _try_combinations(ws: Workspace, asked: _Asked) -> int:
     """Every combination, or some by chance."""
-    from ...api.sweeps import drafted
+    from ...api.sweeps import draft
 
     args = asked.args
-    swept = drafted(
+    swept = draft(
         asked.recipe,
         asked.uses,
         asked.given,
@@ -190,7 +190,7 @@ def _search(ws: Workspace, asked: _Asked) -> int:
 
     args, least, metric = asked.args, asked.args.min is not None, str(asked.metric)
     search.library()  # before anything is run
-    where = sweeps.space(
+    where = sweeps.search_space(
         asked.recipe, asked.given, preset=args.preset, origins=asked.origins, metric=metric
     )
     fixed = {name: str(each) for name, each in where.fixed.items()}
@@ -200,13 +200,13 @@ def _search(ws: Workspace, asked: _Asked) -> int:
     )
     path = asked.folder / f"{asked.name}-tpe-{study[:8]}.yaml"
     request, code = asked.request(path, where.fixed), 0
-    drawn = sweeps.trials(document.read(path).value, where.axes) if path.exists() else []
+    drawn = sweeps.read_trials(document.read(path).value, where.axes) if path.exists() else []
     while True:
         if drawn and not args.dry_run:
             code = _round(ws, request, args, more=len(drawn) < args.tpe)
             if code not in (0, 1) or (code == 1 and not args.keep_going):
                 break
-        results = _results(ws, look(ws, request), metric) if drawn else {}
+        results = _results(ws, preview(ws, request), metric) if drawn else {}
         if drawn and not results and code == 0 and not args.dry_run:
             break  # the table says which metrics there are
         tried = [search.Trial(values, results.get(n)) for n, values in enumerate(drawn)]
@@ -222,7 +222,7 @@ def _search(ws: Workspace, asked: _Asked) -> int:
             break
         drawn += new
         ws.write(
-            path, sweeps.searched(asked.recipe, asked.uses, where, drawn, args.preset).encode()
+            path, sweeps.write_search(asked.recipe, asked.uses, where, drawn, args.preset).encode()
         )
     if code in (0, 1) and drawn and not (args.dry_run or args.json or args.quiet > 1):
         _print(ws, request, metric, least=least)
@@ -231,14 +231,14 @@ def _search(ws: Workspace, asked: _Asked) -> int:
 
 def _round(ws: Workspace, request: Request, args: argparse.Namespace, *, more: bool = False) -> int:
     """Run the instances that have no result; with --stop-early without those that were stopped.  The exit code; `more`: another round follows."""
-    found = look(ws, request)
+    found = preview(ws, request)
     args.leave = tuple(stopped.stopped_attempts(ws, found)) if args.stop_early else ()
     if args.leave and not args.quiet:
         print(
             f"recipe: {len(args.leave)} instances that an earlier sweep stopped early are skipped; to continue them, omit `--stop-early`",
             file=sys.stderr,
         )
-    open = {found.plan.nodes[n].id for n in look(ws, request, running.choice_of(args)).todo}
+    open = {found.plan.nodes[n].id for n in preview(ws, request, running.choice_of(args)).todo}
     return running.done(ws, request, args, more=more) if open or args.dry_run else 0
 
 
@@ -269,7 +269,7 @@ def _announce(where: Space, known: int, new: Sequence[Sequence[Tree]]) -> None:
 
 def _print(ws: Workspace, request: Request, metric: str | None, *, least: bool) -> None:
     """The instances of this sweep beside each other.  Raises NotFound when none has the metric."""
-    found = look(ws, request)
+    found = preview(ws, request)
     keys = {verdict.key for verdict in found.verdicts if verdict.key is not None}
     results = comparison.collect_results(ws, found.plan.recipe, keys)
     tables = comparison.compare(

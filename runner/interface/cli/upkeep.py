@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...api.finding import find_run
 from ...errors import CannotRun
-from ...execution.session import look
+from ...execution.session import preview
 from ...language.units import about
 from ...paths import from_here
 from ...planning.ids import stored_form
@@ -142,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _adopt(ws: Workspace, args: argparse.Namespace, request: Request) -> int:
-    found = look(ws, request)
+    found = preview(ws, request)
     for n in find_nodes(found, args.step):
         id = found.plan.nodes[n].id
         trace = adopt_outputs(ws, found, n)
@@ -163,37 +164,49 @@ def _adopt(ws: Workspace, args: argparse.Namespace, request: Request) -> int:
 
 
 def _clean(ws: Workspace, args: argparse.Namespace) -> int:
-    going: list[PublishedPath] = []
+    examined = _examine_outputs(ws, args)
+    removed = [
+        item.row for item in examined if item.now == "ours" or (item.now == "edited" and args.force)
+    ]
+    kept = [item.row.path for item in examined if item.now == "edited" and not args.force]
+    if not args.dry_run:
+        unpublish(ws, removed)
+        ws.store.index.unpublish(item.row.path for item in examined if item.now == "gone")
+    paths = [row.path for row in removed]
+    if args.json:
+        print(json.dumps({"removed": paths, "kept": kept, "dry_run": args.dry_run}, indent=2))
+    else:
+        _print_cleaned(ws, paths, kept, args)
+    return 0
+
+
+def _examine_outputs(ws: Workspace, args: argparse.Namespace) -> list[PublishedPath]:
+    """Return the published paths of the recipes to clean, only stale ones with `--stale`."""
+    examined: list[PublishedPath] = []
     for request in requests(ws, args):
         if args.stale:
-            found = look(ws, request)
+            found = preview(ws, request)
             recipe, rows = found.plan.recipe, find_stale(ws, found)
         else:
             recipe = _recipe_id(ws, request)
             rows = [row for _, row in sorted(ws.store.index.list_published(recipe).items())]
         demand_quiet(ws, recipe)
-        going += examine_published(ws, rows)
-    edited = [item.row.path for item in going if item.now == "edited" and not args.force]
-    removed = [
-        item.row for item in going if item.now == "ours" or (item.now == "edited" and args.force)
-    ]
-    if not args.dry_run:
-        unpublish(ws, removed)
-        ws.store.index.unpublish(item.row.path for item in going if item.now == "gone")
-    paths = [row.path for row in removed]
-    if args.json:
-        print(json.dumps({"removed": paths, "kept": edited, "dry_run": args.dry_run}, indent=2))
-        return 0
-    for path in paths if not args.quiet else ():
-        print(
-            f"{'would remove' if args.dry_run else 'removed'} {safe_line(from_here(ws.root, path))}"
-        )
-    for path in edited:
+        examined += examine_published(ws, rows)
+    return examined
+
+
+def _print_cleaned(
+    ws: Workspace, removed: Sequence[str], kept: Sequence[str], args: argparse.Namespace
+) -> None:
+    verb = "would remove" if args.dry_run else "removed"
+    if not args.quiet:
+        for path in removed:
+            print(f"{verb} {safe_line(from_here(ws.root, path))}")
+    for path in kept:
         print(
             f"kept {safe_line(from_here(ws.root, path))}: it was edited (--force removes it)",
             file=sys.stderr,
         )
-    return 0
 
 
 def _recipe_id(ws: Workspace, request: Request) -> str:

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ...errors import CannotRun, RecipeError
-from ...execution.session import look
+from ...execution.session import preview
 from . import run as running
 from .chosen import open_to_work
 from .flags import request_of
@@ -103,7 +103,7 @@ def _look(args: argparse.Namespace, request: Request, choice: Choice) -> tuple[_
         with open_to_work(args.workspace, request) as ws:
             ws.share(args.store)
             found: _Seen = tuple(
-                (verdict.answer, verdict.key) for verdict in look(ws, request, choice).verdicts
+                (verdict.answer, verdict.key) for verdict in preview(ws, request, choice).verdicts
             )
     except RecipeError as error:
         found = str(error)

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...api.differences import Manifest, resolve
+from ...api.differences import Manifest, with_changed_files
 from ...api.finding import find_run
-from ...execution.session import look
+from ...execution.session import preview
 from ...language.units import about
 from ...planning import fingerprint
 from ...planning.fingerprint import Change
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
     with open_to_look(args.workspace) as ws:
         against = find_run(ws.store, args.vs).id if args.vs else None
-        found = look(ws, one_request(ws, args))
+        found = preview(ws, one_request(ws, args))
         answers = explain_nodes(ws, found, find_nodes(found, args.step), against)
 
         def held(content: str) -> Any:
@@ -114,7 +114,7 @@ class Answer:
         for id, changes, reasons in self.causes:
             lines.append(f"  {safe_ids(id)} would run first:")
             lines += [f"    {safe_ids(reason)}" for reason in reasons]
-            lines += all_of([resolve(each, held) for each in changes], "    ")
+            lines += all_of([with_changed_files(each, held) for each in changes], "    ")
         return lines
 
     def _compare(self, held: Any) -> list[str]:
@@ -143,11 +143,11 @@ class Answer:
         if self.answer == "fresh" and not self.chosen:
             return [
                 f"  it last ran {when}, with other inputs or code:",
-                *all_of([resolve(each, held) for each in self.changes], "    "),
+                *all_of([with_changed_files(each, held) for each in self.changes], "    "),
             ]
         return [
             f"  since it ran {when}:",
-            *all_of([resolve(each, held) for each in self.changes], "    "),
+            *all_of([with_changed_files(each, held) for each in self.changes], "    "),
         ]
 
     def as_json(self, held: Manifest) -> Mapping[str, object]:
@@ -179,13 +179,13 @@ class Answer:
             "compared_with": compared,
             "changes": None
             if self.changes is None
-            else [as_json(resolve(change, held)) for change in self.changes],
+            else [as_json(with_changed_files(change, held)) for change in self.changes],
             "made": made,
             "causes": [
                 {
                     "id": id,
                     "reasons": reasons,
-                    "changes": [as_json(resolve(c, held)) for c in changes],
+                    "changes": [as_json(with_changed_files(c, held)) for c in changes],
                 }
                 for id, changes, reasons in self.causes
             ],

@@ -14,7 +14,15 @@ from ...api.differences import Differences, compare_runs
 from ...api.events import event_facts, read_events
 from ...api.finding import find_run
 from ...api.forecasts import Asked, forecast_run
-from ...api.logs import POLL, Part, Tail, available, hear, missing, tail_of
+from ...api.logs import (
+    POLL,
+    AttemptLog,
+    Tail,
+    apply_event,
+    find_missing_secrets,
+    open_tail,
+    read_available,
+)
 from ...api.metrics import read_points
 from ...api.outcomes import Outcome
 from ...api.plans import plan_run
@@ -170,7 +178,7 @@ class Here:
                 over = attempt.ended or not part.follow or self._left(run)
                 with self._lock:
                     tail = tail if tail is not None else self._tail(run, attempt, part.follow)
-                    pieces = list(available(tail, attempt.ended)) if tail is not None else []
+                    pieces = list(read_available(tail, attempt.ended)) if tail is not None else []
                 for data in pieces:
                     if data[skip:]:
                         yield data[skip:]
@@ -182,13 +190,13 @@ class Here:
             if tail is not None:
                 tail.close()
 
-    def _attempt(self, run: str, heard: _Heard) -> Part | None:
+    def _attempt(self, run: str, heard: _Heard) -> AttemptLog | None:
         with self._lock:
             return heard.attempt(self.ws.store.runs.events(run, heard.after))
 
-    def _tail(self, run: str, part: Part, follow: bool) -> Tail | StoredStream | None:
+    def _tail(self, run: str, part: AttemptLog, follow: bool) -> Tail | StoredStream | None:
         """Raises CannotRun for a log that is being written and cannot be masked; one that is followed is shown when it is over."""
-        if unset := missing(self.ws, run, part):
+        if unset := find_missing_secrets(self.ws, run, part):
             if follow:
                 return None
             absent = ", ".join(unset)
@@ -196,7 +204,7 @@ class Here:
                 f"the log of {part.step} is hidden until the step finishes: {absent} is not set here, so the secret cannot be masked",
                 fix=f"set {absent} here",
             )
-        return tail_of(self.ws, run, part)
+        return open_tail(self.ws, run, part)
 
     def _left(self, run: str) -> bool:
         """Whether nothing works on a run any more."""
@@ -270,14 +278,14 @@ class _Heard:
 
     def __init__(self, part: LogPart) -> None:
         self._part, self.after = part, 0
-        self._found: list[Part] = []
-        self._going: dict[str, Part] = {}
+        self._found: list[AttemptLog] = []
+        self._going: dict[str, AttemptLog] = {}
 
-    def attempt(self, events: Sequence[Event]) -> Part | None:
+    def attempt(self, events: Sequence[Event]) -> AttemptLog | None:
         """The attempt, as it is after these events too; None where it has not begun."""
         for event in events:
             self.after = event.seq
-            hear(event, self._found, self._going, self._part.node)
+            apply_event(event, self._found, self._going, self._part.node)
         for each in reversed(self._found):
             if self._part.step in names(each.step) and each.number == self._part.attempt:
                 return each

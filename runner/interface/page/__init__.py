@@ -9,9 +9,9 @@ import re
 import time
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypedDict
+from typing import Any, Final, TypeAlias, TypedDict
 
 from ...paths import VERSION
 from ...planning.halving import STOPPED
@@ -28,7 +28,8 @@ from . import bundle
 HERE: Final = Path(__file__).parent
 SMOOTH: Final = (0.0, 0.6, 0.9)
 _ROWS, _LINES, _BOXES, _BARS, _FAILURES, _CURVES, _NUMBERS = 2000, 40, 200, 2000, 20, 200, 200_000
-_PICTURES = 5 << 20  # bytes of all
+_CHARTS = 12  # most metrics with a chart
+_PICTURES = 5 << 20  # bytes of all pictures together
 _SIGNS: Final = {"done": "✓", "failed": "✗", "fresh": "=", "running": "…", "waiting": "·"}
 _WORST: Final = ("failed", "running", "blocked", "cancelled", "done", "waiting", "fresh", "skipped")
 _ANSI = re.compile(
@@ -103,7 +104,7 @@ def _embed_json(data: object) -> str:
 
 
 class Curves(TypedDict):
-    """One metric for the chart: x, and by smoothing the y of each curve; their names, values, and which failed."""
+    """The chart of one metric.  `curves` has the y values of each curve by smoothing weight."""
 
     x: list[float]
     curves: dict[str, list[list[float | None]]]
@@ -112,8 +113,8 @@ class Curves(TypedDict):
     failed: list[bool]
     best: int
     frame: tuple[float, float] | None
-    leaving: int
-    log: bool  # whether it spans so much that it begins with a log scale
+    leaving: int  # curves that leave the frame
+    log: bool  # start with a logarithmic scale
 
 
 def _state(state: str) -> str:
@@ -311,68 +312,91 @@ def _time(story: Story) -> Mapping[str, object] | None:
     return {"rows": rows, "bars": drawn, "ticks": ticks, "height": y + 26, "span": span(whole)}
 
 
+_InstanceCurve: TypeAlias = tuple[StepInstance, list[tuple[float, float]]]
+
+
 def _curves(story: Story, tables: Sequence[Comparison]) -> tuple[dict[str, Curves], list[str]]:
-    """For each metric the curves of all instances that reported it more than once."""
-    found: dict[str, list[tuple[StepInstance, list[tuple[float, float]]]]] = {}
-    for each in story.instances:
-        own: dict[str, dict[float, float]] = {}
-        for n, point in enumerate(each.points):
-            step = point.get("step", point.get("epoch", n))
-            x = float(step) if is_comparable(step) else float(n)
-            for name, value in point.items():
-                if is_comparable(value) and comparison.is_outcome(name):
-                    own.setdefault(name, {})[x] = float(
-                        value
-                    )  # of a step that was done twice the later counts
-        for name, values in own.items():
-            if len(values) > 1:
-                found.setdefault(name, []).append((each, sorted(values.items())))
+    """Return the chart of each metric, by name, and the smoothing weights as text.
+
+    A chart has the curves of all step instances with more than one point of the metric.
+    """
+    found = _collect_curves(story)
     best = {id(table.best) for table in tables if table.best is not None}
     first = [table.by.metric for table in tables if table.by is not None]
-    names = sorted(found, key=lambda name: (name not in first, name))[:12]
-    many = sum(min(len(found[name]), _CURVES) for name in names)
-    most = max(40, min(drawing.POINTS, _NUMBERS // max(1, len(SMOOTH) * many)))
-    answer: dict[str, Curves] = {}
-    for name in names:
-        chosen = found[name][:_CURVES]
-        smoothed = {
-            f"{weight:g}": drawing.align_curves(
-                [drawing.smooth(curve, weight) for _, curve in chosen], most
-            )
-            for weight in SMOOTH
-        }
-        whole = [curve for each, curve in chosen if each.state != "FAILED"]
-        frame = drawing.frame(whole)
-        leaving = (
-            sum(any(not frame[0] <= y <= frame[1] for _, y in curve) for _, curve in chosen)
-            if frame
-            else 0
+    names = sorted(found, key=lambda name: (name not in first, name))[:_CHARTS]
+    curves = sum(min(len(found[name]), _CURVES) for name in names)
+    points = max(40, min(drawing.POINTS, _NUMBERS // max(1, len(SMOOTH) * curves)))
+    charts = {name: _chart(found[name][:_CURVES], best, points) for name in names}
+    return charts, [f"{weight:g}" for weight in SMOOTH]
+
+
+def _collect_curves(story: Story) -> dict[str, list[_InstanceCurve]]:
+    """Return the curves of each metric, sorted by x and with more than one point each."""
+    found: dict[str, list[_InstanceCurve]] = {}
+    for instance in story.instances:
+        for name, values in _points_by_metric(instance).items():
+            if len(values) > 1:
+                found.setdefault(name, []).append((instance, sorted(values.items())))
+    return found
+
+
+def _points_by_metric(instance: StepInstance) -> dict[str, dict[float, float]]:
+    """Return y by x for each metric. If a training step was repeated, its last value counts."""
+    metrics: dict[str, dict[float, float]] = {}
+    for n, point in enumerate(instance.points):
+        step = point.get("step", point.get("epoch", n))
+        x = float(step) if is_comparable(step) else float(n)
+        for name, value in point.items():
+            if is_comparable(value) and comparison.is_outcome(name):
+                metrics.setdefault(name, {})[x] = float(value)
+    return metrics
+
+
+def _chart(chosen: Sequence[_InstanceCurve], best: Collection[int], points: int) -> Curves:
+    """Return the chart of one metric; `best` has the `id` of each best result."""
+    smoothed = {
+        f"{weight:g}": drawing.align_curves(
+            [drawing.smooth(curve, weight) for _, curve in chosen], points
         )
-        keys = {
-            key
-            for each, _ in chosen
-            for key in each.values
-            if len({str(other.values.get(key)) for other, _ in chosen}) > 1
-        }
-        order = sorted(
-            range(len(chosen)),
-            key=lambda n: [_order(chosen[n][0].values.get(key)) for key in sorted(keys)],
-        )
-        answer[name] = {
-            "x": smoothed["0"][0],
-            "curves": {weight: [rows[n] for n in order] for weight, (_, rows) in smoothed.items()},
-            "names": [_name(chosen[n][0].id) for n in order],
-            "values": [
-                {visible(key): visible(_text(chosen[n][0].values.get(key))) for key in sorted(keys)}
-                for n in order
-            ],
-            "failed": [chosen[n][0].state == "FAILED" for n in order],
-            "best": next((at for at, n in enumerate(order) if id(chosen[n][0].result) in best), -1),
-            "frame": frame,
-            "leaving": leaving,
-            "log": frame is not None and frame[0] > 0 and frame[1] / frame[0] > 1000,
-        }
-    return answer, [f"{weight:g}" for weight in SMOOTH]
+        for weight in SMOOTH
+    }
+    frame = drawing.frame([curve for each, curve in chosen if each.state != "FAILED"])
+    keys = _differing_keys([each for each, _ in chosen])
+    order = sorted(
+        range(len(chosen)),
+        key=lambda n: [_order(chosen[n][0].values.get(key)) for key in keys],
+    )
+    instances = [chosen[n][0] for n in order]
+    return {
+        "x": smoothed["0"][0],
+        "curves": {weight: [rows[n] for n in order] for weight, (_, rows) in smoothed.items()},
+        "names": [_name(each.id) for each in instances],
+        "values": [
+            {visible(key): visible(_text(each.values.get(key))) for key in keys}
+            for each in instances
+        ],
+        "failed": [each.state == "FAILED" for each in instances],
+        "best": next((at for at, each in enumerate(instances) if id(each.result) in best), -1),
+        "frame": frame,
+        "leaving": _count_outside(frame, [curve for _, curve in chosen]),
+        "log": frame is not None and frame[0] > 0 and frame[1] / frame[0] > 1000,
+    }
+
+
+def _differing_keys(instances: Sequence[StepInstance]) -> list[str]:
+    """Return the inputs whose values differ between the instances, sorted."""
+    keys = {key for each in instances for key in each.values}
+    return sorted(key for key in keys if len({str(each.values.get(key)) for each in instances}) > 1)
+
+
+def _count_outside(
+    frame: tuple[float, float] | None, curves: Iterable[Sequence[tuple[float, float]]]
+) -> int:
+    """Return the number of curves that leave the frame."""
+    if frame is None:
+        return 0
+    low, high = frame
+    return sum(any(not low <= y <= high for _, y in curve) for curve in curves)
 
 
 def _order(value: Cell) -> tuple[float, str]:

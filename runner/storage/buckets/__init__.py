@@ -1,1 +1,1 @@
-"""Buckets and folders that hold objects by name."""
+"""Object storage: buckets and shared directories."""

@@ -1,7 +1,7 @@
-"""Objects by name: what a store's bucket can do, its errors, and how its requests are retried.
+"""The bucket interface of shared stores, its errors, and its retry policy.
 
-A `Bucket` is asked from several threads at once.  What it raises is `Infrastructure` with what to do about it; a request that may succeed
-later is retried, a few times, after longer and longer pauses.
+A `Bucket` is used from several threads. Its errors are `Infrastructure` with a fix. Requests with
+temporary errors are retried with increasing waits.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from ...settings import StoreSettings
 
 ATTEMPTS: Final = 6
-FIRST_WAIT: Final = 0.2  # seconds; doubled each time, up to
+FIRST_WAIT: Final = 0.2  # seconds; doubled after each attempt, up to
 LONGEST_WAIT: Final = 8.0
-TIMEOUT: Final = 60.0  # seconds without a byte
+TIMEOUT: Final = 60.0  # seconds without data
 CONNECT: Final = 5.0
 PART: Final = 16 << 20
 HTTP_WIDTH: Final = 32
@@ -31,7 +31,7 @@ Spread: TypeAlias = "Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]"
 
 
 class Stat(NamedTuple):
-    """An object that is there: its bytes, and when it was last written, by the server's clock."""
+    """An existing object: its size in bytes, and its last modification by the server's clock."""
 
     name: str
     size: int
@@ -39,65 +39,68 @@ class Stat(NamedTuple):
 
 
 class StoreError(Infrastructure):
-    """The store cannot be used as it is: a person has to do something."""
+    """The store is unusable until someone fixes it."""
 
 
 class Unreachable(StoreError):
-    """The store does not answer, or answers with errors that may pass."""
+    """The store does not respond, or has temporary errors."""
 
 
 class Bucket(Protocol):
-    """Whole objects by name.  Names are relative to the store's folder."""
+    """Object storage by name. Names are relative to the store's prefix."""
 
     url: str
-    width: int  # requests at once that are worth it
+    width: int  # useful number of concurrent requests
 
     def load(self) -> None:
-        """Import what it takes to ask.  Raises StoreError when that is not installed."""
+        """Import the client library. Raises StoreError if it is not installed."""
         ...
 
     def check(self, marker: str) -> bytes | None:
-        """The bytes of `marker`, None when there is none; raises StoreError when that is not all that is missing."""
+        """Read the object `marker`; None if it does not exist.
+
+        Raises StoreError if the bucket is unusable.
+        """
         ...
 
     def make(self) -> bool:
-        """Make the bucket or folder where there is none.  False: it was there."""
+        """Create the bucket or directory. Returns False if it exists."""
         ...
 
     def head(self, name: str) -> Stat | None: ...
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
-        """All or a part of an object, None when there is none."""
+        """Read an object or a range of it; None if it does not exist."""
         ...
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write an object that is not there; False when there is one already."""
+        """Create an object; False if it already exists."""
         ...
 
     def write(self, name: str, data: bytes) -> None:
-        """Write an object, whole or not at all, over any other."""
+        """Write or replace an object atomically."""
         ...
 
     def write_file(self, name: str, path: str, size: int, crew: Spread) -> None:
-        """The same from a large file, in parts, several at a time by `crew`."""
+        """Write or replace an object from a large file, in parallel parts run by `crew`."""
         ...
 
     def names(self, prefix: str) -> Iterator[Stat]: ...
 
     def delete(self, names: Sequence[str]) -> None:
-        """Delete objects; one that is gone is deleted."""
+        """Delete objects, ignoring missing ones."""
         ...
 
     def abandon(self, before: float, *, dry: bool = False) -> int:
-        """End uploads that began before then and were never ended; answers how many."""
+        """Abort unfinished uploads that started before the time `before`, and return their number."""
         ...
 
 
 class CloudBucket:
-    """What the clients of two clouds have alike."""
+    """Common base of the S3 and Google clients."""
 
     width = HTTP_WIDTH
-    page = 1000  # names of one answer, the most that a server gives
+    page = 1000  # names per listing request, the servers' maximum
 
     def __init__(self, url: str, bucket: str, prefix: str, settings: StoreSettings) -> None:
         self.url = url
@@ -107,7 +110,7 @@ class CloudBucket:
         self._opened: Any = None
 
     def _client(self) -> Any:
-        """What requests are made with, opened once."""
+        """Return the client, opened on first use."""
         with self._opening:
             if self._opened is None:
                 self._opened = self._open()
@@ -118,10 +121,13 @@ class CloudBucket:
 
 
 def client_options(scheme: str, store: StoreSettings) -> dict[str, Any]:
-    """What fsspec's client of a scheme, `s3` or `gs`, is made with for a place with these settings.  A change to it is the caller's own."""
+    """Return the options of fsspec's client for a scheme, `s3` or `gs`.
+
+    The caller may modify the result.
+    """
     endpoint, region, profile = store.endpoint, store.region, store.profile
     if scheme == "gs":
-        # An endpoint from settings is never shown a token.
+        # Never send a token to an endpoint from the settings.
         return {
             "token": "anon" if endpoint or store.anonymous else None,
             "endpoint_url": endpoint or None,
@@ -129,7 +135,8 @@ def client_options(scheme: str, store: StoreSettings) -> dict[str, Any]:
     config: dict[str, object] = {}
     client: dict[str, str] = {"region_name": region} if region else {}
     if endpoint:
-        # Servers other than Amazon's do not all know its newer checksums; ours are SHA-256 and MD5 anyhow.
+        # Other servers than Amazon's may not support its newer checksums. SHA-256 and MD5 are
+        # checked anyway.
         config |= {
             "s3": {"addressing_style": "path"},
             "request_checksum_calculation": "when_required",
@@ -152,18 +159,18 @@ def client_options(scheme: str, store: StoreSettings) -> dict[str, Any]:
 
 
 class Again(Exception):
-    """Something that may go right next time; `__cause__` is what went wrong."""
+    """A retryable error; `__cause__` holds the original exception."""
 
 
 def tries(count: int = ATTEMPTS) -> Policy:
-    """A request is made so often, with longer and longer pauses, each of a random part."""
+    """Return the retry policy: `count` attempts with exponential, randomized waits."""
     from random import random
 
     return backoff(Again, count, FIRST_WAIT, LONGEST_WAIT, random)
 
 
 def retry_request(do: Callable[[], T], policy: Policy, where: str) -> T:
-    """The answer to a request, which is made again as long as it raises Again and the policy says so.  Raises Unreachable."""
+    """Return the result of a request, retried on Again by the policy. Raises Unreachable."""
     try:
         return retry(do, policy)
     except Again as error:
@@ -175,11 +182,11 @@ def retry_request(do: Callable[[], T], policy: Policy, where: str) -> T:
 
 
 class Exists(Exception):
-    """There is such an object already."""
+    """The object already exists."""
 
 
 class Short(Exception):
-    """The object ends before the part that was asked for."""
+    """The object ends before the requested range."""
 
 
 async def await_result(asked: Any) -> Any:
@@ -197,7 +204,7 @@ def words_of(error: BaseException) -> str:
 
 
 def module_of_extra(name: str, url: str, extra: str) -> Any:
-    """A module of an extra that is imported only for a store of its kind."""
+    """Import the client module of an optional extra. Raises StoreError if it is not installed."""
     from importlib import import_module
 
     try:
@@ -209,7 +216,7 @@ def module_of_extra(name: str, url: str, extra: str) -> Any:
 
 
 def lock() -> Any:
-    """Something that one thread holds at a time."""
+    """Return a new thread lock."""
     import threading
 
     return threading.Lock()

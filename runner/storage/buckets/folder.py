@@ -1,4 +1,4 @@
-"""A folder that several machines share, as a bucket: each object is a file that is written whole."""
+"""A shared directory as a bucket. Each object is a file, written atomically."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from ..content.disk import SYNCED
 from .bucket import COUNT, Spread, Stat, StoreError, Unreachable
 
 _READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
-"""A pipe at the name of an object does not hold up who opens it."""
+"""Flags that keep a named pipe from blocking the open call."""
 
 
 class Folder:
-    """A folder of this machine, or one that several mount.  Objects appear by one rename or link; `partial/` holds what is being written."""
+    """A local or network directory as a bucket.
+
+    Objects appear by one rename or link. `partial/` has unfinished files.
+    """
 
     width = 8
 
@@ -88,7 +91,8 @@ class Folder:
             except OSError as error:
                 if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP):
                     raise
-                # A file system without links: O_EXCL decides who is first, and what a reader finds half written is no trace.
+                # Without hard links, O_EXCL decides which writer is first. A half-written trace is
+                # ignored by readers.
                 return self._create_plain(target, data)
             return True
         except OSError as error:
@@ -151,7 +155,7 @@ class Folder:
             self._fail(error)
 
     def _pour(self, path: str, parts: Iterable[bytes], *, sync: bool) -> None:
-        # Readable for the group: a store is shared, and the umask has the last word.
+        # The store is shared, so files are group-readable, subject to the umask.
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o664)
         try:
             size = 0
@@ -182,7 +186,7 @@ class Folder:
 
     def _make_folder(self, folder: str) -> None:
         if folder not in self._folders:
-            self._demand()  # it may have been unmounted since
+            self._demand()  # the directory may have been unmounted
             try:
                 os.makedirs(folder, exist_ok=True)
             except OSError as error:

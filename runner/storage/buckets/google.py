@@ -1,4 +1,4 @@
-"""A bucket of Google Cloud Storage.  gcsfs brings credentials and retries; requests are made below its caches."""
+"""Google Cloud Storage buckets. gcsfs provides credentials and retries; requests bypass its caches."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from .bucket import (
 
 
 class Google(CloudBucket):
-    """A bucket of Google Cloud Storage.  gcsfs tries requests again by itself."""
+    """A Google Cloud Storage bucket. gcsfs has its own retries."""
 
     def load(self) -> None:
         self._client()
 
     def check(self, marker: str) -> bytes | None:
-        # Its 404 does not say what is not there; a listing is of the bucket.
+        # A 404 for an object does not tell whether the bucket exists, but a listing does.
         if (
             self._ask(
                 lambda fs: fs._call(
@@ -96,7 +96,7 @@ class Google(CloudBucket):
         try:
             self._ask(once, missing=False)
         except Exists:
-            # gcsfs tries again when an answer is lost: what is there may be ours.
+            # gcsfs retries after a lost response, so the existing object may be this one.
             return self.read(name) == data
         return True
 
@@ -112,7 +112,10 @@ class Google(CloudBucket):
         )
 
     def write_file(self, name: str, path: str, size: int, crew: Spread) -> None:
-        """In one resumable upload, whose parts have to come in order; one that breaks off is not there and vanishes after a week."""
+        """Upload with one resumable upload, whose parts must be sent in order.
+
+        An interrupted upload expires after a week.
+        """
         self._ask(
             lambda fs: fs._put_file(
                 path, f"{self._bucket}/{self._prefix}{name}", consistency="md5", chunksize=PART
@@ -145,10 +148,10 @@ class Google(CloudBucket):
         Crew(self.width).map(one, names)
 
     def abandon(self, before: float, *, dry: bool = False) -> int:
-        return 0  # uploads that were never ended cannot be listed there, are not billed, and go after a week
+        return 0  # unfinished uploads cannot be listed, are not billed, and expire after a week
 
     def _ask(self, do: Callable[[Any], Any], *, missing: bool = True) -> Any:
-        """The answer to one request; None when there is no such thing, if that may be."""
+        """Return the result of a request; None for a 404 if `missing` allows that."""
         from fsspec.asyn import sync
 
         fs = self._client()
@@ -211,12 +214,13 @@ class Google(CloudBucket):
     def _open(self) -> Any:
         endpoint = self._settings.endpoint or os.environ.get("STORAGE_EMULATOR_HOST", "")
         if endpoint:
-            # Before its import: gcsfs asks over gRPC what kind of bucket this is, which an emulator leaves without an answer for a minute.
+            # Before the import: gcsfs queries the bucket type over gRPC, which hangs for a minute
+            # with an emulator.
             os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
         gcsfs = module_of_extra("gcsfs", self.url, "gcs")
         import logging
 
-        # It logs what it tries again, with tracebacks; what is worth telling is raised.
+        # gcsfs logs retries with tracebacks, while relevant errors are raised anyway.
         logging.getLogger("gcsfs").setLevel(logging.CRITICAL + 1)
         options = client_options("gs", replace(self._settings, endpoint=endpoint))
         return gcsfs.GCSFileSystem(requests_timeout=TIMEOUT, skip_instance_cache=True, **options)
@@ -229,7 +233,7 @@ _GOOGLE_LOGIN = (
 
 
 def _chunk(data: bytes) -> int:
-    """From how many bytes on gcsfs sends them alone instead of in a MIME message, which bytes that look like its boundary would break."""
+    """Return the chunk size that makes gcsfs avoid a MIME message for data with its MIME boundary."""
     return len(data) if b"--==0==" in data else PART
 
 

@@ -1,4 +1,4 @@
-"""Results as one commit of a repository on the Hugging Face Hub: what `--out hf://ORG/NAME` leaves there."""
+"""Upload of results to the Hugging Face Hub as one commit (`--out hf://ORG/NAME`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def parse_repository(address: str) -> tuple[str, str]:
-    """The kind of a repository, `model` or `dataset`, and its name.  Raises Invalid."""
+    """Return the repository's type, `model` or `dataset`, and its name. Raises Invalid."""
     found = _NAME.fullmatch(address.removeprefix("hf://").rstrip("/"))
     if found is None:
         raise Invalid(
@@ -35,12 +35,12 @@ def parse_repository(address: str) -> tuple[str, str]:
 
 
 def offline(environ: Mapping[str, str]) -> bool:
-    """Whether the Hub may not be asked, as its own client reads it."""
+    """Return True if HF_HUB_OFFLINE is set, as the Hub's client reads it."""
     return environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
 def snapshots(name: str) -> Path:
-    """Where the Hub's own cache has what it fetched of a model."""
+    """Return the directory with a model's snapshots in the Hub's cache."""
     home = os.environ.get("HF_HUB_CACHE") or os.path.join(
         os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface"), "hub"
     )
@@ -48,7 +48,7 @@ def snapshots(name: str) -> Path:
 
 
 def check(address: str, environ: Mapping[str, str]) -> None:
-    """Refuse a login that may not write, before anything runs.  Raises CannotRun, Infrastructure."""
+    """Check the Hub login before a run. Raises CannotRun, Infrastructure."""
     if offline(environ):
         raise CannotRun(
             f"cannot reach {address}: HF_HUB_OFFLINE is set",
@@ -58,7 +58,7 @@ def check(address: str, environ: Mapping[str, str]) -> None:
 
 
 def is_there(address: str, environ: Mapping[str, str]) -> bool:
-    """Whether the repository has the list of an upload.  Raises Infrastructure."""
+    """Return True if the repository has a results manifest. Raises Infrastructure."""
     kind, name = parse_repository(address)
     api = _api(environ)
     return bool(_ask_hub(address, lambda: api.file_exists(name, MANIFEST, repo_type=kind)))
@@ -71,9 +71,12 @@ def upload(
     environ: Mapping[str, str],
     beside: Path,
 ) -> int:
-    """Commit these files and a manifest of them to the repository, made private if there is none; answers their bytes.
+    """Commit files and their manifest to the repository, which is created as private if missing.
 
-    A single folder is the repository's root, so that a model loads by the repository's name.  Raises Infrastructure.
+    Returns the total bytes.
+
+    A single directory becomes the repository's root, so that a model loads by the repository's
+    name. Raises Infrastructure.
     """
     from huggingface_hub import CommitOperationAdd
 
@@ -126,12 +129,15 @@ def _api(environ: Mapping[str, str]) -> Any:
 
 
 def _ask_hub(address: str, ask: Callable[[], T]) -> T:
-    """The answer of the Hub.  Raises Infrastructure with what to do, Unreachable for what may pass."""
+    """Return the Hub's response.
+
+    Raises Infrastructure with a fix, Unreachable for temporary errors.
+    """
     try:
         return ask()
     except Infrastructure:
         raise
-    except Exception as error:  # its HTTP client has its own ways to say that there is no network
+    except Exception as error:  # the HTTP client has its own network errors
         status = getattr(getattr(error, "response", None), "status_code", None)
         words = " ".join(str(error).split())[:300]
         if status in (401, 403) or type(error).__name__ == "LocalTokenNotFoundError":

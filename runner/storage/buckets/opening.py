@@ -1,4 +1,4 @@
-"""Open the bucket or folder that an address names."""
+"""Open the bucket or directory of a store URL."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def open(store: StoreSettings, root: Path) -> Bucket:
-    """The bucket or folder of a store; a relative folder is below `root`.  Nothing is asked yet.  Raises Invalid for an address that is none."""
+    """Return the bucket or directory of a store without contacting it.
+
+    Relative directories are below `root`. Raises Invalid for an unsupported URL.
+    """
     url = store.url
     if "::" in url:
         raise Invalid(

@@ -1,7 +1,8 @@
-"""Results by their own names in a bucket: what `--out s3://BUCKET/FOLDER` leaves there.
+"""Upload of results to a bucket under their own names (`--out s3://BUCKET/FOLDER`).
 
-`_RECIPE.json` is written last and says what is beside it.  While it says `"complete": false`, files are still being uploaded; what it lists then is
-there already, so an upload that was cut off resumes from there, on any machine.  Nothing is ever deleted.
+`_RECIPE.json` lists the uploaded files and is written last. While it says `"complete": false`, the
+upload continues, and the listed files are complete, so an interrupted upload resumes on any
+machine. Nothing is ever deleted.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ from .bucket import PART, Bucket
 MANIFEST: Final = "_RECIPE.json"
 FORMAT: Final = 1
 _NOTED: Final = 256 << 20
-"""Bytes that are uploaded between two notes of what is there: what an upload that is cut off may cost."""
+"""Bytes between two updates of the manifest, the most that an interrupted upload repeats."""
 _TOGETHER: Final = 200
-"""Files, likewise."""
+"""Files between two updates of the manifest."""
 
 
 class File(NamedTuple):
-    """A file to upload: its name in the folder, where it is here, its bytes, and their SHA-256 in hex."""
+    """A file to upload: its name in the bucket's directory, its local path, its bytes, and its
+    SHA-256 in hex.
+    """
 
     name: str
     path: str
@@ -42,9 +45,11 @@ def upload(
     facts: Mapping[str, object],
     progress: Callable[[int], object],
 ) -> int:
-    """Bring the folder to hold these files and a manifest with `facts`; answers the bytes sent, which `progress` hears of as they go.
+    """Upload missing files and a manifest with `facts`, and return the sent bytes.
 
-    Raises Infrastructure when the bucket does not take them, Corrupt when a file is not what its digest says.
+    `progress` receives the bytes of each file.
+
+    Raises Infrastructure if the bucket rejects the files, and Corrupt if a file has changed.
     """
     complete, known = _read_manifest(bucket.read(MANIFEST))
     there = {stat.name: stat.size for stat in bucket.names("")} if known else {}
@@ -61,7 +66,7 @@ def upload(
     sent = 0
     while missing:
         batch, missing = _some(missing)
-        # A large file has a crew of its own, for its parts.
+        # A large file uses parallel parts, so large files are sent one by one.
         for size in Crew(bucket.width if batch[0].size <= PART else 1).map(
             lambda each: _put(bucket, each), batch
         ):
@@ -75,7 +80,7 @@ def upload(
 
 
 def point(bucket: Bucket, name: str, folder: str, facts: Mapping[str, object]) -> None:
-    """Write into the object `name` which folder beside it was uploaded last."""
+    """Write the name of the latest results directory into the object `name`."""
     listing = {
         "recipe-results": FORMAT,
         "folder": folder,
@@ -88,9 +93,9 @@ def point(bucket: Bucket, name: str, folder: str, facts: Mapping[str, object]) -
 def files_at(
     name: str, path: Path, content: str, entries: Callable[[], Sequence[Entry]]
 ) -> list[File]:
-    """The files of an output that is at `path`, under `name`: itself, or all that a tree holds, with links followed.
+    """Return the files of an output at `path`, named below `name`, with links resolved.
 
-    A link that leads nowhere, to a folder or out of the tree has no bytes of its own and is left out.
+    Links to missing files, to directories or out of the tree are omitted.
     """
     if content[0] != "t":
         return [File(name, str(path), os.path.getsize(path), content[2:])]
@@ -108,7 +113,7 @@ def files_at(
 
 
 def of_path(name: str, path: Path) -> File:
-    """A file as it is now.  Raises OSError."""
+    """Return the current file with its digest. Raises OSError."""
     data = path.read_bytes()
     return File(name, str(path), len(data), hashlib.sha256(data).hexdigest())
 
@@ -137,7 +142,7 @@ def _damage_error(each: File) -> Corrupt:
 
 
 def _some(missing: Sequence[File]) -> tuple[list[File], list[File]]:
-    """The first few files, of one kind: small or large; and the rest."""
+    """Split off the next batch of files, either small or large ones."""
     size = count = 0
     for each in missing:
         if count and (
@@ -149,7 +154,7 @@ def _some(missing: Sequence[File]) -> tuple[list[File], list[File]]:
 
 
 def manifest(held: Sequence[File], facts: Mapping[str, object], *, complete: bool) -> bytes:
-    """What `_RECIPE.json` says."""
+    """Return the text of `_RECIPE.json`."""
     listed = {each.name: {"size": each.size, "sha256": each.sha256} for each in sorted(held)}
     return (
         json.dumps(
@@ -160,7 +165,10 @@ def manifest(held: Sequence[File], facts: Mapping[str, object], *, complete: boo
 
 
 def _read_manifest(data: bytes | None) -> tuple[bool, dict[str, tuple[int, str]]]:
-    """Whether a manifest says that all is there, and the sizes and digests that it lists; nothing of one that is not ours."""
+    """Parse a manifest: whether the upload is complete, and the size and digest of each file.
+
+    An invalid manifest is empty.
+    """
     try:
         parsed = json.loads(data or b"{}")
         listed = {

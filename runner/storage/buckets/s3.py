@@ -1,6 +1,6 @@
-"""A bucket of S3, or of a server that speaks its protocol.
+"""Buckets of Amazon S3 and S3-compatible servers.
 
-s3fs brings credentials, sessions and an event loop; the requests are made below its caches and its own retries.
+s3fs provides credentials, sessions and an event loop. Requests bypass its caches and retries.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 
 
 class _Upload(NamedTuple):
-    """An upload in parts that was not ended."""
+    """An unfinished multipart upload."""
 
     key: str
     id: str
@@ -94,7 +94,7 @@ class _Upload(NamedTuple):
 
 
 class S3(CloudBucket):
-    """A bucket of S3 or of a server that speaks its language."""
+    """A bucket of Amazon S3 or an S3-compatible server."""
 
     def __init__(self, url: str, bucket: str, prefix: str, settings: StoreSettings) -> None:
         super().__init__(url, bucket, prefix, settings)
@@ -108,7 +108,7 @@ class S3(CloudBucket):
         module_of_extra("s3fs", self.url, "s3")
 
     def check(self, marker: str) -> bytes | None:
-        # Whether anybody is there is found out sooner than what to do when somebody is busy.
+        # Fewer attempts, to report an unreachable server sooner.
         return self._read(marker, 0, None, tries(2))
 
     def make(self) -> bool:
@@ -130,7 +130,7 @@ class S3(CloudBucket):
         )
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
-        """A body that breaks off is asked for again from where it did."""
+        """Read an object or a range. An interrupted response resumes where it broke off."""
         return self._read(name, start, length, self._policy)
 
     def _read(self, name: str, start: int, length: int | None, policy: Policy) -> bytes | None:
@@ -177,7 +177,8 @@ class S3(CloudBucket):
             try:
                 self._put(name, data, IfNoneMatch="*")
             except Exists:
-                # Of a first try whose answer was lost: it may have been ours.
+                # The response of the first attempt was lost: that attempt may have created the
+                # object.
                 return again and self.read(name) == data
             return True
 
@@ -199,9 +200,13 @@ class S3(CloudBucket):
         _demand_etag(name, answer, md5.hexdigest())
 
     def write_file(self, name: str, path: str, size: int, crew: Spread) -> None:
-        """In parts.  Those that a killed writer of the same bytes has sent are not sent again; an upload that fails is taken back.
+        """Upload in parts.
 
-        Two who write the same at once may share an upload: the later one finds it ended and the object there, or begins anew.
+        Parts from an earlier interrupted upload of the same bytes are reused, and a failed upload
+        is aborted.
+
+        Two concurrent writers of the same file may share an upload. The later one finds the
+        finished object, or starts over.
         """
         before = self.head(name)
         for last in (False, True):
@@ -271,7 +276,9 @@ class S3(CloudBucket):
             raise
 
     def _find_unfinished(self, key: str) -> tuple[str | None, dict[int, tuple[int, str]]]:
-        """The newest unfinished upload of this object, and its parts: number -> (bytes, MD5)."""
+        """Return the newest unfinished upload of an object, and the size and MD5 of its parts by
+        number.
+        """
         begun = [(found.begun, found.id) for found in self._uploads(key) if found.key == key]
         if not begun:
             return None, {}
@@ -347,10 +354,10 @@ class S3(CloudBucket):
             self._ask("abort_multipart_upload", Key=found.key, UploadId=found.id, absent=True)
         return len(old)
 
-    # -- one request
+    # -- single requests
 
     def _ask(self, method: str, *, absent: bool = False, **words: Any) -> Mapping[str, Any] | None:
-        """The answer to one request, tried again where that helps.  With `absent`, None when there is no such thing."""
+        """Return the result of a request, with retries. With `absent`, None for a missing object."""
         return retry_request(
             lambda: self._once(method, absent=absent, **words), self._policy, self._where
         )
@@ -405,7 +412,9 @@ class S3(CloudBucket):
             ) from error
 
     def _raise(self, error: Any, method: str, *, absent: bool) -> None:
-        """Raise what an error of the server means; nothing when it says that there is no such thing, and that may be."""
+        """Raise the error for a server response; returns if the object is missing and `absent`
+        allows that.
+        """
         code = str(error.response.get("Error", {}).get("Code", ""))
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         if code in ("PreconditionFailed", "412") or status == 412:
@@ -467,11 +476,11 @@ class S3(CloudBucket):
         system = s3fs.S3FileSystem(skip_instance_cache=True, **options)
         return sync(
             system.loop, system.set_session
-        ), system  # which ends the session when it is not held any more
+        ), system  # the file system closes the session when it is garbage collected
 
 
 class _Absent(StoreError):
-    """There is no such object or upload."""
+    """The object or upload does not exist."""
 
 
 _LOGIN = (
@@ -482,7 +491,10 @@ _RIGHTS = "the login requires s3:ListBucket on the bucket, and s3:GetObject and 
 
 
 def _demand_etag(name: str, answer: Mapping[str, object], md5: str) -> None:
-    """An ETag that is an MD5 must be that of what was sent.  With keys of a KMS, or of the caller's, it is not one of the plain bytes."""
+    """Raise Again if the ETag is an MD5 that differs from the sent bytes.
+
+    With KMS or customer keys, an ETag is not the MD5 of the plain bytes.
+    """
     if answer.get("ServerSideEncryption", "AES256") != "AES256" or answer.get(
         "SSECustomerAlgorithm"
     ):

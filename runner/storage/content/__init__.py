@@ -1,1 +1,1 @@
-"""Files and trees by what they hold: digests, objects, packs."""
+"""Content-addressed files and trees: digests, objects, packs."""

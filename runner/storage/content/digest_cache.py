@@ -1,7 +1,9 @@
-"""Remember what the files and trees of a workspace hold, so that only what changed is read again.
+"""Digest cache: remembers the contents of workspace files and trees, so that only changed files are
+hashed again.
 
-A digest is remembered with the identity (device, inode, size, mtime, ctime) that the file had *before* it was read, and only when that identity was
-already old: a change in the same tick of the file system's clock would not show in it.  The digests of a large tree are in its listing.
+A digest is stored with the file's identity (device, inode, size, mtime, ctime) from *before* the
+read, and only if that identity was already old enough: a second change within one tick of the file
+system's clock would be invisible. Large trees have a listing file instead.
 """
 
 from __future__ import annotations
@@ -36,18 +38,21 @@ from .files import (
 if TYPE_CHECKING:
     from .listings import Listings
 
-FEW = 1000  # files; a tree of more has a listing instead of a row for each
+FEW = 1000  # maximum files of a tree with a row per file; larger trees have a listing
 _SQLITE_MAX = 1 << 63
 
 
 class DigestCache:
-    """What the files of a workspace hold.  Paths are relative to `root`, or absolute, and are remembered as they were given.
+    """Digests of workspace files.
 
-    `rows` are those of the store's `files` table, `listings` is the folder in which the listings of large trees are; without it they are forgotten.
+    Paths are relative to `root` or absolute, and are stored as given.
+
+    `rows` come from the store's `files` table. `listings` is the directory of listing files; None
+    keeps them in memory only.
     """
 
     progress: Progress | None
-    """Hears how far hashing is."""
+    """Receives the hashing progress."""
 
     def __init__(
         self, root: str | Path, rows: Iterable[FileRow] = (), listings: str | Path | None = None
@@ -60,11 +65,14 @@ class DigestCache:
         self.progress: Progress | None = None
 
     def content_of(self, path: str) -> Content | None:
-        """What `path` holds, hashed only in doubt; None when there is nothing."""
+        """Return the content of `path`, hashing only if necessary; None if nothing exists there."""
         return self.contents((path,))[path]
 
     def contents(self, paths: Iterable[str]) -> dict[str, Content | None]:
-        """What each of `paths` holds.  Doubtful files are hashed together, large ones on two threads."""
+        """Return the content of each path.
+
+        Unknown files are hashed together, large files on two threads.
+        """
         answer: dict[str, Content | None] = {}
         doubtful: list[tuple[str, os.stat_result]] = []
         known, prefix, look, is_dir = self._rows.get, self._prefix, os.stat, stat.S_ISDIR
@@ -100,7 +108,7 @@ class DigestCache:
         return answer
 
     def entries(self, path: str) -> list[Entry]:
-        """The manifest of the tree at `path`; its files are remembered."""
+        """Return the manifest of the tree at `path`, and remember its files."""
         sight = see(self._full(path))
         return (
             self._digest_rows(path, sight)
@@ -109,17 +117,17 @@ class DigestCache:
         )
 
     def note(self, path: str, content: Content) -> None:
-        """Remember the file we have just put at `path`.
+        """Remember a file that recipe just wrote at `path`.
 
-        A file of our making carries an mtime older than the tick in which it appeared (`objects` dates it back), so that any later write shows;
-        without that it is too young to be believed, and is read when somebody asks.
+        Such a file has an mtime older than its creation (see `disk.backdated_times`), so that any
+        later write is visible. A file without this margin is hashed on the next request.
         """
         found = stat_of(self._full(path))
         if found is not None and stat.S_ISREG(found.st_mode):
             self._note(path, found, content)
 
     def note_tree(self, path: str, manifest: Sequence[Entry]) -> None:
-        """Remember the files of a tree we have just put at `path`."""
+        """Remember the files of a tree that recipe just wrote at `path`."""
         if len(manifest) <= FEW:
             for entry in manifest:
                 if entry.kind in "fx":
@@ -128,11 +136,14 @@ class DigestCache:
         try:
             sight = see(self._full(path))
         except Unhashable:
-            return  # somebody was quick; the next question will show it
+            return  # another process changed the tree; the next request detects it
         self._large().note(path, sight, manifest)
 
     def changes(self) -> list[FileRow]:
-        """What was learned since the last call, for the store's `files` table.  Listings are written by this."""
+        """Return the new rows since the last call, for the store's `files` table.
+
+        Also saves the listings.
+        """
         rows = [
             row
             for row in self._new.values()
@@ -144,14 +155,14 @@ class DigestCache:
         return rows
 
     def _tree(self, path: str) -> Content:
-        """The content of the tree at `path`, without its manifest where it looks as it did."""
+        """Return the content of the tree at `path`. An unchanged large tree needs no manifest."""
         sight = see(self._full(path))
         if sight.files <= FEW:
             return tree_id(self._digest_rows(path, sight))
         return self._large().content(path, self._full(path), sight, self.progress)
 
     def _digest_rows(self, path: str, sight: Sight) -> list[Entry]:
-        """The manifest of a tree with a row for each file."""
+        """Return the manifest of a tree with a row for each file."""
         known: dict[str, list[str]] = {}
         recall = self._rows.get
         for folder, seen in sight.folders.items():
@@ -172,7 +183,7 @@ class DigestCache:
         return manifest
 
     def _large(self) -> Listings:
-        """The listings, once a tree is met that has one."""
+        """Return the listings, created on first use."""
         if self._listings is None:
             from .listings import Listings
 

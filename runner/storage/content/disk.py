@@ -1,4 +1,6 @@
-"""Files and trees on this disk: copied, linked, renamed, deleted and written out, and what the file system says of them."""
+"""File system operations: copy, link, rename and delete files and trees, sync them to disk, and
+detect changes.
+"""
 
 from __future__ import annotations
 
@@ -36,17 +38,17 @@ _NETWORK = (
     ),
     *("9p", "afs", "orangefs", "pvfs2"),
 )
-"""How the names of network file systems begin."""
+"""Name prefixes of network file systems."""
 SYNCED = 1 << 20
-"""Bytes; from here on an object is on the disk before anybody hears of it."""
+"""Minimum bytes of files that are synced to disk before use."""
 MODE = {"f": 0o444, "x": 0o555}
-"""Of what is put away, by its kind."""
+"""File modes of stored objects, by kind."""
 WRITABLE = 0o222
-"""Bits of a mode that let anybody write."""
+"""Write permission bits of a mode."""
 MakeFile: TypeAlias = Callable[[str, str, str], object]
-"""Makes a file of another: source, target, kind."""
+"""Creates a file from another: source, target, kind."""
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
-"""How a file system refuses a hard link."""
+"""Errors of file systems that refuse a hard link."""
 _NO_CLONE = (
     errno.EXDEV,
     errno.EINVAL,
@@ -55,25 +57,28 @@ _NO_CLONE = (
     errno.EOPNOTSUPP,
     errno.EPERM,
 )
-"""How a file system refuses a clone."""
+"""Errors of file systems that refuse a clone."""
 _FICLONE = 0x40049409
-"""The ioctl of Linux that has a file share all bytes of another."""
+"""Linux ioctl that clones a file (shared blocks)."""
 _BACKDATE_NS = 2 * files.SLACK_NS  # see DigestCache.note
 _count = itertools.count(1)
 
 
 class Disk:
-    """Makes files and trees below `root`, or beside what they replace."""
+    """Creates files and trees below `root`, or next to the replaced file."""
 
     def __init__(self, root: str) -> None:
         self._root = root
 
     def temporary(self) -> str:
-        """A path below `partial/` for this process alone: on the file system of the objects, and swept up if we die."""
+        """Return a unique path in `partial/`, on the file system of the objects.
+
+        Garbage collection deletes leftovers of dead processes.
+        """
         return f"{self._root}/partial/{os.getpid()}-{time.time_ns():x}-{next(_count)}"
 
     def place(self, source: str, target: str) -> None:
-        """Rename, making what is missing above and moving away what is in the way."""
+        """Rename, creating missing parent directories and replacing an existing target."""
         aside: list[str] = []
         while True:
             try:
@@ -102,7 +107,9 @@ class Disk:
             unlink(name)
 
     def _set_aside(self, target: str) -> list[str]:
-        """The new name of what was at `target`; none when another process was faster."""
+        """Move the existing target aside, and return its new name; empty if another process was
+        faster.
+        """
         aside = f"{self._beside(target)}.old"
         try:
             if os.path.isdir(target) and not os.path.islink(target):
@@ -128,7 +135,7 @@ class Disk:
     def copy_tree(
         self, manifest: Sequence[Entry], source: str, target: str, make_file: MakeFile
     ) -> None:
-        """Make a tree of another, its files by `make_file`.  Its links stay as they are."""
+        """Copy a tree, with `make_file` for its files. Symbolic links are kept."""
         os.makedirs(target)
         made = {""}
         for entry in manifest:
@@ -142,7 +149,7 @@ class Disk:
                 make_file(f"{source}/{entry.path}", f"{target}/{entry.path}", entry.kind)
 
     def copy_file(self, source: str, target: str, kind: str) -> None:
-        """Make a file of our own with the bytes of another."""
+        """Copy a file's bytes to a new file."""
         with open(source, "rb", buffering=0) as origin:
             handle = create(target, kind)
             try:
@@ -152,12 +159,12 @@ class Disk:
                 os.close(handle)
 
     def link_file(self, source: str, target: str, kind: str) -> None:
-        """Give a file another name; where the file system refuses that, make a copy."""
+        """Create a hard link, or a copy if the file system refuses hard links."""
         if not link(source, target):
             self.copy_file(source, target, kind)
 
     def clone_file(self, source: str, target: str, kind: str) -> None:
-        """Make a file that shares the bytes of another until one is written to.  Raises OSError."""
+        """Clone a file: both share their blocks until one changes. Raises OSError."""
         if sys.platform == "darwin":
             _clone_on_apfs(source, target)
             os.chmod(target, 0o755 if kind == "x" else 0o644)
@@ -172,7 +179,7 @@ class Disk:
                 os.close(handle)
 
     def clones(self, source: str) -> bool:
-        """Try whether a file can be cloned to where objects are."""
+        """Return True if the file can be cloned to the object store."""
         trial = self.temporary()
         try:
             self.clone_file(source, trial, "f")
@@ -187,7 +194,10 @@ class Disk:
 
 
 def link(source: str, target: str) -> bool:
-    """Give a file another name, making what is missing above it; False where the file system refuses that."""
+    """Create a hard link and missing parent directories.
+
+    Returns False if the file system refuses the link.
+    """
     while True:
         try:
             os.link(source, target)
@@ -203,7 +213,7 @@ def link(source: str, target: str) -> bool:
 
 
 def _clone_on_apfs(source: str, target: str) -> None:
-    """Call `clonefile` of macOS, which Python does not have.  Raises OSError."""
+    """Call macOS `clonefile`, which Python lacks. Raises OSError."""
     import ctypes
 
     system = ctypes.CDLL(None, use_errno=True)
@@ -213,7 +223,7 @@ def _clone_on_apfs(source: str, target: str) -> None:
 
 
 def delete(path: Path) -> None:
-    """Delete a file or a tree, read-only or not, if it is there."""
+    """Delete a file or tree if it exists, even a read-only one."""
     try:
         unlink(str(path))
     except FileNotFoundError:
@@ -223,7 +233,9 @@ def delete(path: Path) -> None:
 
 
 def delete_whole(path: Path) -> None:
-    """The same; `path` goes first, so that a kill leaves half of it only under another name."""
+    """Delete a file or tree after renaming it, so that an interrupted deletion leaves no partial
+    tree under the original name.
+    """
     gone = path.with_name(f"{path.name}.gone")
     delete(gone)
     with contextlib.suppress(FileNotFoundError):
@@ -232,10 +244,13 @@ def delete_whole(path: Path) -> None:
 
 
 def overwrite(path: str, data: bytes, mode: int = 0o644) -> os.stat_result:
-    """Make an existing file hold `data`.  Never truncated to nothing first: file systems take that for a replacement and write it out at once."""
+    """Overwrite an existing file with `data`.
+
+    Never truncates to zero first, because file systems then flush the file at once.
+    """
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    except PermissionError:  # it was an input, which is read-only
+    except PermissionError:  # the file was an input, which is read-only
         os.chmod(path, 0o600)
         handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
@@ -252,7 +267,7 @@ def overwrite(path: str, data: bytes, mode: int = 0o644) -> os.stat_result:
 
 
 def sync_one(path: str) -> None:
-    """Have a file or folder on the disk, not only in memory."""
+    """Sync a file or directory to disk."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -261,7 +276,7 @@ def sync_one(path: str) -> None:
 
 
 def sync(name: str) -> None:
-    """Write out the large files and every directory."""
+    """Sync large files and all directories below a path to disk."""
     for path, found in below(name):
         if stat.S_ISDIR(found.st_mode) or (stat.S_ISREG(found.st_mode) and found.st_size >= SYNCED):
             sync_one(path)
@@ -312,7 +327,7 @@ def write(path: str, data: bytes | memoryview, kind: str) -> None:
 
 
 def pour(handle: int, data: bytes | memoryview) -> None:
-    """Write all of it."""
+    """Write all bytes to a file descriptor."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(handle, rest) :]
@@ -323,14 +338,16 @@ def _backdate(handle: int) -> None:
 
 
 def backdated_times() -> tuple[int, int]:
-    """Times of access and change for a file of our making."""
+    """Return access and modification times in nanoseconds for a new file of recipe, with the mtime
+    in the recent past.
+    """
     now = time.time_ns()
     mtime = now - _BACKDATE_NS
     return now, mtime + 1 if mtime % 1_000_000 == 0 else mtime
 
 
 def below(path: str) -> Iterator[tuple[str, os.stat_result]]:
-    """`path` and everything below it, a directory before what it holds."""
+    """Yield `path` and everything below, directories before their contents."""
     waiting = [path]
     while waiting:
         name = waiting.pop()
@@ -341,7 +358,9 @@ def below(path: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def alone(name: str, device: int) -> bool:
-    """On our file system, not through a link, and these bytes have no other name."""
+    """Return True if the path is on the device `device`, not a symbolic link, and its files have no
+    other hard links.
+    """
     if os.path.islink(name):
         return False
     return all(
@@ -354,12 +373,13 @@ def protect(name: str) -> None:
     for path, found in below(name):
         if stat.S_ISREG(found.st_mode):
             os.chmod(path, MODE["x" if found.st_mode & stat.S_IXUSR else "f"])
-        elif stat.S_ISDIR(found.st_mode) and path != name:  # the top must still be renamed
+        # the top directory must stay writable for the rename
+        elif stat.S_ISDIR(found.st_mode) and path != name:
             os.chmod(path, MODE["x"])
 
 
 def total(path: str | Path) -> int:
-    """Bytes of a file, or of all files in a folder; 0 of what is not there, or cannot be looked at."""
+    """Return the bytes of a file or of all files in a directory; 0 if missing or unreadable."""
     try:
         return sum(found.st_size for _, found in below(str(path)) if stat.S_ISREG(found.st_mode))
     except OSError:
@@ -367,10 +387,12 @@ def total(path: str | Path) -> int:
 
 
 def mark(name: str, *, moves: bool = False) -> tuple[int, str]:
-    """Bytes, and what the file system says in one string; empty when there is nothing.
+    """Return the size in bytes and a fingerprint of the file status; an empty fingerprint if
+    nothing exists.
 
-    A link is known by its inode, a read-only file also by its mode, any other by the time of its last change: hard links to it, which
-    attempts are given, move that time.  `moves`: only what a chmod and a rename leave as it is.
+    A symbolic link is identified by its inode, a read-only file also by its mode, and other files
+    by their ctime. Hard links for attempts change a read-only file's ctime. With `moves`, the
+    fingerprint survives chmod and rename.
     """
     size, marks = 0, []
     try:
@@ -393,9 +415,9 @@ def mark(name: str, *, moves: bool = False) -> tuple[int, str]:
 
 
 def _last(found: os.stat_result) -> str:
-    """What shows that a file was written to, beside its size and the time of its last writing."""
+    """Return the status that changes on a write, apart from size and mtime."""
     if stat.S_ISLNK(found.st_mode):
-        return "l"  # none can be written to
+        return "l"  # symbolic links cannot be written to
     if found.st_mode & WRITABLE or not stat.S_ISREG(found.st_mode):
         return str(found.st_ctime_ns)
     return f"{stat.S_IMODE(found.st_mode):o}"
@@ -413,7 +435,9 @@ def raise_changed(path: str) -> NoReturn:
 
 
 def file_system(folder: Path) -> tuple[str, bool]:
-    """The kind of the mount that holds `folder`, which is there, and whether it is of a network: locks and SQLite are not safe there."""
+    """Return the file system type of an existing directory, and whether it is a network file
+    system, where locks and SQLite are unsafe.
+    """
     path = os.path.realpath(folder)
     best, kind = "", "unknown"
     try:
@@ -425,6 +449,6 @@ def file_system(folder: Path) -> tuple[str, bool]:
         point = before.split()[4].replace("\\040", " ")
         if (path == point or path.startswith(point.rstrip("/") + "/")) and len(point) >= len(
             best
-        ):  # of several that are stacked the last
+        ):  # the last of several stacked mounts
             best, kind = point, after.split()[0]
     return kind, kind.startswith(_NETWORK)

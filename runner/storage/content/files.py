@@ -1,7 +1,8 @@
-"""Say what a path holds, as a content id, without reading it twice.
+"""Content ids of files and trees, with a single read per file.
 
-A content id is `f:<sha256>` for a plain file, `x:<sha256>` for an executable one, `t:<sha256>` for a tree.  A tree's digest is that of its
-sorted entries: files, links that stay inside it, and empty directories; owners, times and other permissions are not content.
+A content id is `f:<sha256>` for a plain file, `x:<sha256>` for an executable file, and `t:<sha256>`
+for a tree. A tree's digest covers its sorted entries: files, links within the tree, and empty
+directories. Owners, times and other permissions are not part of the content.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ Content = NewType("Content", str)
 """`f:`, `x:` or `t:` and 64 lowercase hex digits."""
 
 Progress: TypeAlias = "Callable[[int, int], None]"
-"""Called with the bytes that are done and those that there are, now and then, from any thread but never from two at once."""
+"""Receives the finished and total bytes, from any thread but never concurrently."""
 
 FileRow: TypeAlias = "tuple[str, int, int, int, int, int, str]"
-"""path, dev, ino, size, mtime_ns, ctime_ns, content: a remembered digest."""
+"""A stored digest: path, dev, ino, size, mtime_ns, ctime_ns, content."""
 
-SLACK_NS = 20_000_000  # more than a tick of any kernel's file clock
-COARSE_SLACK_NS = 2_000_000_000  # FAT counts two seconds
+SLACK_NS = 20_000_000  # longer than a tick of any kernel's file clock
+COARSE_SLACK_NS = 2_000_000_000  # FAT has a resolution of two seconds
 _CHUNK = 1 << 20
 _WORTH_THREADS = 4 << 20
 _TRIES = 3
 _FILE, _DIRECTORY, _LINK = stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK
-_MANY = 100  # files
+_MANY = 100  # minimum files before directories are scanned by handle
 _ZEROS = bytes(_CHUNK)
 
 
 class Unhashable(CannotRun):
-    """This has no content that could be hashed."""
+    """The path has no content that can be hashed."""
 
     def __init__(self, path: str, why: str, *, fix: str = "") -> None:
         super().__init__(f"{path}: {why}", fix=fix)
@@ -49,7 +50,7 @@ class Unhashable(CannotRun):
 
 
 class Changed(Unhashable):
-    """This did not hold still while it was read."""
+    """The file changed during the read."""
 
     def __init__(self, path: str, why: str = "the file changed while recipe read it") -> None:
         super().__init__(
@@ -58,7 +59,7 @@ class Changed(Unhashable):
 
 
 class Identity(NamedTuple):
-    """What a file system says about a file, which changes whenever the bytes do."""
+    """File status fields that change with the bytes."""
 
     dev: int
     ino: int
@@ -68,7 +69,11 @@ class Identity(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One line of a tree's manifest.  `kind`: f plain, x executable, l link, d empty directory; `value`: the SHA-256, or where a link points."""
+    """One manifest entry.
+
+    `kind`: f plain, x executable, l link, d empty directory. `value`: the SHA-256, or the link's
+    target.
+    """
 
     path: str
     kind: str
@@ -77,7 +82,7 @@ class Entry(NamedTuple):
 
 
 def identity(path: str | Path) -> Identity | None:
-    """The identity of what `path` leads to, or None when there is nothing."""
+    """Return the identity of the file at `path` (links followed), None if nothing exists."""
     try:
         return identity_of(os.stat(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -85,7 +90,7 @@ def identity(path: str | Path) -> Identity | None:
 
 
 def scan(path: str | Path) -> Content:
-    """What is at `path`, read now.  Links at the top are followed."""
+    """Hash the file or tree at `path`. A link at the top is followed."""
     name = str(path)
     found = stat_of(name)
     if found is None:
@@ -96,18 +101,20 @@ def scan(path: str | Path) -> Content:
 
 
 def entries(path: str | Path) -> list[Entry]:
-    """The manifest of the tree at `path`, read now."""
+    """Read and hash the tree at `path`, and return its manifest."""
     top = str(path)
     return read_manifest(top, see(top), {})[0]
 
 
 def tree_id(manifest: Sequence[Entry]) -> Content:
-    """The content id of a tree with these entries, sorted as `entries` gives them."""
+    """Return the content id of a tree with these sorted entries."""
     return Content("t:" + digest.of_value("tree/1", manifest))
 
 
 def is_settled(found: Identity, at_ns: int) -> bool:
-    """Whether a digest begun at `at_ns` may be remembered under this identity: no later change can look the same."""
+    """Return True if a digest started at `at_ns` can be stored for this identity, because any later
+    change would alter the identity.
+    """
     return at_ns - max(found.mtime_ns, found.ctime_ns) > slack(found.mtime_ns)
 
 
@@ -149,9 +156,12 @@ def regular(path: str, found: os.stat_result) -> Identity:
 def _hash(
     path: str, found: Identity, done: Callable[[int], None] = lambda _count: None
 ) -> tuple[os.stat_result, str]:
-    """SHA-256 of a regular file that was `found` there, and what it was when that was read: it did not change meanwhile, or this raises Changed."""
+    """Hash a regular file, and return its status and SHA-256.
+
+    Raises Changed if the file changes during the read.
+    """
     try:
-        # A link that is swapped for a pipe after the stat must not hang us.
+        # Do not block if the path was replaced by a pipe after the stat.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             size, mtime_ns, ctime_ns = found.size, found.mtime_ns, found.ctime_ns
@@ -163,7 +173,7 @@ def _hash(
                     value = _hash_large(handle, size, done)
                 now = os.fstat(handle)
                 same = now.st_mtime_ns == mtime_ns and now.st_size == size
-                # A hard link that is made meanwhile, as for an attempt, moves the ctime as well.
+                # A concurrent hard link, as for an attempt, also changes the ctime.
                 if same and (now.st_ctime_ns == ctime_ns or not now.st_mode & 0o222):
                     return now, value
                 regular(path, now)
@@ -177,7 +187,7 @@ def _hash(
 
 
 def _hash_large(handle: int, size: int, done: Callable[[int], None]) -> str:
-    """Block by block; the holes of a sparse file are hashed, not read."""
+    """Hash block by block. Holes of sparse files are hashed as zeros without reading."""
     hasher = hashlib.sha256()
     if os.fstat(handle).st_blocks * 512 < size:
         end = 0
@@ -200,11 +210,11 @@ def _hash_large(handle: int, size: int, done: Callable[[int], None]) -> str:
 
 
 def _seek(handle: int, at: int, whence: int, size: int) -> int:
-    """Where the next data or hole begins, at most `size`."""
+    """Return the offset of the next data or hole, at most `size`."""
     try:
         return min(size, os.lseek(handle, at, whence))
     except OSError as error:
-        if error.errno == errno.ENXIO:  # no data behind this
+        if error.errno == errno.ENXIO:  # no data after this offset
             return size
         raise
 
@@ -212,7 +222,7 @@ def _seek(handle: int, at: int, whence: int, size: int) -> int:
 def hash_all(
     files: Sequence[tuple[str, Identity]], progress: Progress | None = None
 ) -> list[tuple[os.stat_result, str]]:
-    """The digests of many files, in order; on two threads where that helps (hashing lets go of the interpreter)."""
+    """Hash many files in order, on two threads for large totals (hashing releases the GIL)."""
     total = sum(found.size for _, found in files)
     if total < _WORTH_THREADS:
         return [_hash(path, found) for path, found in files]
@@ -226,7 +236,7 @@ def hash_all(
 
 
 def _batches(files: Sequence[tuple[str, Identity]]) -> Iterator[range]:
-    """Runs of about a mebibyte: a lock per small file costs more than the file."""
+    """Group files into batches of about a mebibyte, to amortize locking."""
     first = size = 0
     for n, (_, found) in enumerate(files):
         size += found.size + 4096
@@ -236,25 +246,25 @@ def _batches(files: Sequence[tuple[str, Identity]]) -> Iterator[range]:
     yield range(first, len(files))
 
 
-# -- trees -------------------------------------------------------------------------------------------------------------------------------------------
+# -- trees
 
 
 _Row: TypeAlias = "tuple[int, int, int, int, int, int]"
-"""Device, inode, size, mtime, ctime, 64 if executable."""
+"""Device, inode, size, mtime, ctime, and 64 if executable."""
 
-_Read: TypeAlias = "tuple[str, int, os.stat_result, str]"
-"""A file that had to be read: its folder, its number there, what it was then, its SHA-256."""
+Read: TypeAlias = "tuple[str, int, os.stat_result, str]"
+"""A hashed file: its directory, its index there, its status, and its SHA-256."""
 
 
 class Folder(NamedTuple):
-    """The files of one directory, as the file system lists them."""
+    """The files of one directory, from a directory scan."""
 
     names: list[str]
     rows: list[_Row]
 
 
 class Sight(NamedTuple):
-    """A tree as the file system shows it, before any file is opened.  `files` says how many."""
+    """A tree scan before any file is opened. `files` is the file count."""
 
     folders: dict[str, Folder]
     links: dict[str, str]
@@ -279,7 +289,8 @@ def see(top: str) -> Sight:
         names: list[str] = []
         rows: list[_Row] = []
         try:
-            # By a handle each stat is spared the way from the root; for a few files that is less than the handle costs.
+            # A directory handle saves path resolution per stat. It does not pay off for a few
+            # files.
             handle = (
                 os.open(here, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 if count > _MANY
@@ -338,8 +349,11 @@ def see(top: str) -> Sight:
 
 def read_manifest(
     top: str, sight: Sight, known: Mapping[str, Sequence[str]], progress: Progress | None = None
-) -> tuple[list[Entry], list[_Read], int]:
-    """The entries of a tree, what had to be read for them, and when reading began.  `known` has the SHA-256 of the files of a folder, or ""."""
+) -> tuple[list[Entry], list[Read], int]:
+    """Return the manifest of a tree, its newly hashed files, and the start time of the hashing.
+
+    `known` has the SHA-256 of each file per directory, or "".
+    """
     manifest: list[Entry] = []
     doubtful: list[tuple[str, int, str, Identity]] = []
     for folder, (names, rows) in sight.folders.items():
@@ -352,7 +366,7 @@ def read_manifest(
             else:
                 doubtful.append((folder, n, prefix + name, Identity(*row[:5])))
     begun = time.time_ns()
-    reads: list[_Read] = []
+    reads: list[Read] = []
     if doubtful:
         digests = hash_all([(f"{top}/{name}", found) for _, _, name, found in doubtful], progress)
         for (folder, n, name, _), (found, value) in zip(doubtful, digests, strict=True):
@@ -368,10 +382,10 @@ def read_manifest(
 
 
 def sort(manifest: list[Entry]) -> list[Entry]:
-    """Sorted by the bytes of the paths, in place."""
+    """Sort entries by the bytes of their paths, in place."""
     try:
         for entry in manifest:
-            entry.path.encode()  # text sorts as its UTF-8 does, as long as it is text
+            entry.path.encode()  # valid text sorts like its UTF-8 encoding
         manifest.sort(key=itemgetter(0))
     except UnicodeEncodeError:
         manifest.sort(key=lambda entry: entry.path.encode("utf-8", "surrogateescape"))
@@ -379,7 +393,9 @@ def sort(manifest: list[Entry]) -> list[Entry]:
 
 
 def link_leads_out(top: str, name: str, target: str, links: Container[str]) -> bool:
-    """Whether a link leaves the tree: by its text, since the tree can be moved, or in fact, through others of its `links`."""
+    """Return True if a link leaves the tree: by its text (the tree may be moved), or through other
+    `links`.
+    """
     parts: list[str] = name.split("/")[:-1]
     through = False
     if target.startswith("/"):
@@ -410,12 +426,15 @@ def _kind(mode: int) -> str:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether a file system refused for want of room, or of quota."""
+    """Return True for a full disk or an exceeded quota."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def no_space(error: OSError, path: str) -> Infrastructure:
-    """Words for what a file system refused; for a full disk with what is free."""
+    """Convert a file system error to Infrastructure.
+
+    For a full disk, the message has the free space.
+    """
     if not is_full(error):
         return Infrastructure(f"{path}: {error.strerror}")
     folder = os.path.dirname(path)

@@ -1,6 +1,7 @@
-"""Make real folders and files of stored ones: the folders are new, the files other names of the stored files.
+"""Provide stored files and trees to attempts: new directories with hard links to the stored files.
 
-Where the file system refuses that, a file becomes a copy or a link, and the caller hears why.
+If the file system refuses hard links, a file becomes a copy or a symbolic link, and the caller gets
+the reason.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _REFUSALS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENO
 
 
 def give_file(disk: Disk, source: str, target: str) -> str:
-    """Give a stored file another name; why it is a copy or a link instead, empty when it is none."""
+    """Hard-link a stored file. Returns the reason for a copy or symbolic link, else an empty text."""
     try:
         os.link(source, target)
         return ""
@@ -28,12 +29,12 @@ def give_file(disk: Disk, source: str, target: str) -> str:
 
 
 def give_tree(disk: Disk, manifest: Sequence[Entry], source: str, target: str) -> str:
-    """Make the tree at `source` at `target` too: see `give_file`."""
+    """Create a tree of hard links to the tree at `source`. Returns a reason like `give_file`."""
     why = ""
     for name, entries in _by_folder(manifest, target):
         there = f"{source}/{name}" if name else source
         here = f"{target}/{name}" if name else target
-        # By handles the kernel is spared the way from the root, twice for each file.
+        # Directory handles save two path resolutions per file.
         origin = os.open(there, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         made = os.open(here, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -53,7 +54,7 @@ def give_tree(disk: Disk, manifest: Sequence[Entry], source: str, target: str) -
 
 
 def links_to(manifest: Sequence[Entry], source: str) -> list[Entry]:
-    """The manifest of a tree whose links lead to the files of the tree at `source`."""
+    """Return the manifest of a tree of symbolic links to the files of the tree at `source`."""
     found = []
     for entry in manifest:
         if entry.kind in "fx":
@@ -64,7 +65,7 @@ def links_to(manifest: Sequence[Entry], source: str) -> list[Entry]:
 
 
 def _by_folder(manifest: Sequence[Entry], target: str) -> Iterator[tuple[str, Iterator[Entry]]]:
-    """Make the folders of a tree, and go through what is in each but its folders."""
+    """Create the directories of a tree, and yield the non-directory entries of each."""
     os.mkdir(target)
     made = {""}
     for name, entries in groupby(manifest, _folder_of):
@@ -79,7 +80,7 @@ def _folder_of(entry: Entry) -> str:
 
 
 def _give_otherwise(disk: Disk, source: str, target: str, error: OSError) -> str:
-    """Make a copy or a link of a file that cannot have another name, and answer why."""
+    """Copy or symlink a file that cannot be hard-linked, and return the reason."""
     if error.errno not in _REFUSALS:
         raise error
     if error.errno == errno.EMLINK:
@@ -87,7 +88,7 @@ def _give_otherwise(disk: Disk, source: str, target: str, error: OSError) -> str
         return FULL
     try:
         os.symlink(source, target)
-    except OSError:  # a file system of cameras has no links of any kind
+    except OSError:  # FAT, as on memory cards, has no links at all
         _copy(disk, source, target)
     return REFUSED
 

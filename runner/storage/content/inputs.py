@@ -1,7 +1,10 @@
-"""Keep inputs of the caller's as objects, so that attempts can be given them as files of ours.  Decides which; never links to the caller's own file.
+"""Stored copies of the caller's inputs, so that attempts can use them like other objects.
 
-A clone costs nothing but its blocks' count, so any size is cloned.  A copy costs its bytes once for each content, so only `COPIED` are copied.
-What is kept has a note below `inputs/`, which is touched when it is given: `gc` goes by that, and tells it from results.
+Attempts never get hard links to the caller's own files.
+
+A clone only shares blocks, so inputs of any size are cloned. Without clones, only inputs up to
+`COPIED` bytes are copied. Each stored input has a marker file below `inputs/`, touched on every
+use, by which `gc` finds unused inputs.
 """
 
 from __future__ import annotations
@@ -21,14 +24,14 @@ from .manifests import SUFFIX
 from .objects import Objects
 
 COPIED = 64 << 20
-"""Bytes of an input up to which it is copied where it cannot be cloned."""
+"""Maximum bytes of an input that is copied if it cannot be cloned."""
 EACH_FILE = 4 << 10
-"""Bytes that each file counts for, beside its own: making one costs as much as writing them."""
+"""Additional bytes counted per file: creating a file costs as much as writing this many bytes."""
 _LARGE = f"larger than {COPIED >> 20} MiB"
 
 
 class Source(NamedTuple):
-    """An input of the caller's: `at` is the cache's name of it, `path` where it is, without links."""
+    """An input of the caller: `at` is its name in the digest cache, `path` its real path."""
 
     at: str
     path: str
@@ -36,18 +39,20 @@ class Source(NamedTuple):
 
 
 class StoredInputs:
-    """Those of one workspace."""
+    """Stored inputs of one workspace."""
 
     def __init__(self, objects: Objects, cache: DigestCache) -> None:
         self.objects, self._cache = objects, cache
-        self._clones: dict[int, bool] = {}  # by the device that inputs are on
+        self._clones: dict[int, bool] = {}  # by device of the input
         self._refused: tuple[Source, Sequence[Entry]] | None = None
-        """The folder that `keep` looked at last and that is no object, with its manifest."""
+        """The last directory that `keep` rejected, and its manifest."""
 
     def keep(self, source: Source, together: int = 0) -> str:
-        """Have an input as an object.  Answers why it is none, empty when it is one.
+        """Store an input as an object.
 
-        `together` is what it and the others that the step is given with it count for.
+        Returns the reason if that is not possible, else an empty text.
+
+        `together` is the combined size of all inputs of the step.
         """
         try:
             self._refused = None
@@ -63,9 +68,11 @@ class StoredInputs:
             return f"cannot copy: {error.strerror}"
 
     def link_to(self, source: Source, target: str) -> int:
-        """Make `target` a folder of links to the files of a folder of the caller's; answers how many.
+        """Create a directory `target` of symbolic links to the files of the caller's directory, and
+        return their number.
 
-        The links are an object, whose files get other names: a file system makes a name far faster than a link. Raises OSError.
+        The tree of links is itself stored as an object and hard-linked, because a hard link is much
+        faster than a symbolic link. Raises OSError.
         """
         known, self._refused = self._refused, None
         if known is not None and known[0] == source:
@@ -94,7 +101,7 @@ class StoredInputs:
             make_file = self.objects.disk.clone_file
 
         def is_right(copy: str) -> bool:
-            if size > COPIED:  # reading it all again would cost more than the clone spares
+            if size > COPIED:  # hashing everything again would cost more than the clone saves
                 return self._cache.content_of(source.at) == source.content
             return files.scan(copy) == source.content
 
@@ -102,7 +109,7 @@ class StoredInputs:
         return ""
 
     def _not_cloned(self, path: str, manifest: Sequence[Entry] | None) -> str:
-        """Why a large input cannot be cloned; empty when it can."""
+        """Return the reason why a large input cannot be cloned, else an empty text."""
         if manifest is not None:
             path = next(f"{path}/{entry.path}" for entry in manifest if entry.kind in "fx")
         device = os.stat(path).st_dev
@@ -130,7 +137,7 @@ def _no_file(source: str, _target: str, _kind: str) -> None:
 
 
 def size_of(cache: DigestCache, source: Source) -> int:
-    """What an input counts for: its bytes and its files."""
+    """Return the counted size of an input: its bytes plus `EACH_FILE` per file."""
     manifest = cache.entries(source.at) if source.content[0] == "t" else None
     return _size_of(source, manifest)
 
@@ -142,7 +149,7 @@ def _size_of(source: Source, manifest: Sequence[Entry] | None) -> int:
 
 
 def list_inputs(root: Path) -> Iterator[tuple[Content, float]]:
-    """Contents that were kept as inputs, and when each was given last: seconds since the epoch."""
+    """Yield the stored inputs and their last use in seconds since the epoch."""
     kinds = {suffix: kind for kind, suffix in SUFFIX.items()}
     folder = root / "inputs"
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -151,7 +158,7 @@ def list_inputs(root: Path) -> Iterator[tuple[Content, float]]:
 
 
 def forget(root: Path, content: Content) -> None:
-    """Delete the note of an input that is not kept any more."""
+    """Delete the marker of an input that is no longer stored."""
     with contextlib.suppress(FileNotFoundError):
         _note_of(root, content).unlink()
 

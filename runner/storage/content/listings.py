@@ -1,6 +1,7 @@
-"""Keep the digests of a large tree in a file of its own, the listing.
+"""Listings: digest files for large trees.
 
-Who does not look at that tree does not pay for it, and a tree that looks the same costs its walk and nothing per file.
+Only operations on the tree load its listing, and an unchanged tree costs one directory scan without
+per-file lookups.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import starmap
 from pathlib import Path
 from struct import Struct
@@ -20,6 +21,7 @@ from .files import (
     Content,
     Entry,
     Progress,
+    Read,
     Sight,
     identity_of,
     is_settled,
@@ -28,19 +30,20 @@ from .files import (
     tree_id,
 )
 
-_STATS = Struct("<QQqqqq")  # device, inode, size, mtime, ctime, 64 if executable
+_STATS = Struct("<QQqqqq")  # device, inode, size, mtime, ctime, and 64 if executable
 _UNKNOWN = bytes(32)
 _UNKNOWN_HEX = _UNKNOWN.hex()
 _HEAD = "recipe-listing 1"
 
 _Packed: TypeAlias = "tuple[bytes, bytes]"
-"""The files of a directory: names with NUL between them, and as many records of `_STATS`."""
+"""The files of a directory: NUL-separated names, and one `_STATS` record per file."""
 
 
 class _Listing(NamedTuple):
-    """What is remembered of a large tree: `digests` has 32 bytes for each file of a folder, zeros where none may be believed.
+    """The stored digests of a large tree: 32 bytes per file in `digests`, zeros if unknown.
 
-    `content` is the tree's, where it is known and every file of it is."""
+    `content` is the tree's content id if all digests are known.
+    """
 
     content: str
     folders: dict[str, _Packed]
@@ -50,7 +53,7 @@ class _Listing(NamedTuple):
 
 
 class Listings:
-    """The listings of the large trees of a workspace, in a folder; without one they are forgotten."""
+    """Listings of a workspace's large trees, stored in a directory, or in memory only without one."""
 
     def __init__(self, folder: str | None) -> None:
         self._folder = folder
@@ -58,7 +61,10 @@ class Listings:
         self._unsaved: set[str] = set()
 
     def content(self, path: str, full: str, sight: Sight, progress: Progress | None) -> Content:
-        """The content of the tree at `full`, without its manifest where it looks as it did; it is remembered as `path`."""
+        """Return the content of the tree at `full`, cached under the name `path`.
+
+        An unchanged tree needs no manifest.
+        """
         listing = self._listing(path)
         if listing is not None and listing.content and _shows(listing, sight, _pack(sight)):
             return Content(listing.content)
@@ -69,24 +75,18 @@ class Listings:
         return content
 
     def entries(self, path: str, full: str, sight: Sight, progress: Progress | None) -> list[Entry]:
-        """The manifest of a tree, whose listing is brought up to date."""
+        """Return the manifest of a tree, and update its listing."""
         old, packed = self._listing(path), _pack(sight)
         digests = {folder: _recall_digests(old, folder, seen) for folder, seen in packed.items()}
-        manifest, reads, begun = read_manifest(
-            full, sight, {folder: _hexes(column) for folder, column in digests.items()}, progress
-        )
-        columns = {folder: bytearray(digests[folder]) for folder in {read[0] for read in reads}}
-        for folder, n, found, value in reads:
-            now = identity_of(found)
-            if is_settled(now, begun) and now == sight.folders[folder].rows[n][:5]:
-                columns[folder][32 * n : 32 * n + 32] = bytes.fromhex(value)
+        known = {folder: _hexes(column) for folder, column in digests.items()}
+        manifest, reads, begun = read_manifest(full, sight, known, progress)
         if reads or old is None or not _shows(old, sight, packed):
-            digests |= {folder: bytes(column) for folder, column in columns.items()}
+            digests |= _new_digests(digests, sight, reads, begun)
             self._keep(path, _Listing("", packed, sight.links, sight.empty, digests))
         return manifest
 
     def note(self, path: str, sight: Sight, manifest: Sequence[Entry]) -> None:
-        """Remember the files of a tree that we have just put at `path`."""
+        """Store the listing of a tree that recipe just wrote at `path`."""
         values = {
             entry.path: bytes.fromhex(entry.value) for entry in manifest if entry.kind in "fx"
         }
@@ -94,7 +94,7 @@ class Listings:
         for folder, seen in sight.folders.items():
             prefix = f"{folder}/" if folder else ""
             rows = zip(seen.names, seen.rows, strict=True)
-            # Dated back, as `DigestCache.note` demands, or not believed.
+            # Only digests of backdated files are valid, as in `DigestCache.note`.
             digests[folder] = b"".join(
                 values.get(prefix + name, _UNKNOWN) if row[4] - row[3] > slack(row[3]) else _UNKNOWN
                 for name, row in rows
@@ -102,7 +102,7 @@ class Listings:
         self._keep(path, _Listing("", _pack(sight), sight.links, sight.empty, digests))
 
     def save(self) -> None:
-        """Write what was learned since the last call."""
+        """Save the changed listings."""
         if self._folder is not None:
             for path in self._unsaved:
                 _save_listing(self._folder, path, self._listings[path])
@@ -130,14 +130,14 @@ def _pack(sight: Sight) -> dict[str, _Packed]:
 
 
 def _shows(listing: _Listing, sight: Sight, packed: dict[str, _Packed]) -> bool:
-    """Whether the tree looks exactly as it did: no file of it was touched in between."""
+    """Return True if the tree's scan equals the listing's: no file has changed."""
     return (
         listing.folders == packed and listing.links == sight.links and listing.empty == sight.empty
     )
 
 
 def _recall_digests(listing: _Listing | None, folder: str, seen: _Packed) -> bytes:
-    """The digests of the files of a folder, zeros for those that do not look as they did."""
+    """Return the digests of a directory's files, zeros for changed or unknown files."""
     before = listing.folders.get(folder) if listing is not None else None
     if listing is None or before is None:
         return _UNKNOWN * (len(seen[1]) // _STATS.size)
@@ -149,7 +149,7 @@ def _recall_digests(listing: _Listing | None, folder: str, seen: _Packed) -> byt
 
 
 def _files(seen: _Packed) -> Iterator[tuple[bytes, bytes]]:
-    """Name and record of each file."""
+    """Yield the name and status record of each file."""
     names, stats = seen
     return zip(
         names.split(b"\0"),
@@ -158,8 +158,25 @@ def _files(seen: _Packed) -> Iterator[tuple[bytes, bytes]]:
     )
 
 
+def _new_digests(
+    digests: Mapping[str, bytes], sight: Sight, reads: Iterable[Read], begun: int
+) -> dict[str, bytes]:
+    """Return the digests of the directories with hashed files, updated for settled files.
+
+    `begun` is the start time of the hashing.
+    """
+    columns: dict[str, bytearray] = {}
+    for folder, n, found, value in reads:
+        if folder not in columns:
+            columns[folder] = bytearray(digests[folder])
+        now = identity_of(found)
+        if is_settled(now, begun) and now == sight.folders[folder].rows[n][:5]:
+            columns[folder][32 * n : 32 * n + 32] = bytes.fromhex(value)
+    return {folder: bytes(column) for folder, column in columns.items()}
+
+
 def _hexes(column: bytes) -> list[str]:
-    """The digests of a folder as text; empty for those that are not believed."""
+    """Return the digests of a directory as hex text, empty for unknown digests."""
     text = column.hex()
     values = [text[at : at + 64] for at in range(0, len(text), 64)]
     return (
@@ -174,7 +191,7 @@ def _listing_path(folder: str, path: str) -> str:
 
 
 def _save_listing(folder: str, path: str, listing: _Listing) -> None:
-    """Write it whole or not at all.  It is only a memory: a disk that is full makes the next look slow and nothing wrong."""
+    """Write a listing atomically. Errors are ignored, because a missing listing only costs time."""
     table = [[name, len(names), len(stats)] for name, (names, stats) in listing.folders.items()]
     about = {
         "path": path,
@@ -203,7 +220,7 @@ def _save_listing(folder: str, path: str, listing: _Listing) -> None:
 
 
 def _load_listing(folder: str, path: str) -> _Listing | None:
-    """What was saved; None when that was nothing, or is damaged."""
+    """Load a stored listing; None if missing or damaged."""
     try:
         with open(_listing_path(folder, path), "rb") as file:
             data = file.read()
@@ -232,7 +249,7 @@ def _listing_head(data: bytes) -> tuple[str, Any, int]:
 
 
 def forget_listings(folder: str | Path, root: str | Path) -> None:
-    """Remove the listings of trees that are not there any more.  Paths are relative to `root`."""
+    """Delete the listings of trees that no longer exist. Paths are relative to `root`."""
     try:
         names = os.listdir(folder)
     except OSError:

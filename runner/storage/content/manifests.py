@@ -1,4 +1,4 @@
-"""The manifests of trees in the content store: what a tree holds, without a walk through it.  Each is beside its object, or alone."""
+"""Manifests of stored trees, next to their objects. A manifest may exist without its tree."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from .files import Content, Entry
 SUFFIX = {"f": "", "x": ".x", "t": ".t"}
 HEX = re.compile(r"[0-9a-f]{64}")
 _REMEMBERED = 200_000
-"""Entries of manifests that are kept in memory: every step that is given a tree asks for its manifest."""
+"""Maximum manifest entries in memory. Every step with a tree input reads its manifest."""
 
 
 def place(root: str, content: Content) -> str:
-    """Where an object is below the store's folder."""
+    """Return the path of an object below the store's root."""
     return f"{root}/objects/{content[2:4]}/{content[2:]}{SUFFIX[content[0]]}"
 
 
 class Manifests:
-    """Below one store's folder."""
+    """Manifests below one store's root."""
 
     def __init__(self, root: str, disk: Disk) -> None:
         self._root, self._disk = root, disk
         self._recent: dict[Content, list[Entry]] = {}
 
     def entries(self, content: Content) -> list[Entry]:
-        """The manifest of a tree."""
+        """Return the manifest of a tree. Raises Corrupt."""
         found = self._recent.get(content)
         if found is None:
             found = self._read(content)
@@ -51,7 +51,7 @@ class Manifests:
                 return manifest
         except (OSError, ValueError, TypeError):
             pass
-        # The manifest is only a shortcut; the tree itself says the same.
+        # A missing or damaged manifest is rebuilt from the tree.
         try:
             manifest = files.entries(target)
         except files.Unhashable as error:
@@ -64,7 +64,10 @@ class Manifests:
         return manifest
 
     def mentions(self, content: Content, word: str) -> bool:
-        """Whether a path in the manifest of a tree has this word of ASCII in it.  Of a tree whose manifest is not kept: no."""
+        """Return True if the manifest of a tree contains this ASCII text in a path.
+
+        False without a stored manifest.
+        """
         try:
             with open(f"{place(self._root, content)}.json", "rb") as file:
                 return word.encode() in file.read()
@@ -72,31 +75,34 @@ class Manifests:
             return False
 
     def is_known(self, content: Content) -> bool:
-        """Whether the manifest of a tree can be read, though the tree may not be here."""
+        """Return True if the manifest of a tree is available. The tree itself may be missing."""
         target = place(self._root, content)
         return os.path.lexists(f"{target}.json") or os.path.lexists(target)
 
     def put(self, content: Content, manifest: Sequence[Entry]) -> None:
-        """Put away the manifest of a tree that is not here."""
+        """Store the manifest of a tree that is not stored locally."""
         try:
             self.write(place(self._root, content), manifest)
         except OSError as error:
             fail(place(self._root, content), error)
 
     def match(self, content: Content, pattern: str) -> list[Entry]:
-        """The files of a tree that match a glob: `*` and `?` stay within a name, `**` does not."""
+        """Return the files of a tree that match a glob. `*` and `?` do not match `/`; `**` does."""
         fits = glob(pattern)
         return [entry for entry in self.entries(content) if entry.kind != "d" and fits(entry.path)]
 
     def write(self, target: str, manifest: Sequence[Entry]) -> None:
-        """Put a manifest beside the tree that is, or will lie, at `target`.  Raises OSError."""
+        """Write the manifest for the tree at `target`. Raises OSError."""
         temporary = self._disk.temporary()
         text = json.dumps(manifest, ensure_ascii=False, separators=(",", ":"))
         write(temporary, text.encode("utf-8", "surrogateescape"), "f")
         self._disk.place(temporary, f"{target}.json")
 
     def forget(self, before: float) -> None:
-        """Delete manifests of trees that are not here: they came from a store, and come again."""
+        """Delete manifests without a stored tree.
+
+        They came from a shared store and can be downloaded again.
+        """
         for prefix in os.listdir(f"{self._root}/objects"):
             for name in os.listdir(f"{self._root}/objects/{prefix}"):
                 path = f"{self._root}/objects/{prefix}/{name}"
@@ -109,9 +115,9 @@ class Manifests:
 
 
 def unsafe(manifest: Sequence[Entry]) -> str | None:
-    """Why a manifest, whose digest is right but whose author may be anybody, cannot be written out; None when it can."""
+    """Return the reason why an untrusted manifest must not be written to disk; None if it is safe."""
     seen: set[str] = set()
-    solid: set[str] = set()  # what cannot be a folder
+    solid: set[str] = set()  # paths that cannot be directories
     for entry in manifest:
         parts = entry.path.split("/")
         if "\0" in entry.path or any(part in ("", ".", "..") for part in parts):

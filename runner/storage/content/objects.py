@@ -1,14 +1,17 @@
-"""Keep content by its name: put files and trees away once, give them out as copies or links.
+"""Content-addressed store: add files and trees, and provide them as copies or links.
 
-Under `objects/ab/`, for a SHA-256 that begins with `ab`: `<sha256>` is a plain file, `<sha256>.x` an executable one, `<sha256>.t` a tree and
-`<sha256>.t.json` its manifest, whose digest the tree's name is.  Everything is read-only and appears by one rename.
+Below `objects/ab/`, for a SHA-256 that starts with `ab`: `<sha256>` is a plain file, `<sha256>.x`
+an executable file, `<sha256>.t` a tree, and `<sha256>.t.json` its manifest. A tree is named by the
+digest of its manifest. Objects are read-only and appear by one rename.
 
-A file of a few bytes may be a row of a table instead, stored together with the trace that names it: making a file of it costs more than the rest.
-Until then it is a record in a log below `partial/`, so that after a kill the next process knows it for ours, and takes it over.
+A file of a few bytes may be a table row instead, stored in the transaction of its trace, because a
+separate file would cost more. Until that transaction, the content is a record in a log below
+`partial/`. After a kill, the next process takes over the log.
 
-Up to `SMALL` bytes a file is hashed every time it is given out: that costs less than remembering.  Larger files and trees have a seal: what the file
-system said about them after their last change of ours.  A seal that does not match, or none, means that the object is hashed before it is used; so an
-edit is never taken for the result, not even one by root through a hard link.
+A file of up to `SMALL` bytes is hashed on every use, which is cheaper than a stored status. Larger
+files and trees have a seal: the file status after recipe's last change. An object without a
+matching seal is hashed before use, so that an edited object never passes as a result, not even
+after an edit by root through a hard link.
 """
 
 from __future__ import annotations
@@ -52,11 +55,11 @@ from .seals import Seal, Seals
 from .tiny import Table, TinyContents
 
 SMALL = 64 << 10
-"""Bytes; below it copying beats every kind of link."""
+"""Maximum bytes of a small file. Copying a small file is faster than any link."""
 
 
 class Objects:
-    """The local content store below `root` (`.recipe`).  Without a table every content is a file."""
+    """The local object store below `root` (`.recipe`). Without a table, every content is a file."""
 
     def __init__(
         self,
@@ -69,17 +72,20 @@ class Objects:
         self.manifests = Manifests(self._root, self.disk)
         self.tiny = TinyContents(self._root, self.disk, table)
         self.seals = Seals(recall)
-        if table is not None:  # the umask cannot be asked for, and setting it is not for threads
+        # the umask can only be read by setting it, which is unsafe with threads
+        if table is not None:
             mask = os.umask(0o22)
             os.umask(mask)
             self._mode = 0o666 & ~mask
 
-    # -- putting away
+    # -- adding
 
     def take(self, path: str | Path, found: os.stat_result | None = None) -> Content:
-        """Put away what is at `path`, and answer what it is.  It stays there, read-only: files become links to the object where that is possible.
+        """Store the file or tree at `path`, and return its content.
 
-        `found` is what the file system says of it, if that was asked already.  Delete it with `release`.
+        The path stays, read-only, hard-linked to the object if possible.
+
+        `found` is the path's status, if known. Delete the path with `release`.
         """
         name = str(path)
         try:
@@ -102,7 +108,10 @@ class Objects:
         make_file: MakeFile,
         is_right: Callable[[str], bool],
     ) -> None:
-        """Put away what is at `name`, its files made by `make_file`; `is_right` is asked of what was made.  Raises Changed and OSError."""
+        """Store a copy of `name`, created with `make_file` and checked with `is_right`.
+
+        Raises Changed and OSError.
+        """
         temporary, target = self.disk.temporary(), self._path(content)
         try:
             if manifest is None:
@@ -118,7 +127,10 @@ class Objects:
             raise
 
     def put(self, path: Path, content: Content, *, move: bool) -> None:
-        """Put away what is at `path`, which holds `content`.  With `move` the path may be gone afterwards."""
+        """Store the file or tree at `path` with the known `content`.
+
+        With `move`, the path may disappear.
+        """
         name = str(path)
         manifest = files.entries(name) if content[0] == "t" else None
         if manifest is not None and files.tree_id(manifest) != content:
@@ -134,7 +146,11 @@ class Objects:
         *,
         stays: bool = False,
     ) -> None:
-        """`before` is what the file system said before the bytes were hashed: they are moved, or linked where `name` stays.  Without it, copied."""
+        """Store a path.
+
+        `before` is its fingerprint from before the hashing: the files are moved, or linked if
+        `name` stays. Without `before`, the files are copied.
+        """
         target = self._path(content)
         try:
             if self._keep(content, target):
@@ -153,7 +169,7 @@ class Objects:
     def _name(
         self, source: str, target: str, content: Content, manifest: Sequence[Entry] | None
     ) -> None:
-        """Give a read-only file or tree of `partial`, or of an attempt, its name as an object.  Raises OSError."""
+        """Rename a read-only file or tree to its object path. Raises OSError."""
         size = total(source)
         if size >= SYNCED:
             sync(source)
@@ -167,10 +183,10 @@ class Objects:
         crashpoint("object-put")
         self._seal(content, target, size)
 
-    # -- asking
+    # -- lookup
 
     def path(self, content: Content) -> Path:
-        """Where `content` is, if it does.  One that had no file of its own has one from now on."""
+        """Return the object path of `content`. A table row is written to a file first."""
         target = self._path(content)
         if (
             content[0] != "t"
@@ -187,7 +203,7 @@ class Objects:
         return Path(target)
 
     def entries(self, content: Content) -> list[Entry]:
-        """The manifest of a tree."""
+        """Return the manifest of a tree."""
         return self.manifests.entries(content)
 
     def has(self, content: Content) -> bool:
@@ -198,17 +214,19 @@ class Objects:
         )
 
     def all(self, before: float = math.inf) -> Iterator[Content]:
-        """Every object that is here, and was put away last before then: seconds since the epoch."""
+        """Yield all objects that were last stored before the time `before` (seconds since the
+        epoch).
+        """
         tiny = self.tiny.all()
         for path, content in self._files():
-            # One that is in the table, too, was put away when its row says.
+            # An object that is also a table row was stored at the row's time.
             at = tiny.pop(content, -math.inf)
             if at < before and (before == math.inf or os.lstat(path).st_ctime < before):
                 yield content
         yield from sorted(content for content, at in tiny.items() if at < before)
 
     def _files(self) -> Iterator[tuple[str, Content]]:
-        """The files of objects, in the order of their digests."""
+        """Yield the object files in the order of their digests."""
         kinds = {suffix: kind for kind, suffix in SUFFIX.items()}
         folder = f"{self._root}/objects"
         for prefix in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
@@ -220,19 +238,21 @@ class Objects:
                     yield f"{folder}/{prefix}/{name}", Content(f"{kind}:{digest}")
 
     def size(self, content: Content) -> int:
-        """Bytes of content, without hashing."""
+        """Return the size of a content in bytes, without hashing."""
         target = self._path(content)
         return len(self.tiny.row(content) or b"") if not os.path.lexists(target) else total(target)
 
     def verify(self, content: Content) -> bool:
-        """Whether the object is here and its bytes are what its name says; reads all of it."""
+        """Read the whole object and compare its digest. Returns False if missing or damaged."""
         try:
             return files.scan(self._path(content)) == content
         except files.Unhashable:
             return self.tiny.row(content) is not None
 
     def intact(self, content: Content) -> bool:
-        """Whether the object may be used: its seal holds, or else its bytes were hashed just now and are right."""
+        """Return True if the object is usable: its seal matches, or its bytes were hashed again and
+        are correct.
+        """
         target = self._path(content)
         size, found = mark(target)
         if not found:
@@ -254,7 +274,7 @@ class Objects:
             self._seal(content, target, size)
         return good
 
-    # -- giving out
+    # -- output
 
     def copy_to(
         self,
@@ -264,9 +284,11 @@ class Objects:
         link: bool = False,
         spare: Callable[[str], bool] = lambda _path: False,
     ) -> None:
-        """Make `target` hold `content`, replacing what is there at once.  `link`: as a read-only hard link, where the file system can.
+        """Replace `target` by `content` atomically.
 
-        `spare` puts a plain file that may be written over at a path, and answers whether it had one.
+        With `link`, as a read-only hard link if possible.
+
+        `spare` moves a reusable plain file to a path, and returns whether one was available.
         """
         name, source = str(target), self._path(content) if not link else str(self.path(content))
         try:
@@ -288,30 +310,33 @@ class Objects:
                     make_file(source, temporary, content[0])
             crashpoint("copy-written")
             self.disk.place(temporary, name)
-            # A rename of one name of a file to another does nothing.
+            # Renaming between two hard links of one file does nothing, so delete the source.
             if link and os.path.lexists(temporary):
                 os.unlink(temporary)
         except OSError as error:
             fail(name, error)
 
     def small(self, content: Content) -> bytes | None:
-        """The bytes of a small file, verified; None for a tree or anything larger."""
+        """Return the verified bytes of a small file; None for trees and larger files."""
         return None if content[0] == "t" else self._read_small(content, self._path(content))
 
     def demand(self, content: Content) -> None:
-        """Check that the object is here and what its name says.  Raises Corrupt."""
+        """Raise Corrupt unless the object exists and is intact."""
         self._demand(content)
 
     def give(self, content: Content, target: str, below: str = "") -> str:
-        """Make `target`, where nothing is yet, of an object that `demand` has found good, or of a part of it, at `below`.
+        """Create `target` from an object that `demand` has checked, or from its subdirectory
+        `below`.
 
-        Its folders are new, its files other names of the object's, which are read-only.  Answers why some are not: empty when all are.
+        Directories are new, and files are hard links to the read-only object. Returns the reason if
+        some files are not hard links, else an empty text.
         """
         top = self._path(content)
         source = f"{top}/{below}" if below else top
         try:
-            with contextlib.suppress(PermissionError):  # of somebody else, who shares the workspace
-                # A `gc` that has decided before we came leaves what is young.
+            # objects of another user of a shared workspace
+            with contextlib.suppress(PermissionError):
+                # Refresh the ctime, so that a concurrent `gc` keeps the object.
                 os.chmod(top, MODE["x" if content[0] == "t" else content[0]])
             if content[0] == "t" and os.path.isdir(source):
                 return give_tree(
@@ -321,10 +346,10 @@ class Objects:
         except OSError as error:
             fail(target, error)
 
-    # -- throwing away
+    # -- deletion
 
     def remove(self, content: Content, *, before: float = math.inf) -> bool:
-        """Delete an object, unless it was put (again) since `before`.  Delete traces first."""
+        """Delete an object, unless it was stored again since `before`. Delete its traces first."""
         target = self._path(content)
         row = content in self.tiny.forget([content], before)
         try:
@@ -346,18 +371,21 @@ class Objects:
         return True
 
     def sweep(self, *, before: float) -> None:
-        """Delete what processes that are dead by now were writing, if they began before then: no run that lives on another machine did."""
+        """Delete partial files of dead processes that are older than `before`.
+
+        Runs on other machines never have files that old.
+        """
         folder = f"{self._root}/partial"
         for name in os.listdir(folder) if os.path.isdir(folder) else ():
             maker = name.split("-")[0]
             if maker.isdecimal() and os.path.exists(f"/proc/{maker}"):
                 continue
-            with contextlib.suppress(FileNotFoundError):  # it was not dead, and is done
+            with contextlib.suppress(FileNotFoundError):  # its process was alive and has finished
                 if os.lstat(f"{folder}/{name}").st_ctime < before:
                     unlink(f"{folder}/{name}")
         self.manifests.forget(before)
 
-    # -- below
+    # -- internals
 
     def _path(self, content: Content) -> str:
         return place(self._root, content)
@@ -375,7 +403,8 @@ class Objects:
         content = Content(f"{kind}:{hashlib.sha256(data).hexdigest()}")
         try:
             os.link(name, self._path(content))
-        except OSError:  # it is there, or its folder is not, or there are no links here
+        # the object exists, its directory is missing, or hard links are not supported
+        except OSError:
             self._put(name, content, None, mark(name, moves=True), stays=True)
         else:
             crashpoint("object-put")
@@ -387,12 +416,14 @@ class Objects:
             self.seals.make(content, target, size)
 
     def _keep(self, content: Content, target: str) -> bool:
-        """Whether a good object is here already; if so it is young again, so that a gc that has decided otherwise leaves it."""
+        """Return True if an intact object exists, and refresh its ctime so that a concurrent gc
+        keeps it.
+        """
         if not os.path.lexists(target) or not self.intact(content):
             return False
         with _Turn(f"{self._root}/objects"):
             try:
-                # That moves its ctime, by which `remove` goes, and nothing that a seal holds.
+                # chmod changes the ctime, which `remove` compares, but nothing in a seal.
                 os.chmod(target, MODE["x" if content[0] == "t" else content[0]])
             except FileNotFoundError:
                 return False
@@ -401,7 +432,7 @@ class Objects:
     def _copy_in(
         self, name: str, content: Content, manifest: list[Entry] | None, *, link: bool
     ) -> str:
-        """A copy below `partial`, verified; with `link` its files are links, which hold what `name` does."""
+        """Create a verified copy below `partial`, or hard links with `link`."""
         temporary = self.disk.temporary()
         make_file = self.disk.link_file if link else self.disk.copy_file
         if manifest is not None:
@@ -414,7 +445,10 @@ class Objects:
         return temporary
 
     def _place_tree(self, source: str, target: str, content: Content) -> None:
-        """Give a tree its name as an object.  A good one that another process put there meanwhile stays: somebody may be reading it."""
+        """Move a tree to its object path.
+
+        An intact tree from another process stays, because it may be in use.
+        """
         with _Turn(f"{self._root}/objects"):
             if os.path.lexists(target) and self.intact(content):
                 unlink(source)
@@ -423,7 +457,7 @@ class Objects:
                 os.chmod(target, MODE["x"])
 
     def _restore_modes(self, content: Content, target: str) -> None:
-        """Have files of an object as read-only as they were: a step may have changed the mode of what it was given."""
+        """Restore the read-only modes of an object's files, which a step may have changed."""
         if content[0] != "t":
             kinds = {target: content[0]}
         else:
@@ -442,7 +476,7 @@ class Objects:
                     os.chmod(path, MODE[kind])
 
     def _read_small(self, content: Content, source: str) -> bytes | None:
-        """The bytes, verified, if they are few."""
+        """Return the verified bytes of a small content, else None."""
         recent = self.tiny.recent(content)
         if recent is not None:
             return recent
@@ -470,7 +504,9 @@ class Objects:
 
 
 def _rows_below(manifest: Sequence[Entry], below: str) -> Sequence[Entry]:
-    """What a manifest has in a folder of its tree, named from there; all of it where that is empty."""
+    """Return the manifest entries in the directory `below`, relative to it; all entries if it is
+    empty.
+    """
     if not below:
         return manifest
     start = f"{below}/"
@@ -482,7 +518,7 @@ def _rows_below(manifest: Sequence[Entry], below: str) -> Sequence[Entry]:
 
 
 class _Turn:
-    """Putting an object that exists and removing one take turns, across processes."""
+    """Lock between processes: refreshing an existing object and removing it exclude each other."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -496,7 +532,7 @@ class _Turn:
 
 
 def _verify_unsynced(manifests: Manifests, content: Content, target: str) -> bool:
-    """After a power cut: a tree whose seal holds, but whose small files were perhaps never written out."""
+    """Verify the unsynced small files of a sealed tree after a restart of the machine."""
     try:
         for entry in manifests.entries(content):
             if (

@@ -1,10 +1,12 @@
-"""Cut a dataset into the shards that it travels in.
+"""Split a dataset into shards for transfer.
 
-The content id of the dataset (`files.tree_id`) is the pack's name, in every key and on every host; shards are only how it travels.  Where one begins
-is decided by the hashes of the paths near it, so that one file more, less or other changes one shard and leaves the rest where it was.
+A pack is identified by the dataset's content id (`files.tree_id`) in every key and on every host.
+Shard boundaries depend only on the hashes of nearby paths, so that adding, removing or changing a
+file affects one shard.
 
-A shard's name is the SHA-256 of its member table.  A table holds the SHA-256 of every file, and what `tar_stream` writes follows from it: as good a
-name as the digest of the tar's bytes, and known without reading the files a second time.
+A shard's name is the SHA-256 of its member table, which has the SHA-256 of every file. `tar_stream`
+writes the same bytes for the same table, so the name identifies the shard without a second read of
+the files.
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ from .files import Entry
 from .tar import END, member_size
 
 TARGET = 64 << 20
-"""Bytes that a shard has about: seldom below a quarter of it, and above twice of it only where a single file is."""
+"""Typical bytes of a shard: rarely below a quarter, and above twice this size only for a single
+large file.
+"""
 
 
 class Shard(NamedTuple):
-    """Entries next to each other in the manifest, as one tar of `size` bytes."""
+    """Consecutive manifest entries, as one tar of `size` bytes."""
 
     name: str
     entries: tuple[Entry, ...]
@@ -31,7 +35,7 @@ class Shard(NamedTuple):
 
 
 def shards(manifest: Sequence[Entry], target: int = TARGET) -> list[Shard]:
-    """The shards of a tree, in order.  An empty tree has none."""
+    """Return the shards of a tree in order. An empty tree has none."""
     sizes = list(map(member_size, manifest))
     found: list[Shard] = []
     for first, last in _cuts(manifest, sizes, target):
@@ -41,19 +45,19 @@ def shards(manifest: Sequence[Entry], target: int = TARGET) -> list[Shard]:
 
 
 def shard_name(members: Sequence[Entry]) -> str:
-    """The SHA-256 that a shard with these members is called by."""
+    """Return the SHA-256 name of a shard with these members."""
     return digest.of_value("shard/1", members)
 
 
 def _cuts(manifest: Sequence[Entry], sizes: Sequence[int], target: int) -> list[tuple[int, int]]:
-    """Ranges of entries, each a shard."""
+    """Return the entry ranges of the shards."""
     ranges: list[tuple[int, int]] = []
     first = 0
     for n in (*(n for n, size in enumerate(sizes) if size > 2 * target), len(sizes)):
         if first < n:
             ranges += _cut_run(manifest, sizes, first, n, target)
         if n < len(sizes):
-            ranges.append((n, n + 1))  # a file beyond all limits is a shard of its own
+            ranges.append((n, n + 1))  # an oversized file is a shard of its own
         first = n + 1
     return ranges
 
@@ -61,7 +65,11 @@ def _cuts(manifest: Sequence[Entry], sizes: Sequence[int], target: int) -> list[
 def _cut_run(
     manifest: Sequence[Entry], sizes: Sequence[int], first: int, last: int, target: int
 ) -> list[tuple[int, int]]:
-    """A shard begins at an entry whose path has the lowest hash within half a target on both sides: what is farther away has no say in it."""
+    """Cut a range of entries into shards.
+
+    A shard starts at the entry whose path hash is the lowest within half a target size on both
+    sides, so that distant entries have no influence.
+    """
     starts: list[int] = [0]
     for size in sizes[first:last]:
         starts.append(starts[-1] + size)
@@ -84,7 +92,8 @@ def _cut_run(
         if starts[end] - starts[begin] <= 2 * target:
             ranges.append((first + begin, first + end))
             continue
-        # Too long: the same question, asked of this piece alone, so that nothing outside of it changes either.
+        # A piece that is too long is cut by the same rule within itself, so that no other piece
+        # changes.
         inner = range(begin + 1, end)
         good = [
             n
@@ -97,9 +106,9 @@ def _cut_run(
 
 
 def _lowest(ranks: Sequence[bytes], starts: Sequence[int], reach: int) -> list[int]:
-    """The entries with the lowest rank among all that begin within `reach` bytes of them."""
+    """Return the entries with the lowest rank within `reach` bytes."""
     found: list[int] = []
-    window: deque[int] = deque()  # ascending ranks; the first is the lowest in reach of `n`
+    window: deque[int] = deque()  # ascending ranks; the first is the lowest within reach of `n`
     ahead = 0
     for n, start in enumerate(starts[:-1]):
         while ahead < len(ranks) and starts[ahead] <= start + reach:

@@ -1,10 +1,12 @@
-"""A pack as a folder: write it, read it, say what is wrong with it, and what differs between two manifests.
+"""Dataset archives (packs) in a directory: write, read, verify and compare.
 
-    <shard name>.tar   one per shard, as `tar.tar_stream` writes it
-    SHA256SUMS         of the shards, for `sha256sum -c`
-    manifest.json      what is in it; it appears last, so a folder without one is not complete
+`<shard name>.tar` is one shard, as written by `tar.tar_stream`.
 
-`docs/packs.md` has all that a reader of other make needs.
+`SHA256SUMS` lists the shards for `sha256sum -c`.
+
+`manifest.json` lists the contents. It is written last, so a directory without it is incomplete.
+
+`docs/packs.md` documents the format for other readers.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ _HARMLESS = re.compile(r"\.env\.(example|sample|template|dist)")
 
 
 class Pack(NamedTuple):
-    """What a folder says that it holds.  `sums` are the SHA-256 of the shards' tars."""
+    """The contents of a pack. `sums` are the SHA-256 of the shards' tars."""
 
     content: Content
     manifest: list[Entry]
@@ -47,16 +49,16 @@ class Pack(NamedTuple):
 
 
 def file_manifest(name: str, content: Content, size: int) -> list[Entry]:
-    """The manifest of a pack that is one file."""
+    """Return the manifest of a pack of one file."""
     return [Entry(name, content[0], size, content[2:])]
 
 
 def content_of(manifest: Sequence[Entry], kind: str) -> Content:
-    """The content id that a manifest stands for: `kind` t for a tree, else that of its one file."""
+    """Return the content id of a manifest: of the tree for `kind` t, else of its only file."""
     return tree_id(manifest) if kind == "t" else Content(f"{manifest[0].kind}:{manifest[0].value}")
 
 
-# -- writing -----------------------------------------------------------------------------------------------------------------------------------------
+# -- writing
 
 
 def write(
@@ -66,9 +68,11 @@ def write(
     folder: Path,
     progress: Progress | None = None,
 ) -> Pack:
-    """Write the pack of what is at `root` into `folder`: an empty one, a new one, or one that held a pack, of which shards that stay are kept.
+    """Write the pack of the file or tree at `root` into `folder`, which is new, empty, or has an
+    earlier pack. Unchanged shards are kept.
 
-    Raises Changed when a file is not what the manifest says, NotFound when the folder holds something else.
+    Raises Changed if a file differs from the manifest, and NotFound if the directory has other
+    files.
     """
     cut = shards(manifest)
     before = _earlier(folder)
@@ -87,7 +91,7 @@ def write(
 
 
 def _earlier(folder: Path) -> dict[str, str]:
-    """The sums of the shards that an earlier pack left here."""
+    """Return the tar digests of an earlier pack's shards, by shard name."""
     names = os.listdir(folder) if folder.is_dir() else []
     if folder.exists() and not folder.is_dir():
         raise NotFound(f"{folder} is not a directory", fix="choose a new directory")
@@ -112,7 +116,7 @@ def _earlier(folder: Path) -> dict[str, str]:
 def _write_shards(
     root: str, cut: Sequence[Shard], folder: Path, before: dict[str, str], progress: Progress | None
 ) -> dict[str, str]:
-    """Every shard, two at a time; shard name -> SHA-256 of its tar."""
+    """Write the shards, two at a time, and return the SHA-256 of each tar by shard name."""
     crew = Crew(_WORKERS, progress, sum(shard.size for shard in cut))
 
     def one(shard: Shard) -> tuple[str, str]:
@@ -142,7 +146,7 @@ def _write_shard(root: str, shard: Shard, target: str, done: Callable[[int], Non
 
 
 def _sum(path: str, size: int) -> str | None:
-    """The SHA-256 of a file of that size."""
+    """Return the SHA-256 of a file if it has the size `size`."""
     try:
         with open(path, "rb", buffering=0) as file:
             return (
@@ -157,7 +161,7 @@ def _sum(path: str, size: int) -> str | None:
 def _json(
     content: Content, manifest: Sequence[Entry], cut: Sequence[Shard], sums: dict[str, str]
 ) -> str:
-    """A line for each shard and each entry: `grep` and `diff` work on it."""
+    """Format the manifest with one line per shard and entry, for `grep` and `diff`."""
     tars = [
         {
             "name": shard.name,
@@ -179,11 +183,13 @@ def _replace(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------------------------------------
+# -- reading
 
 
 def read(folder: Path) -> Pack:
-    """What the pack in `folder` says it holds; that it agrees with itself is checked, its shards are not opened.  Raises NotFound, Corrupt."""
+    """Read the manifest of the pack in `folder` and check its consistency, without opening the
+    shards. Raises NotFound, Corrupt.
+    """
     path = folder / MANIFEST
     try:
         found = json.loads(path.read_bytes())
@@ -242,7 +248,7 @@ def _count(value: Any) -> int:
 
 
 def faults(folder: Path, pack: Pack, progress: Progress | None = None) -> Iterator[str]:
-    """Everything that is wrong with the shards of a pack, member by member."""
+    """Yield the faults of a pack's shards, member by member."""
     total, done = sum(shard.size for shard in pack.shards), 0
     for shard, sha256 in zip(pack.shards, pack.sums, strict=True):
         path = folder / f"{shard.name}.tar"
@@ -275,7 +281,10 @@ def faults(folder: Path, pack: Pack, progress: Progress | None = None) -> Iterat
 
 
 def _find_damage(file: BinaryIO, shard: Shard, hasher: Any) -> Iterator[str]:
-    """The members of a tar of ours that are not as they were written.  The place of each is known, so that one does not hide the next."""
+    """Yield the damaged members of a shard.
+
+    Member offsets are known, so one damaged member does not hide the next.
+    """
     for entry in shard.entries:
         head = member_header(entry)
         data = file.read(len(head))
@@ -298,11 +307,13 @@ def _find_damage(file: BinaryIO, shard: Shard, hasher: Any) -> Iterator[str]:
         yield "the end of the archive is damaged"
 
 
-# -- comparing ---------------------------------------------------------------------------------------------------------------------------------------
+# -- comparing
 
 
 def differences(before: Iterable[Entry], now: Iterable[Entry]) -> list[tuple[str, str]]:
-    """What differs, in the order of paths: (`missing`, `new`, `changed`, `mode` or `link`, path)."""
+    """Return the differences in path order, as pairs of kind (`missing`, `new`, `changed`, `mode`
+    or `link`) and path.
+    """
     old, new = {entry.path: entry for entry in before}, {entry.path: entry for entry in now}
     found: list[tuple[str, str]] = []
     for path in sorted(
@@ -325,7 +336,9 @@ def _kind_of_change(was: Entry, now: Entry) -> str:
 
 
 def doubts(manifest: Sequence[Entry]) -> list[str]:
-    """What somebody should know before this leaves the machine: names that look like keys, and names that are one on other file systems."""
+    """Return warnings before sharing a dataset: likely secret files, and names that collide on
+    other file systems.
+    """
     found: list[str] = []
     folders = {"": ""}
     secrets: dict[str, None] = {}
@@ -350,7 +363,7 @@ def doubts(manifest: Sequence[Entry]) -> list[str]:
 
 
 def _prefixes(path: str) -> Iterator[str]:
-    """A directory and those that it is in, from the top."""
+    """Return all prefixes of a directory path, from the top."""
     parts = path.split("/")
     return ("/".join(parts[: n + 1]) for n in range(len(parts)))
 
@@ -360,7 +373,7 @@ def _is_secret(name: str) -> bool:
 
 
 def _every(manifest: Sequence[Entry]) -> Iterator[str]:
-    """Every path of a tree, directories too, once."""
+    """Yield every path of a tree once, including directories."""
     folders: set[str] = set()
     for entry in manifest:
         yield entry.path

@@ -1,4 +1,7 @@
-"""Seals: what the file system said about an intact object after our last change of it.  While one holds, the object is used without hashing it."""
+"""Seals: the file status of an intact object after recipe's last change.
+
+While the status is unchanged, the object is used without hashing.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from .files import Content
 
 
 class Seal(NamedTuple):
-    """What the file system says about an intact object, and the boot in which we saw that."""
+    """The file status of an intact object, and the boot id at that time."""
 
     content: Content
     mark: str
@@ -21,7 +24,7 @@ class Seal(NamedTuple):
 
 
 class Seals:
-    """Those that are known.  `recall` finds one that was made before."""
+    """Known seals. `recall` loads stored seals."""
 
     def __init__(self, recall: Callable[[Content], Seal | None]) -> None:
         self._recall = recall
@@ -36,11 +39,14 @@ class Seals:
         return seal
 
     def of_this_boot(self, seal: Seal) -> bool:
-        """Whether it was made since this machine was started: what was written before may not have reached the disk."""
+        """Return True if the seal is from the current boot.
+
+        Data written before a restart may not have reached the disk.
+        """
         return seal.boot == self._boot
 
     def make(self, content: Content, path: str, size: int) -> None:
-        """What is at `path` is `content` now."""
+        """Create the seal of the file at `path`, which holds `content`."""
         self._known[content] = self._new[content] = Seal(
             content, mark(path)[1], self._boot, size, time.time()
         )
@@ -50,12 +56,12 @@ class Seals:
         self._new.pop(content, None)
 
     def learn(self, seals: Iterable[Seal]) -> None:
-        """Take over the seals that another store over the same folder has made."""
+        """Add seals from another store of the same directory."""
         for seal in seals:
             self._known[seal.content] = self._new[seal.content] = seal
 
     def changes(self) -> list[Seal]:
-        """The seals made since the last call, for the store's `objects` table."""
+        """Return the new seals since the last call, for the store's `objects` table."""
         seals, self._new = list(self._new.values()), {}
         return seals
 

@@ -1,7 +1,8 @@
-"""Write trees as tar.
+"""Deterministic tar archives of trees.
 
-What `tar_stream` writes follows from the entries and the files' bytes alone; `docs/packs.md` has the format.  It uses what GNU tar, bsdtar, Python
-and busybox all read: ustar, GNU long names, GNU base-256 sizes (busybox skips pax headers without a word, and gives long names other ones).
+The output of `tar_stream` depends only on the entries and the files' bytes. `docs/packs.md`
+documents the format: ustar with GNU long names and GNU base-256 sizes, which GNU tar, bsdtar,
+Python and busybox all read. busybox silently ignores pax headers and extracts wrong names.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from .files import Changed, Entry
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
-"""Two empty blocks end an archive."""
+"""End of an archive: two empty blocks."""
 
-_BATCH = 1 << 20  # bytes handed on at once
+_BATCH = 1 << 20  # bytes per yielded piece
 _OCTAL_MAX = 0o77777777777
-_MTIME = 315532800  # 1980-01-01: GNU tar warns of 1970, and zip knows nothing older
+_MTIME = 315532800  # 1980-01-01: GNU tar warns about 1970, and zip supports no earlier date
 _PADDING = tuple(bytes(-n % BLOCK) for n in range(BLOCK))
 _KIND = 0o170000 | stat.S_IXUSR
 _REGULAR = {"f": stat.S_IFREG, "x": stat.S_IFREG | stat.S_IXUSR}
@@ -28,10 +29,10 @@ _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def member_size(entry: Entry) -> int:
-    """How many bytes of a tar one entry takes."""
+    """Return the bytes of an entry in a tar, including its headers."""
     if (
         len(entry.path) <= 24 and entry.kind != "l"
-    ):  # at most 97 bytes of UTF-8 and a slash: one header block
+    ):  # at most 97 bytes of UTF-8 and a slash, so one header block
         heads = BLOCK
     else:
         heads = len(member_header(entry))
@@ -39,17 +40,18 @@ def member_size(entry: Entry) -> int:
 
 
 def member(entry: Entry, data: bytes, *, read_only: bool = False) -> bytes:
-    """One small file of a tar, from memory; `END` ends the tar."""
+    """Return the tar member of a small file from memory. An archive ends with `END`."""
     return member_header(entry, read_only=read_only) + data + _PADDING[len(data) % BLOCK]
 
 
 def tar_stream(
     root: str | Path, entries: Iterable[Entry], *, check: bool = False
 ) -> Iterator[bytes]:
-    """The tar of these entries of the tree at `root`, in the order given, in pieces of about a mebibyte.
+    """Yield the tar of these entries of the tree at `root`, in the given order, in pieces of about
+    a mebibyte.
 
-    Raises Changed, naming the file, when one is not what the manifest says: its kind, its size, that it stays the same while it is read, and with
-    `check` its SHA-256.  What was given until then is of no use.
+    Raises Changed with the file's path if a file does not match the manifest (kind, size, unchanged
+    during the read, and with `check` its SHA-256). The output is then invalid.
     """
     top = os.fspath(root)
     parts: list[bytes] = []
@@ -108,7 +110,7 @@ _MAGIC = b"ustar\x0000" + bytes(64) + b"0000000\0" * 2
 
 
 def member_header(entry: Entry, *, read_only: bool = False) -> bytes:
-    """The blocks in front of an entry's bytes."""
+    """Return the header blocks of an entry."""
     path, kind, size, value = entry
     name = path.encode("utf-8", "surrogateescape")
     link = b""
@@ -133,7 +135,7 @@ def member_header(entry: Entry, *, read_only: bool = False) -> bytes:
 
 
 def _split(name: bytes) -> tuple[bytes, bytes, bool]:
-    """A long name as prefix and name, and whether that could be done."""
+    """Split a long name into prefix and name; False if it does not fit."""
     at = name.rfind(b"/", 0, 156)
     if at > 0 and 0 < len(name) - at - 1 <= 100:
         return name[:at], name[at + 1 :], True

@@ -1,6 +1,8 @@
-"""Contents of a few bytes: rows of a table, stored together with the trace that names them.  Making a file of one costs more than the rest.
+"""Tiny contents: table rows instead of files, stored in the transaction of their trace, because a
+separate file would cost more.
 
-Until then each is a record in a log below `partial/`, so that after a kill the next process knows it for ours, and takes it over.
+Until that transaction, each is a record in a log below `partial/`. After a kill, the next process
+takes over the log.
 """
 
 from __future__ import annotations
@@ -19,56 +21,61 @@ from .disk import Disk, fail, raise_changed
 from .files import Content
 
 TINY = 4 << 10
-"""Bytes; up to it a row costs less than a file."""
+"""Maximum bytes of a tiny content. Up to this size, a row is cheaper than a file."""
 RECENT = 8 << 20
 """Bytes of small contents kept in memory."""
-_LOG = ".tiny"  # how logs of tiny contents end
+_LOG = ".tiny"  # suffix of the logs of tiny contents
 
 
 class Table(Protocol):
-    """Where the rows are: contents by their names, and when each was stored last, in seconds since the epoch."""
+    """The table of tiny contents, with their last storage time in seconds since the epoch."""
 
     def tiny(self, contents: Sequence[Content]) -> dict[Content, bytes]:
-        """Those of them that are there."""
+        """Return the bytes of those contents that are in the table."""
 
     def tinies(self) -> dict[Content, float]:
-        """All that are there."""
+        """Return all contents in the table and their storage times."""
 
     def forget_tiny(self, contents: Sequence[Content], before: float) -> set[Content]:
-        """Delete those of them that were stored last before then, and say which."""
+        """Delete the given contents that were last stored before the time `before`, and return
+        them.
+        """
 
 
 class TinyContents:
-    """The tiny contents of a store below `root`.  Without a table there are none; small ones that were read lately are remembered all the same."""
+    """Tiny contents of a store below `root`.
+
+    Without a table, only recently used small contents are cached.
+    """
 
     def __init__(self, root: str, disk: Disk, table: Table | None) -> None:
         self._root, self._disk, self._table = root, disk, table
-        self._tiny: dict[Content, bytes] = {}  # not stored yet
+        self._tiny: dict[Content, bytes] = {}  # not stored in the table yet
         self._lock = (
             threading.Lock()
-        )  # large outputs are taken in a thread, tiny ones beside them, too
-        self._logs: list[str] = []  # where those are written meanwhile
-        self._log = -1  # descriptor of the last of them, if it is ours and open
+        )  # large outputs are stored in another thread, which may add tiny contents too
+        self._logs: list[str] = []  # logs of these contents
+        self._log = -1  # descriptor of this process's open log, or -1
         self._rows: set[Content] = set()  # known to be in the table
         self._recent: dict[
             str, bytes
-        ] = {}  # small contents that were taken lately: the next step will ask for them
+        ] = {}  # recently stored small contents, which the next step will read
         self._recent_size = 0
 
     def is_known(self, content: Content) -> bool:
-        """Whether it was seen here, without looking for it."""
+        """Return True if the content is known to be in the table, without a query."""
         return content in self._rows
 
     def recent(self, content: Content) -> bytes | None:
-        """The bytes of a small content that was taken lately."""
+        """Return the bytes of a recently stored small content."""
         return self._recent.get(content[2:])
 
     def all(self) -> dict[Content, float]:
-        """Those in the table, and when each was put there last: seconds since the epoch."""
+        """Return all contents in the table and their storage times in seconds since the epoch."""
         return self._table.tinies() if self._table is not None else {}
 
     def forget(self, contents: Sequence[Content], before: float) -> set[Content]:
-        """Delete those that were put there last before then: which."""
+        """Delete contents that were last stored before the time `before`, and return them."""
         gone = self._table.forget_tiny(contents, before) if self._table is not None else set()
         for content in gone:
             self._rows.discard(content)
@@ -76,9 +83,11 @@ class TinyContents:
         return gone
 
     def remember(self, path: str, found: os.stat_result) -> Content | None:
-        """What the plain file at `path` is, if it is so small that its bytes are remembered, and it stays where it is:.
+        """Store the plain file at `path` as a tiny content, leaving the file in place.
 
-        `found` is what the file system says of it.
+        Returns None if the file is not suitable.
+
+        `found` is the file's status.
         """
         if (
             self._table is None
@@ -106,7 +115,9 @@ class TinyContents:
         return content
 
     def take_unstored(self) -> tuple[dict[Content, bytes], list[str]]:
-        """The tiny contents that came since the last call, to be stored with the first mention of them, and the logs to be deleted after that."""
+        """Return the new tiny contents since the last call, to be stored with their trace, and the
+        logs to delete afterwards.
+        """
         with self._lock:
             tiny, self._tiny = self._tiny, {}
             logs, self._logs = self._logs, []
@@ -116,7 +127,7 @@ class TinyContents:
         return tiny, logs
 
     def inherit(self) -> None:
-        """Take over the tiny contents that a process had when it was killed."""
+        """Take over the tiny contents of killed processes."""
         for path in self._tiny_logs():
             maker = os.path.basename(path).split("-")[0]
             if not os.path.exists(f"/proc/{maker}"):
@@ -138,7 +149,7 @@ class TinyContents:
             fail(f"{self._root}/partial", error)
 
     def _read_logged(self, content: Content) -> bytes | None:
-        """What a process, alive or dead, has written down of a content and not stored yet."""
+        """Return the bytes of a content from the logs of all processes, dead or alive."""
         return next(
             (
                 data
@@ -158,7 +169,7 @@ class TinyContents:
         )
 
     def expect(self, contents: Sequence[Content]) -> None:
-        """These will be asked for: read in one go what is tiny of them."""
+        """Prefetch the tiny ones among these contents in one query."""
         if self._table is not None:
             for content, data in self._table.tiny(contents).items():
                 if hashlib.sha256(data).hexdigest() == content[2:]:
@@ -166,7 +177,7 @@ class TinyContents:
                     self.keep_recent(content, data)
 
     def keep_recent(self, content: Content, data: bytes) -> None:
-        """These bytes will be asked for soon."""
+        """Cache the bytes of a content for the next reads."""
         if self._recent_size > RECENT:
             self._recent.clear()
             self._recent_size = 0
@@ -174,19 +185,20 @@ class TinyContents:
         self._recent_size += len(data) + 200
 
     def row(self, content: Content) -> bytes | None:
-        """The bytes of a tiny content that are in the table, or will be, if they are sound."""
+        """Return the verified bytes of a tiny content, stored or not; None if unknown."""
         data = self._tiny.get(content) or (
             self._recent.get(content[2:]) if content in self._rows else None
         )
         if data is None and self._table is not None and content[0] != "t":
-            # another process stores what its log has, and deletes the log: between our two looks, unless there is a third
+            # Another process may move a content from its log to the table between two lookups, so
+            # the table is read twice.
             for look in (self._read_stored, self._read_logged, self._read_stored):
                 if (data := look(content)) is not None:
                     break
         return data
 
     def _read_stored(self, content: Content) -> bytes | None:
-        """What the table has of a content, if it is sound."""
+        """Return the verified bytes of a content in the table."""
         data = self._table.tiny([content]).get(content) if self._table is not None else None
         return (
             data if data is not None and hashlib.sha256(data).hexdigest() == content[2:] else None
@@ -194,7 +206,7 @@ class TinyContents:
 
 
 def _records(log: str) -> Iterator[tuple[Content, bytes]]:
-    """The sound records of a log of tiny contents; it ends where the first is damaged."""
+    """Yield the intact records of a log, up to the first damaged record."""
     with contextlib.suppress(OSError), open(log, "rb") as file:
         while (
             len(words := file.readline().split()) == 2

@@ -1,1 +1,4 @@
-"""Rows: runs and their events, leases, reports, what this disk knows.  SQLite, or PostgreSQL for several machines."""
+"""Database records: runs, events, leases, deliveries, and the local index.
+
+In SQLite, or in PostgreSQL for several machines.
+"""

@@ -1,7 +1,10 @@
-"""An SQLite file of ours: opened, examined, migrated, written in transactions.  The tables are the migrations of its `Kind`.
+"""SQLite databases: open, validate, migrate, and write in transactions.
 
-One journal mode for everybody, rollback with TRUNCATE and FULL: the write-ahead log of SQLite before 3.51.3 can be corrupted by two writers, and
-groups make the difference small.  A `Database` is used by one thread at a time, and never across a fork.
+The tables are defined by the migrations of a `Kind`.
+
+All connections use one journal mode, rollback with TRUNCATE and FULL: SQLite's write-ahead log
+before 3.51.3 can be corrupted by two writers, and grouped writes make the cost small. A `Database`
+is used by one thread at a time, and never across a fork.
 """
 
 from __future__ import annotations
@@ -30,27 +33,31 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 Data: TypeAlias = "Mapping[str, object]"
 Row: TypeAlias = "tuple[Any, ...]"
 
-PATIENCE: Final = 30.0  # seconds that a writer waits for another
+PATIENCE: Final = 30.0  # seconds that a writer waits for another writer
 _MAGIC = b"SQLite format 3\0"
 
 
 class Kind(NamedTuple):
-    """A kind of database file: what is made for it, and what is said when it cannot be used."""
+    """A kind of database file: its schema, its side files, and its error messages."""
 
     name: str
-    mark: int  # in the file's header
+    mark: int  # application id in the file's header
     migrations: tuple[tuple[str, ...], ...]
-    """One tuple of statements per format version: the database of version n has had the first n.  Released ones never change."""
-    folders: tuple[str, ...]  # beside the file
-    tags: Mapping[str, str]  # files beside it -> what they say
-    mode: int  # of the file
-    variable: str  # names another folder or file
-    migrates: str  # the command that migrates an older one; empty: it is small, and a reader migrates a copy in memory
-    without: str  # what it means to move a damaged one away
+    """Statements per format version: a database of version n has had the first n.
+
+    Released versions never change.
+    """
+    folders: tuple[str, ...]  # directories next to the file
+    tags: Mapping[str, str]  # text files next to the database, by name
+    mode: int  # file mode
+    variable: str  # environment variable for another location
+    # command that migrates an older database; if empty, readers migrate a copy in memory
+    migrates: str
+    without: str  # consequence of moving a damaged database away
 
 
 def _copy_to_memory(db: sqlite3.Connection) -> sqlite3.Connection:
-    """All of a database in memory; the connection to it is closed."""
+    """Copy a database to memory, and close the original connection."""
     copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     with contextlib.closing(db):
         db.backup(copy)
@@ -58,24 +65,27 @@ def _copy_to_memory(db: sqlite3.Connection) -> sqlite3.Connection:
 
 
 class Database:
-    """One connection to the file of a kind in the folder `root`.  Make one with `Database.open`."""
+    """A connection to the database file of a kind in `root`. Open with `Database.open`."""
 
     def __init__(self, root: Path, kind: Kind, connection: sqlite3.Connection) -> None:
         self.root, self.kind = root, kind
         self._connection = connection
-        self._commit: Thread | None = None  # waits for the disk
-        self._failed: BaseException | None = None  # what kept it from committing
+        self._commit: Thread | None = None  # thread that waits for the disk
+        self._failed: BaseException | None = None  # error of the last commit
 
     @property
     def connection(self) -> sqlite3.Connection:
-        """The connection, when no thread is at it."""
+        """The connection, after waiting for a pending commit."""
         if self._commit is not None:
             self._commit.join()
         return self._connection
 
     @classmethod
     def open(cls, root: Path, kind: Kind, *, read_only: bool = False) -> Database:
-        """Open the file, making or migrating it as needed.  Read-only: nothing is made, and a file that is not there is empty."""
+        """Open the database, creating or migrating it if necessary.
+
+        Read-only access creates nothing, and treats a missing file as empty.
+        """
         path = root / kind.name
         if not read_only:
             _make(path, kind)
@@ -89,7 +99,8 @@ class Database:
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode != sqlite3.SQLITE_READONLY_ROLLBACK:
                     raise
-                # A writer was killed in the midst of a group: what it began is undone, which is not for a connection that only reads.
+                # A killed writer left a partial transaction. Only a writable connection can roll it
+                # back.
                 _examine(path, kind, read_only=False)[0].close()
                 db, version = _examine(path, kind, read_only=True)
             try:
@@ -112,7 +123,7 @@ class Database:
         self.connection.close()
 
     def check(self) -> str:
-        """What is wrong with the database after reading all of it; empty when nothing is."""
+        """Read the whole database and return the first fault; empty if none."""
         try:
             (answer,) = self.connection.execute("PRAGMA quick_check(1)").fetchone()
         except sqlite3.DatabaseError as error:
@@ -120,22 +131,22 @@ class Database:
         return "" if answer == "ok" else str(answer)
 
     def version(self) -> int:
-        """A number that is another one once another process has stored something."""
+        """Return a number that changes when another process writes."""
         ((number,),) = self.all("PRAGMA data_version")
         return int(str(number))
 
     def all(
         self, statement: str, values: Sequence[object] | Mapping[str, object] = ()
     ) -> list[Row]:
-        """Every row of a query."""
+        """Return all rows of a query."""
         with _trouble(self.root / self.kind.name, self.kind):
             return self.connection.execute(statement, values).fetchall()
 
     @contextlib.contextmanager
     def transaction(self, landed: Callable[[], None] | None = None) -> Iterator[sqlite3.Connection]:
-        """Store all that is done in it, or nothing.
+        """Run a transaction: all changes are stored, or none.
 
-        With `landed` a thread waits for the disk, and calls it in the end; `land` then says how it went.
+        With `landed`, a thread waits for the disk and then calls it. `land` then raises any error.
         """
         with self._rolled_back():
             self.connection.execute("BEGIN IMMEDIATE")
@@ -149,7 +160,10 @@ class Database:
             self._commit.start()
 
     def land(self) -> None:
-        """Wait until the last transaction is on the disk.  Raises what kept it from that; nothing of it is stored then."""
+        """Wait until the last transaction is on disk.
+
+        Raises its error, in which case nothing was stored.
+        """
         if self._commit is not None:
             self._commit.join()
             self._commit = None
@@ -168,7 +182,7 @@ class Database:
 
     @contextlib.contextmanager
     def _rolled_back(self) -> Iterator[None]:
-        """All of a transaction, or nothing of it."""
+        """Roll back on an error, and convert database errors."""
         with _trouble(self.root / self.kind.name, self.kind):
             try:
                 yield
@@ -179,7 +193,7 @@ class Database:
 
 
 def text(value: object) -> str:
-    """A value as it is stored."""
+    """Encode a value for storage."""
     return "{}" if value == {} else _encode(value)
 
 
@@ -193,7 +207,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), sort_keys=True, default=_plain
 
 
 def damaged_value(stored: object) -> Corrupt:
-    """The error of a stored value that cannot be what was written."""
+    """Return the error for an invalid stored value."""
     return Corrupt(
         f"the database holds a damaged value: {str(stored)[:60]!r}",
         fix="check the store with `recipe doctor`",
@@ -201,7 +215,7 @@ def damaged_value(stored: object) -> Corrupt:
 
 
 def parse_stored(stored: object) -> Json:
-    """A stored value.  Raises Corrupt."""
+    """Decode a stored value. Raises Corrupt."""
     try:
         return cast("Json", parse_json(str(stored)))
     except ValueError as error:
@@ -209,7 +223,7 @@ def parse_stored(stored: object) -> Json:
 
 
 def mapping(stored: object) -> Data:
-    """A stored object.  Raises Corrupt."""
+    """Decode a stored mapping. Raises Corrupt."""
     value = {} if stored == "{}" else parse_stored(stored)
     if not isinstance(value, dict):
         raise damaged_value(stored)
@@ -237,10 +251,11 @@ def _set(db: sqlite3.Connection, *, read_only: bool) -> None:
 
 
 def _examine(path: Path, kind: Kind, *, read_only: bool) -> tuple[sqlite3.Connection, int]:
-    """A connection and the format version, or a refusal.
+    """Return a connection and the format version. Raises Unusable.
 
-    The connection is asked, never the file: with the end of any `open` of it, all locks that this process has on it are gone, those of its other
-    connections too, and another process writes at the same time (sqlite.org/howtocorrupt.html, 2.2).
+    Never open the file directly: closing any descriptor of the file drops all locks of this process
+    on it, including those of its other connections, and another process could write at the same
+    time (sqlite.org/howtocorrupt.html, 2.2).
     """
     db = _connect(path, read_only=read_only)
     try:
@@ -279,7 +294,7 @@ def _damage_error(path: Path, kind: Kind, why: str) -> Unusable:
 
 
 def _make(path: Path, kind: Kind) -> None:
-    """Make the folder and an empty database, whole or not at all."""
+    """Create the directory and an empty database, atomically."""
     root = path.parent
     try:
         _make_root(root)
@@ -303,7 +318,7 @@ def _make(path: Path, kind: Kind) -> None:
                 new.touch(mode=kind.mode)
                 db = _connect(new)
                 _set(db, read_only=False)
-                # It is not used before it is whole: it goes to the disk once, and not with every statement.
+                # The file is not used before it is complete, so one sync at the end is enough.
                 db.execute("PRAGMA journal_mode = MEMORY")
                 db.execute("PRAGMA synchronous = OFF")
                 db.execute(f"PRAGMA application_id = {kind.mark}")
@@ -321,9 +336,10 @@ def _make(path: Path, kind: Kind) -> None:
 
 
 def _make_root(root: Path) -> None:
-    """Make the folder of a database, closed to others if the umask would let them write in it.
+    """Create the directory of a database, without access for others if the umask would let them
+    write.
 
-    One that is there keeps its mode: it may be a folder that others share on purpose.
+    An existing directory keeps its mode, since it may be shared on purpose.
     """
     root.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -354,7 +370,7 @@ def _migrate(db: sqlite3.Connection, kind: Kind) -> None:
 def _trouble(path: Path, kind: Kind) -> Iterator[None]:
     try:
         yield
-    except UnicodeDecodeError as error:  # of a message that quotes a damaged schema
+    except UnicodeDecodeError as error:  # an error message that quotes a damaged schema
         raise _damage_error(path, kind, "cannot read the schema") from error
     except sqlite3.Error as error:
         code = (getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF

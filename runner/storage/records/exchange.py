@@ -1,4 +1,6 @@
-"""What workers of several machines hand each other beside the rows of runs: bundles, keys that are held, output as chunks, results."""
+"""Data that workers on several machines exchange in addition to run rows: bundles, locked keys,
+output chunks, and results.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from .database import parse_stored
 
 
 class Output(NamedTuple):
-    """A result of a run: `path` is where it is published, `address` the object in the shared store that holds its bytes, or says which do."""
+    """An output of a run: its published `path`, and the `address` of its object in the shared store
+    (for a tree, of its manifest).
+    """
 
     name: str
     path: str
@@ -19,9 +23,9 @@ class Output(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A part of what an attempt printed (`log`), measured (`metrics`), or of what was seen of its machine (`host`).
+    """A part of an attempt's log (`log`), metrics (`metrics`) or host statistics (`host`).
 
-    With a `content` all of it is that object of the shared store.
+    If `content` is set, the complete stream is that object in the shared store.
     """
 
     attempt: str
@@ -32,7 +36,7 @@ class Chunk(NamedTuple):
 
 
 def outputs_of(value: str) -> Sequence[Output]:
-    """The outputs of a run, from the text that a backend keeps."""
+    """Parse the stored outputs of a run."""
     rows = parse_stored(value)
     return (
         tuple(Output._make(row) for row in rows if isinstance(row, list))
@@ -42,34 +46,46 @@ def outputs_of(value: str) -> Sequence[Output]:
 
 
 class Exchange:
-    """What one database passes on.  This is that of runs whose workers share a disk: files are read where they are, and its locks hold keys."""
+    """Data exchange through one database.
+
+    This base class serves workers with a common disk: files are read in place, and the disk's locks
+    protect keys.
+    """
 
     def bundle(self, digest: str) -> bytes | None:
-        """The archive that a run names; None where it is not in this database."""
+        """Return the submitted archive; None if this database does not have it."""
         return None
 
-    def made(self, run: str, fence: int, outputs: Sequence[Output]) -> None:
-        """Note what a claimed run made.  Raises Stale."""
+    def store_outputs(self, run: str, fence: int, outputs: Sequence[Output]) -> None:
+        """Store the outputs of a claimed run. Raises Stale."""
 
     def confirm(self, run: str, fence: int) -> None:
-        """See to it that a claimed run is still ours, before something is done that cannot be taken back.  Raises Stale.
+        """Check that the claim on a run is still valid, before an irreversible action.
 
-        On one disk it is: a worker that stands still keeps its locks.
+        Raises Stale.
+
+        On one disk the claim is always valid, because a stopped worker keeps its locks.
         """
 
     def hold_key(self, key: str, run: str) -> bool:
-        """Hold a step's key against the runs of other machines for as long as our claim on `run` lasts.  False: another run that is alive has it."""
+        """Lock a step's key against runs on other machines while the claim on `run` lasts.
+
+        Returns False if another live run holds the key.
+        """
         return True
 
     def release_keys(self, keys: Collection[str], run: str) -> None:
-        """Let these keys of a run go."""
+        """Release the keys of a run."""
 
     def add_chunks(self, run: str, fence: int, chunks: Sequence[Chunk]) -> None:
-        """Store what attempts of a claimed run printed.  Raises Stale."""
+        """Store output chunks of a claimed run. Raises Stale."""
 
     def fold(self, run: str, fence: int, whole: Chunk) -> None:
-        """Store this one instead of all chunks of its attempt and stream."""
+        """Replace all chunks of an attempt's stream by one."""
 
     def chunks(self, run: str, attempt: str, stream: str, offset: int = 0) -> list[Chunk]:
-        """What was printed from an offset on, at most a mebibyte, in order; chunks may overlap where a worker took over."""
+        """Return chunks from an offset, in order, at most a mebibyte.
+
+        Chunks may overlap if another worker took over.
+        """
         return []

@@ -1,4 +1,7 @@
-"""What one disk knows: digests of files, seals of objects, tiny contents, traces, published paths.  Always this SQLite file."""
+"""Index of one disk: file digests, object seals, tiny contents, traces and published paths.
+
+Always in the local SQLite file.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,10 @@ class Made(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """This key gave these outputs.  Metrics and facts are parsed when asked for.
+    """The recorded outputs of a key. Metrics and facts are parsed on access.
 
-    `metrics` are those that the key itself says how to read; `measured` those read by other rules, by the digest of the rule, the newest last.
+    `metrics` were read by the metrics rule in the key, `measured` by other rules, keyed by the
+    rule's digest, the newest last.
     """
 
     key: str
@@ -50,7 +54,7 @@ class Trace(NamedTuple):
 
     @property
     def numbers(self) -> Data:
-        """Its metrics, or else those that were read last: for who does not know the rule."""
+        """The key's own metrics, or the last metrics by another rule."""
         return self.metrics or next(reversed(list(self.measured.values())), {})
 
     @property
@@ -59,7 +63,7 @@ class Trace(NamedTuple):
 
 
 class Published(NamedTuple):
-    """A file or tree that we have put into the workspace, and what the file system said about it then."""
+    """A file or tree that recipe published in the workspace, with its file identity at that time."""
 
     path: str
     content: Content
@@ -70,7 +74,10 @@ class Published(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What is stored together.  A key keeps its first trace, unless it is `again` made: by a step that ran although it had one."""
+    """Changes stored in one transaction.
+
+    A key keeps its first trace, except keys in `again`, whose step ran again.
+    """
 
     traces: Sequence[Trace] = ()
     again: Collection[str] = ()
@@ -84,7 +91,7 @@ NOTHING: Final = Changes()
 
 
 def warnings_in(trace: Trace) -> list[str]:
-    """What a step said that people have to know, when it made this."""
+    """Return the warnings that the step reported."""
     said = trace.facts.get("warnings")
     return [str(text) for text in said] if isinstance(said, list) else []
 
@@ -96,7 +103,7 @@ class Index:
         self._database = database
 
     def files(self) -> list[FileRow]:
-        """Every remembered digest, for `DigestCache`."""
+        """Return all stored digests, for `DigestCache`."""
         return cast(
             "list[FileRow]",
             self._database.all(
@@ -105,33 +112,31 @@ class Index:
         )
 
     def seal(self, content: Content) -> Seal | None:
-        """The seal of an object, for `Objects`."""
+        """Return the seal of an object, for `Objects`."""
         rows = self._database.all(
             "SELECT content, mark, boot, size, at FROM objects WHERE content = ?", (content,)
         )
         return Seal(*rows[0]) if rows else None
 
     def stored_bytes(self) -> int:
-        """The bytes of all objects that have a seal."""
+        """Return the total bytes of all sealed objects."""
         ((size,),) = self._database.all("SELECT coalesce(sum(size), 0) FROM objects")
         return int(size)
 
     def tiny(self, contents: Sequence[Content]) -> dict[Content, bytes]:
-        """The bytes of tiny contents, for `Objects`: of those that are here."""
-        whole = (
-            "coalesce(CAST(data AS BLOB), x'')"  # whatever damage has made of it, these are bytes
-        )
+        """Return the bytes of the given tiny contents that exist, for `Objects`."""
+        whole = "coalesce(CAST(data AS BLOB), x'')"  # always bytes, even in a damaged row
         query = (
             f"SELECT content, {whole} FROM tiny WHERE content IN (SELECT value FROM json_each(?))"  # noqa: S608
         )
         return dict(self._database.all(query, (json.dumps(contents),)))
 
     def tinies(self) -> dict[Content, float]:
-        """Every tiny content, and when it was stored last."""
+        """Return all tiny contents and their storage times."""
         return dict(self._database.all("SELECT content, at FROM tiny"))
 
     def traces(self, keys: Sequence[str]) -> dict[str, Trace]:
-        """The traces of those keys that have one, whole.  A damaged row is no trace."""
+        """Return the traces of the keys that have one. Damaged rows are ignored."""
         chosen = (json.dumps(keys),)
         rows = self._database.all(
             "SELECT * FROM traces WHERE key IN (SELECT value FROM json_each(?))", chosen
@@ -149,11 +154,11 @@ class Index:
         }
 
     def trace(self, key: str) -> Trace | None:
-        """The trace of one key, if it has one and it is whole."""
+        """Return the trace of a key; None if missing or damaged."""
         return self.traces([key]).get(key)
 
     def every_trace(self) -> Iterator[Trace]:
-        """All traces, oldest first."""
+        """Yield all traces, the oldest first."""
         keys = [row[0] for row in self._database.all("SELECT key FROM traces ORDER BY made_at")]
         for start in range(0, len(keys), 10_000):
             part = keys[start : start + 10_000]
@@ -161,9 +166,11 @@ class Index:
             yield from (found[key] for key in part if key in found)
 
     def outputs(self, recipe: str) -> dict[str, tuple[list[Made], bool]]:
-        """What every key of a recipe gave, and whether its trace has metrics: the fast half of `trace`, for tens of thousands at once.
+        """Return the outputs of every key of a recipe, and whether its trace has metrics.
 
-        Items are bare (name, path, content) triples.
+        Faster than `trace` for tens of thousands of keys.
+
+        Outputs are plain (name, path, content) triples.
         """
         rows = self._database.all(
             "SELECT key, outputs, outputs_crc, metrics <> '{}' OR key IN (SELECT key FROM measured) FROM traces WHERE recipe = ?",
@@ -175,7 +182,7 @@ class Index:
         return {row[0]: (items, bool(row[3])) for row, items in zip(sound, made, strict=True)}
 
     def warnings(self, recipe: str) -> dict[str, list[str]]:
-        """What steps of a recipe said that people have to know, by key."""
+        """Return the warnings of a recipe's steps, by key."""
         rows = self._database.all(
             """SELECT key FROM traces WHERE recipe = ? AND facts LIKE '%"warnings": [%'""",
             (recipe,),
@@ -184,7 +191,7 @@ class Index:
         return {key: warnings_in(trace) for key, trace in found.items()}
 
     def traces_of_others(self, recipe: str) -> bool:
-        """Whether there is a trace of any other recipe than this one."""
+        """Return True if another recipe has a trace."""
         parts = (
             "SELECT 1 FROM traces WHERE recipe < ? LIMIT 1",
             "SELECT 1 FROM traces WHERE recipe > ? LIMIT 1",
@@ -192,7 +199,7 @@ class Index:
         return any(self._database.all(part, (recipe,)) for part in parts)
 
     def more_than(self, recipe: str, most: int) -> bool:
-        """Whether a recipe has more traces than so many."""
+        """Return True if a recipe has more than `most` traces."""
         ((count,),) = self._database.all(
             "SELECT count(*) FROM (SELECT 1 FROM traces WHERE recipe = ? LIMIT ?)",
             (recipe, most + 1),
@@ -200,7 +207,9 @@ class Index:
         return bool(count > most)
 
     def expected_seconds(self, recipe: str, steps: Iterable[str]) -> dict[str, float]:
-        """Seconds that each of `steps` may take, from the last times; recent ones weigh more.  Steps never made are absent."""
+        """Return the expected seconds of each step, averaged over recent durations with more weight
+        on newer ones. Steps without a trace are absent.
+        """
         newest = "SELECT seconds FROM traces WHERE recipe = ? AND step = value ORDER BY made_at DESC LIMIT 8"
         query = (
             f"SELECT value, (SELECT json_group_array(seconds) FROM ({newest})) FROM json_each(?)"  # noqa: S608
@@ -212,7 +221,7 @@ class Index:
         return answer
 
     def last(self, recipe: str, steps: Iterable[str]) -> dict[str, Trace]:
-        """How each of `steps` was made last.  Steps never made are absent."""
+        """Return the newest trace of each step. Steps without a trace are absent."""
         newest = (
             "SELECT key FROM traces WHERE recipe = ? AND step = value ORDER BY made_at DESC LIMIT 1"
         )
@@ -226,7 +235,7 @@ class Index:
         return {step: traces[key] for step, key in keys.items() if key in traces}
 
     def summaries(self, attempts: Sequence[str]) -> dict[str, Mapping[str, Sequence[Any]]]:
-        """By the ids of attempts what was reported, as `summarize` kept it.  A damaged row is none."""
+        """Return the stored metrics summaries of attempts. Damaged rows are ignored."""
         rows = self._database.all(
             "SELECT attempt, metrics, crc FROM summaries WHERE attempt IN (SELECT value FROM json_each(?))",
             (json.dumps(attempts),),
@@ -238,8 +247,8 @@ class Index:
         }
 
     def summarize(self, found: Mapping[str, Mapping[str, Sequence[object]]]) -> None:
-        """Keep what attempts that are over reported, in short."""
-        # In the order in which they were reported: the first says most.
+        """Store metrics summaries of finished attempts."""
+        # Keeps the reported order: the first metric is the most important.
         rows = [(attempt, json.dumps(of, separators=(",", ":"))) for attempt, of in found.items()]
         with self._database.transaction() as db:
             db.executemany(
@@ -248,14 +257,14 @@ class Index:
             )
 
     def list_published(self, recipe: str | None = None) -> dict[str, Published]:
-        """Everything that we have put into the workspace, by path."""
+        """Return everything that recipe published in the workspace, by path."""
         rows = self._database.all(
             "SELECT * FROM published WHERE ? IS NULL OR recipe = ?", (recipe, recipe)
         )
         return {row[0]: Published(*row) for row in rows}
 
     def write(self, db: sqlite3.Connection, changes: Changes) -> None:
-        """Store changes in the transaction that is open."""
+        """Store changes in the open transaction."""
         now = time.time()
         self._save_traces(db, changes.traces, changes.again)
         db.executemany(
@@ -268,23 +277,25 @@ class Index:
         )
 
     def remember(self, files: Iterable[FileRow], objects: Iterable[Seal] = ()) -> None:
-        """Keep digests and seals that were learned outside a run."""
+        """Store digests and seals from outside a run."""
         with self._database.transaction() as db:
             self._save(db, files, objects)
 
     def adopt(self, trace: Trace, published: Iterable[Published]) -> None:
-        """Take files as they are for what a step makes: this trace instead of any other of its key."""
+        """Accept existing files as a step's outputs: store a trace in place of any other trace of
+        its key.
+        """
         with self._database.transaction() as db:
             self._save_traces(db, [trace], [trace.key])
             db.executemany("INSERT OR REPLACE INTO published VALUES (?, ?, ?, ?, ?, ?)", published)
 
     def learn(self, traces: Sequence[Trace]) -> None:
-        """Keep traces of keys that have none, and metrics that were read anew of one that is the key's own."""
+        """Store traces of unknown keys, and additional metrics of known traces."""
         with self._database.transaction() as db:
             self._save_traces(db, traces)
 
     def unpublish(self, paths: Iterable[str]) -> None:
-        """Forget that we have put these paths into the workspace."""
+        """Forget published paths."""
         with self._database.transaction() as db:
             db.executemany("DELETE FROM published WHERE path = ?", [(path,) for path in paths])
 
@@ -295,7 +306,7 @@ class Index:
         objects: Iterable[Content] = (),
         files: Iterable[str] = (),
     ) -> None:
-        """Delete rows: what `gc` decided."""
+        """Delete rows on behalf of `gc`."""
         with self._database.transaction() as db:
             self._forget_traces(db, traces)
             db.executemany(
@@ -304,7 +315,9 @@ class Index:
             db.executemany("DELETE FROM files WHERE path = ?", [(path,) for path in files])
 
     def forget_tiny(self, contents: Sequence[Content], before: float) -> set[Content]:
-        """Delete those of these tiny contents that were stored last before then, and say which."""
+        """Delete the given tiny contents that were last stored before the time `before`, and return
+        them.
+        """
         statement = "DELETE FROM tiny WHERE at < ? AND content IN (SELECT value FROM json_each(?)) RETURNING content"
         with self._database.transaction() as db:
             return {
@@ -325,7 +338,7 @@ class Index:
             "INSERT OR IGNORE INTO traces VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [_trace_row(trace) for trace in traces],
         )
-        # Numbers are of one attempt: they go with no other trace of the key.
+        # Metrics belong to one attempt, and are not stored with another trace of the key.
         db.executemany(
             "INSERT OR REPLACE INTO measured SELECT key, ?, ?, ?, ? FROM traces WHERE key = ? AND run = ? AND step = ? AND made_at = ?",
             [
@@ -370,7 +383,7 @@ def _trace(row: Row, measured: Iterable[Row]) -> Trace | None:
 
 
 def _measured_rows(trace: Trace) -> Iterator[Row]:
-    """A row for each rule: what is stored, and then which trace it belongs to."""
+    """Yield a row per metrics rule: the stored values, then the identity of the trace."""
     for n, (rule, metrics) in enumerate(trace.measured.items()):
         numbers = text(metrics)
         yield (

@@ -1,8 +1,9 @@
-"""The ledger: every lease that was ever meant to be taken, and what it cost.
+"""The ledger of leases and their costs.
 
-A move is committed before its effect, and only by the holder of the lease: who resumes a run takes its leases over, and the process that had them
-before can move them no more.  For drivers that cost money there is one ledger of a user for all workspaces, so that a machine is known although its
-workspace is deleted; a place that costs nothing stands in its workspace's own.
+A state change is committed before its effect, and only by the lease's holder. A process that
+resumes a run takes over its leases, and the earlier process can no longer change them. Paid
+machines of a user are in one ledger for all workspaces, so that a machine is known even after its
+workspace is deleted. Free slots are in their workspace's own ledger.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ State: TypeAlias = Literal["ASKED", "COMING", "UP", "RELEASING", "GONE"]
 MOVES: Final[Mapping[State, frozenset[State]]] = {
     "ASKED": frozenset(
         {"COMING", "RELEASING", "GONE"}
-    ),  # GONE: it was never rented.  RELEASING: it is not wanted, whether or not it was rented
+    ),  # GONE: it was never rented. RELEASING: no longer wanted, rented or not.
     "COMING": frozenset({"UP", "RELEASING"}),
     "UP": frozenset({"RELEASING"}),
     "RELEASING": frozenset({"GONE"}),
@@ -49,7 +50,7 @@ LEDGER: Final = Kind(
         (
             "ALTER TABLE leases ADD COLUMN failure TEXT NOT NULL DEFAULT ''",
             "ALTER TABLE leases ADD COLUMN account TEXT NOT NULL DEFAULT ''",
-            # Until then the kind was told by how the reason begins.
+            # Earlier versions stored the kind of failure as the beginning of the reason.
             "UPDATE leases SET failure = CASE WHEN reason LIKE 'it cannot be had%' THEN 'taken'"
             " WHEN reason LIKE 'it did not come up%' THEN 'failed'"
             " WHEN reason LIKE 'it is less than was sold%' THEN 'lacks'"
@@ -70,7 +71,11 @@ LEDGER: Final = Kind(
 
 
 class LeaseRow(NamedTuple):
-    """One lease.  Times are seconds since the epoch, `price` is US dollars an hour; `offer` and `lease` are what the driver gave."""
+    """A lease.
+
+    Times are in seconds since the epoch, `price` in US dollars per hour. `offer` and `lease` are
+    data of the driver.
+    """
 
     key: str
     driver: str
@@ -87,65 +92,75 @@ class LeaseRow(NamedTuple):
     up: float | None = None
     gone: float | None = None
     reason: str = ""
-    stack: str = ""  # the stack that it was rented for
-    machine: str = ""  # its own key: a machine that is kept.  Another's: a use of that machine, from its start until it is stopped
+    stack: str = ""  # stack of the machine
+    # its own key for a persistent machine; for a use of a persistent machine, that machine's key
+    machine: str = ""
     failure: str = ""
-    """The kind of its failure, a `LeaseFailure`; empty for a lease that did not fail.  `reason` has the words."""
+    """Kind of failure, a `LeaseFailure`; empty without a failure. `reason` has the message."""
     account: str = ""
-    """Of a lease that was denied: the digest of the settings and the account that the provider refused."""
+    """For a denied lease, the digest of the settings and account that the provider rejected."""
 
     @property
     def kept(self) -> bool:
-        """Whether it is a machine that outlives runs.  Its price is that of its disk, the rest is its uses'."""
+        """Whether the lease is a persistent machine.
+
+        Its price is the disk's; its uses carry the rest.
+        """
         return self.machine == self.key
 
     @property
     def counts(self) -> bool:
-        """Whether it is one of the machines at once that a user limits: not the disk of a kept machine, nor an allocation of a cluster."""
+        """Whether the lease counts against the limit on concurrent machines.
+
+        Disks of persistent machines and cluster allocations do not.
+        """
         return (
             self.price > 0 and self.state != "GONE" and not (self.kept or self.offer.get("queued"))
         )
 
     @property
     def paid_from(self) -> float | None:
-        """When it began to cost: with its order, or, where it waits in a queue, when it was up; None: not yet."""
+        """Start of the costs: the request, or for a queued lease its start; None if not started."""
         return self.up if self.offer.get("queued") else self.asked
 
 
 class Spent(NamedTuple):
-    """US dollars; `accrued` by the price, or `charged` by the provider."""
+    """Cost in US dollars, `accrued` by the price or `charged` by the provider."""
 
     usd: float
     source: str
 
 
 class Full(Busy):
-    """The user has as many machines as the settings allow."""
+    """The limit on concurrent machines is reached."""
 
 
 class NotOurs(Busy):
-    """Another process holds the lease, or it is in another state by now."""
+    """Another process holds the lease, or the lease's state has changed."""
 
 
 def of_user(environ: Mapping[str, str]) -> Path:
-    """The file of a user's ledger."""
+    """Return the path of the user's ledger."""
     return Path(environ.get("RECIPE_LEDGER") or f"{data_folder(environ)}/{LEDGER.name}")
 
 
 def of_workspace(home: Path) -> Path:
-    """The file of the ledger of a workspace whose store is at `home`: for places that cost nothing."""
+    """Return the path of a workspace's own ledger, for free slots."""
     return home / LEDGER.name
 
 
 class Ledger:
-    """One connection to a ledger.  Make one with `Ledger.open`."""
+    """A connection to a ledger. Open with `Ledger.open`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     @classmethod
     def open(cls, path: Path, *, read_only: bool = False) -> Ledger:
-        """Open the file, making or migrating it as needed.  Read-only: nothing is made, and a file that is not there is empty."""
+        """Open the ledger, creating or migrating it if necessary.
+
+        Read-only access creates nothing, and treats a missing file as empty.
+        """
         path = Path(os.path.abspath(path))
         return cls(Database.open(path.parent, LEDGER._replace(name=path.name), read_only=read_only))
 
@@ -164,15 +179,16 @@ class Ledger:
         self.close()
 
     def ask(self, *rows: LeaseRow) -> None:
-        """Note that these leases are about to be asked for, all or none."""
+        """Record intended leases, all or none."""
         with self._database.transaction() as db:
             for row in rows:
                 _ask(db, row)
 
     def ask_within(self, most: float, *rows: LeaseRow) -> None:
-        """The same where the user may have so many machines at once, whichever process asks.
+        """Record intended leases if the user's concurrent machines stay within `most`, across all
+        processes.
 
-        Raises Full, and notes nothing, when there are as many.
+        Raises Full without recording anything.
         """
         with self._database.transaction() as db:
             living = db.execute("SELECT * FROM leases WHERE state <> 'GONE'").fetchall()
@@ -194,7 +210,10 @@ class Ledger:
         failure: str = "",
         account: str = "",
     ) -> LeaseRow:
-        """Move a lease on; what it cost so far is noted with it.  Raises NotOurs, and changes nothing, when it is not as `row` says any more."""
+        """Change the state of a lease, and record its cost so far.
+
+        Raises NotOurs if the stored lease no longer equals `row`.
+        """
         if after not in MOVES[row.state]:
             raise AssertionError(f"BUG: the lease {row.key} cannot go from {row.state} to {after}")
         with self._database.transaction() as db:
@@ -204,7 +223,10 @@ class Ledger:
             )
 
     def succeed(self, row: LeaseRow, key: str, holder: str, run: str, workspace: str) -> LeaseRow:
-        """End one use of a machine that goes on running, and begin another.  Raises NotOurs when it is not as `row` says any more."""
+        """End one use of a running machine and start another.
+
+        Raises NotOurs if the stored lease no longer equals `row`.
+        """
         now = time.time()
         after = row._replace(
             key=key,
@@ -256,18 +278,21 @@ class Ledger:
             self._note_accrued(db, row, now, after == "GONE")
         elif (
             row.price and after == "GONE" and now >= row.until
-        ):  # it may have been there all its time, and ended itself before anyone looked
+        ):  # the machine may have run until its end time and terminated itself
             self._note_accrued(db, row, row.until, True)
         return moved
 
     def accrue(self, row: LeaseRow) -> None:
-        """Note what a lease that is still there has cost so far, by its price."""
+        """Record the cost so far of a running lease by its price."""
         now = time.time()
         with self._database.transaction() as db:
             self._note_accrued(db, row, now, False)
 
     def charge(self, row: LeaseRow, usd: float) -> None:
-        """Note what the provider charged for a lease, US dollars: it counts instead of what was accrued."""
+        """Record the provider's charge for a lease in US dollars.
+
+        The charge takes precedence over the accrued cost.
+        """
         with self._database.transaction() as db:
             self._note_spent(db, row, time.time(), usd, "charged", row.state == "GONE")
 
@@ -292,15 +317,18 @@ class Ledger:
         )
 
     def take(self, row: LeaseRow, holder: str) -> LeaseRow:
-        """Become the holder of a lease.  Raises NotOurs when it is not as `row` says any more."""
+        """Take over a lease. Raises NotOurs if the stored lease no longer equals `row`."""
         return self._replace_row(row, row._replace(holder=holder))
 
     def extend(self, row: LeaseRow, until: float) -> LeaseRow:
-        """Have a lease end later.  Raises NotOurs when it is not as `row` says any more."""
+        """Extend a lease to a later end. Raises NotOurs if the stored lease no longer equals `row`."""
         return self._replace_row(row, row._replace(until=until))
 
     def reprice(self, row: LeaseRow, price: float, until: float) -> LeaseRow:
-        """Have a lease cost another price an hour, and end at another time.  Raises NotOurs when it is not as `row` says any more."""
+        """Change the hourly price and the end of a lease.
+
+        Raises NotOurs if the stored lease no longer equals `row`.
+        """
         after = row._replace(price=price, until=until)
         with self._database.transaction() as db:
             cursor = db.execute(
@@ -319,8 +347,8 @@ class Ledger:
             _demand(cursor, row)
         return after
 
-    def living(self, driver: str | None = None) -> list[LeaseRow]:
-        """The leases that are not GONE, the oldest first."""
+    def living_leases(self, driver: str | None = None) -> list[LeaseRow]:
+        """Return the leases that are not GONE, the oldest first."""
         return _rows(
             self._database,
             "state <> 'GONE' AND (? IS NULL OR driver = ?) ORDER BY asked, key",
@@ -329,26 +357,28 @@ class Ledger:
         )
 
     def row(self, key: str) -> LeaseRow:
-        """One lease, which is known to be there."""
+        """Return an existing lease."""
         (found,) = _rows(self._database, "key = ?", key)
         return found
 
     def states(self, driver: str) -> dict[str, State]:
-        """The state of every lease that was ever asked of a driver, by its key."""
+        """Return the state of every lease of a driver, by key."""
         rows = self._database.all("SELECT key, state FROM leases WHERE driver = ?", (driver,))
         return {str(key): state for key, state in rows}
 
     def of_run(self, run: str) -> list[LeaseRow]:
-        """All leases that a run ever asked for, the oldest first."""
+        """Return all leases of a run, the oldest first."""
         return _rows(self._database, "run = ? ORDER BY asked, key", run)
 
     def cost_of(self, key: str) -> float:
-        """US dollars that a lease has cost, as far as that was noted: what the provider charged, else what was accrued."""
+        """Return the recorded cost of a lease in US dollars: the provider's charge, else the
+        accrued cost.
+        """
         found = self.costs([key]).get(key)
         return found.usd if found is not None else 0.0
 
     def costs(self, keys: Sequence[str]) -> dict[str, Spent]:
-        """The same for several leases; those of which nothing was noted are missing."""
+        """Return the recorded costs of leases. Leases without a recorded cost are absent."""
         marks = ", ".join("?" * len(keys))
         rows = self._database.all(
             f"SELECT lease, usd, source FROM spending WHERE lease IN ({marks}) ORDER BY source",  # noqa: S608
@@ -356,20 +386,20 @@ class Ledger:
         )
         return {
             str(key): Spent(float(usd), str(source)) for key, usd, source in rows
-        }  # "charged" comes after "accrued"
+        }  # "charged" sorts after "accrued" and wins
 
     def last(self, driver: str) -> LeaseRow | None:
-        """The lease that was asked of a driver last."""
+        """Return the newest lease of a driver."""
         return next(
             iter(_rows(self._database, "driver = ? ORDER BY asked DESC LIMIT 1", driver)), None
         )
 
     def since(self, moment: float) -> list[LeaseRow]:
-        """All leases that were asked for since then, the oldest first."""
+        """Return the leases requested since a time, the oldest first."""
         return _rows(self._database, "asked >= ? ORDER BY asked, key", moment)
 
     def there_since(self, moment: float) -> list[LeaseRow]:
-        """All leases that were there at some time since then, the oldest first."""
+        """Return the leases that existed at any time since a time, the oldest first."""
         return _rows(self._database, "state <> 'GONE' OR gone > ? ORDER BY asked, key", moment)
 
 

@@ -1,7 +1,10 @@
-"""Which receivers get a message about a run's move, and its words.  Reads a run and settings, sends nothing.
+"""Webhook deliveries for run events: receivers and message bodies.
 
-Three kinds of receivers: those of the settings (`[[webhooks]]`, `[[notify]]`, `[hooks]`), those that a run brought along, and the training platform
-that the environment names.  The bodies for the platform are its contract: see fixtures/server.
+Reads runs and settings, and sends nothing.
+
+Receivers come from the settings (`[[webhooks]]`, `[[notify]]`, `[hooks]`), from the run, or from
+the environment (a training platform). The platform's bodies follow its contract, see
+fixtures/server.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ STATUS: Final = {
     "FAILED": "failed",
     "CANCELLED": "cancelled",
 }
-"""What a platform calls the state of a run."""
+"""The platform's names of run states."""
 _ALERTS: Final = {
     "COMPLETED": "job_completed",
     "FAILED": "job_failed",
@@ -48,22 +51,22 @@ POINT: Final = (
     "step", "epoch", "train_loss", "eval_loss", "learning_rate", "grad_norm", "samples_per_second", "gpu_memory_allocated_gb",
     "gpu_utilization_percent", "perplexity", "timestamp",
 )  # fmt: skip
-"""The fields of a metric point, as the platform names them."""
+"""Fields of a metric point, in the platform's names."""
 _ALSO: Final = {
     "train_loss": ("loss",),
     "learning_rate": ("lr",),
 }
-"""What trainers call them."""
+"""Alternative names used by trainers."""
 _LOSSES: Final = ("loss", "train_loss")
 LOCAL: Final = "/api/training/local"
 _SOON: Final = 1e11
-"""Seconds since the epoch that no trainer means: the year 5138."""
+"""Largest plausible time in seconds since the epoch (year 5138)."""
 _LATEST: Final = 1e20
-"""The same in billionths."""
+"""Largest plausible time in nanoseconds."""
 
 
 class Job(NamedTuple):
-    """A run as the platform knows it."""
+    """A run as a job of the platform."""
 
     id: str
     user: str
@@ -71,20 +74,20 @@ class Job(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """How far the training of a run is, by what it reported last."""
+    """Training progress from the last reported metrics."""
 
     step: int | None = None
     total: int | None = None
     loss: float | None = None
     training: str = ""
-    """The step of the run that trains."""
+    """The training step of the run."""
 
 
 NO_NUMBERS: Final = Numbers()
 
 
 class Failed(NamedTuple):
-    """Why a run failed: the kind, the words, and the step that did, if one did."""
+    """Failure of a run: its kind, its message, and the failed step, if any."""
 
     kind: str = ""
     words: str = ""
@@ -95,18 +98,20 @@ NO_FAILURE: Final = Failed()
 
 
 def failure_of(event: Event) -> Failed:
-    """Return why a run failed, as the move that ended it says."""
+    """Return the failure recorded in the event that ended a run."""
     kind, step = (str(event.data.get(name, "")) for name in ("failure", "step"))
     return Failed(kind, event.reason, step)
 
 
 def moment(at: float) -> str:
-    """A time as RFC 3339 writes it."""
+    """Format a time as RFC 3339."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def job_of(run: RunRow, environ: Mapping[str, str]) -> Job | None:
-    """The platform's job that a run is: as it was asked for, else as the environment of a pod says.  None: it is none."""
+    """Return the run's platform job, from its submission or the pod's environment; None without
+    one.
+    """
     found = run.data.get("job")
     if isinstance(found, dict):
         return Job(
@@ -117,12 +122,12 @@ def job_of(run: RunRow, environ: Mapping[str, str]) -> Job | None:
 
 
 def is_wanted(events: Iterable[str], type: str) -> bool:
-    """Whether one of these patterns, such as `run.*`, is of the type."""
+    """Return True if the type matches a pattern such as `run.*`."""
     return any(fnmatchcase(type, pattern) for pattern in events)
 
 
 class Letters:
-    """The messages about the runs of one store."""
+    """Messages about the runs of one store."""
 
     def __init__(
         self,
@@ -139,7 +144,7 @@ class Letters:
         )
 
     def __call__(self, events: Sequence[Event]) -> list[Letter]:
-        """The letters of the moves of one run."""
+        """Return the deliveries for the events of one run."""
         return [letter for event in events for letter in self._of(self._runs.get(event.run), event)]
 
     def _of(self, run: RunRow, event: Event) -> list[Letter]:
@@ -176,7 +181,7 @@ class Letters:
     def generic(
         self, run: RunRow, type: str, id: str, at: float, data: Mapping[str, object]
     ) -> list[Letter]:
-        """One message for each receiver, of those that are no platform, that wants its type."""
+        """Return a delivery for each matching receiver other than the platform."""
         labels = run.data.get("labels")
         facts = {
             "run": run.id,
@@ -201,7 +206,9 @@ class Letters:
         return [Letter(receiver, id, type, body) for receiver in receivers]
 
     def _points(self, run: RunRow, event: Event) -> list[Letter]:
-        """What the program of `[hooks] spend` is asked for, in US dollars: the limit of a run's cost, what it cost, what it left of the limit."""
+        """Return the delivery to the program of `[hooks] spend`, in US dollars: reserve the run's
+        cost limit, charge its cost, or refund the rest.
+        """
         what = (
             "reserve"
             if not event.before
@@ -232,7 +239,7 @@ class Letters:
         ]
 
     def _cost(self, run: str) -> float:
-        """What the machines of a run cost so far."""
+        """Return the cost of a run's machines so far."""
         from .ledger import Ledger, of_user
 
         with Ledger.open(of_user(self._environ), read_only=True) as ledger:
@@ -244,7 +251,7 @@ class Letters:
                 0.0,
             )
 
-    # -- the platform
+    # -- training platform
 
     def _platform(
         self, run: RunRow, job: Job, event: Event, failed: Failed, view: RunView
@@ -294,14 +301,16 @@ class Letters:
         return letters
 
     def _seconds(self, run: RunRow, event: Event, training: str) -> float:
-        """For how long a run trained, in all attempts; without a training for how long it worked."""
+        """Return the training seconds over all attempts, or the run's duration without a training
+        step.
+        """
         began = self._began.pop(run.id, run.created)
         tries = [each for each in self._runs.attempts(run.id) if each.step == training]
         trained = [each.ended - each.started for each in tries if each.ended and each.started]
         return sum(trained) if trained else event.at - began
 
     def alert(self, run: RunRow, name: str, id: str, at: float, words: str) -> list[Letter]:
-        """What a rule noticed of a run; the platform hears of `timeout_warning`."""
+        """Return the deliveries for a rule's alert. The platform receives only `timeout_warning`."""
         letters = self.generic(run, f"alert.{name}", id, at, {"alert": name, "message": words})
         job = job_of(run, self._environ)
         if job is not None and name == "timeout_warning":
@@ -331,7 +340,7 @@ class Letters:
         return [Letter(f"alert POST {self.alerts_url}", id, f"alert.{name}", json.dumps(facts))]
 
     def metrics(self, run: RunRow, points: Sequence[Mapping[str, object]], id: str) -> list[Letter]:
-        """One batch of metric points, by the one way that is set."""
+        """Return the delivery of one batch of metric points, to the configured endpoint."""
         job = job_of(run, self._environ)
         if job is None or not points or not (self.metrics_url or self.backend):
             return []
@@ -351,7 +360,7 @@ class Letters:
         ]
 
     def logs(self, run: RunRow, lines: Sequence[Mapping[str, object]], id: str) -> list[Letter]:
-        """Lines that the steps of a run printed."""
+        """Return the delivery of log lines."""
         job = job_of(run, self._environ)
         if job is None or not lines or not self.backend:
             return []
@@ -369,7 +378,7 @@ class Letters:
 
 
 def numbers_of(view: RunView) -> Numbers:
-    """How far the training of a run is, by the rows of its steps."""
+    """Return the training progress from the run's steps."""
     training = view.training
     if training is None or training.step is None:
         return NO_NUMBERS
@@ -379,7 +388,7 @@ def numbers_of(view: RunView) -> Numbers:
 
 
 def _progress(numbers: Numbers, progress: Progress) -> dict[str, object]:
-    """How far a run is, and the steps of its training: only what is known."""
+    """Return the known progress fields."""
     known: dict[str, object] = {}
     if progress.percent is not None:
         known["progress"] = progress.percent
@@ -399,11 +408,12 @@ def _error_type(kind: str, state: str) -> str:
 
 
 def point_of(line: Mapping[str, object], at: float) -> dict[str, object] | None:
-    """A metric point of the platform's, from what a trainer reported; None where there is no step, from 0, or no number in it."""
+    """Convert reported metrics to a platform metric point; None without a valid step and another
+    number.
+    """
     point: dict[str, object] = {}
     for name in POINT[:-1]:
-        spellings = (name, *_ALSO.get(name, ()))
-        value = next((line[each] for each in spellings if each in line), None)
+        value = _reported_value(line, name)
         if is_number(value) and value == value and abs(value) != float("inf"):
             point[name] = value
     step = point.get("step")
@@ -414,8 +424,16 @@ def point_of(line: Mapping[str, object], at: float) -> dict[str, object] | None:
     return point
 
 
+def _reported_value(line: Mapping[str, object], name: str) -> object:
+    """Return a metric by the platform's name or a trainer's alternative name; None without it."""
+    for spelling in (name, *_ALSO.get(name, ())):
+        if spelling in line:
+            return line[spelling]
+    return None
+
+
 def _timestamp(reported: object, at: float) -> str:
-    """When a point was, as the trainer says; else `at`, seconds since the epoch."""
+    """Return the reported time of a point, else the time `at` in seconds since the epoch."""
     if isinstance(reported, str):
         return reported
     if is_number(reported) and abs(reported) < _LATEST:
@@ -424,7 +442,10 @@ def _timestamp(reported: object, at: float) -> str:
 
 
 def _seconds(when: float) -> float:
-    """A time of a trainer's as seconds since the epoch: some count it in thousandths, or less."""
+    """Convert a trainer's time to seconds since the epoch.
+
+    Some trainers use milliseconds or finer units.
+    """
     while abs(when) > _SOON:
         when /= 1000
     return when

@@ -1,6 +1,7 @@
-"""Where else the numbers of a step can be looked at: read from what it printed, and from the outputs that it made.
+"""Links to experiment trackers, found in a step's log and outputs.
 
-W&B, trackio and any program that prints `recipe-link: NAME ADDRESS` say so themselves; TensorBoard has its files in an output.
+W&B, trackio and programs that print `recipe-link: NAME ADDRESS` announce their links. TensorBoard
+has event files in an output.
 """
 
 from __future__ import annotations
@@ -15,18 +16,24 @@ if TYPE_CHECKING:
     from .runs import AttemptRow
 
 HEAD: Final = 1 << 18
-"""Bytes of the beginning of a log that are looked at, and at most as many of its end: trackers speak when they begin and when they end."""
+"""Bytes searched at the start of a log, and at most as many at its end, where trackers print their
+links.
+"""
 MOST: Final = 8
-"""Links of one step."""
+"""Maximum links of a step."""
 LONGEST: Final = 1000
-"""Characters of one."""
+"""Maximum characters of a link."""
 EVENTS: Final = "events.out.tfevents."
-"""How the names of TensorBoard's files begin."""
+"""Name prefix of TensorBoard's event files."""
 _SPEAKERS: Final = (b"wandb: ", b"rackio ", b"recipe-link: ")
 
 
 class Link(NamedTuple):
-    """`to` is an http(s) address without its query, an output with a path in it (`train.tensorboard/run`), or the command that shows it."""
+    """A link.
+
+    `to` is an http(s) address without query, a path in an output (`train.tensorboard/run`), or a
+    command.
+    """
 
     step: str
     name: str
@@ -35,7 +42,7 @@ class Link(NamedTuple):
 
 @functools.cache
 def _patterns() -> tuple[tuple[str, re.Pattern[bytes]], ...]:
-    # Not compiled before a log speaks of a tracker.
+    # Compiled only if a log mentions a tracker.
     return (
         ("W&B", re.compile(rb"(?m)^wandb: [^\n]*?View run\b[^\n]*?\bat:? +(https?://\S+)")),
         ("W&B offline", re.compile(rb"(?m)^wandb: [^\n]*?(?:saved locally in|wandb sync) +(\S*/offline-run-[\w.-]+)")),
@@ -46,9 +53,9 @@ def _patterns() -> tuple[tuple[str, re.Pattern[bytes]], ...]:
 
 
 def find_links(step: str, log: bytes, outputs: Mapping[str, str]) -> list[Link]:
-    """The links that stand in the beginning and the end of a log, which is masked.  `outputs` are paths by their names.
+    """Return the links in the start and end of a masked log. `outputs` maps output names to paths.
 
-    What a tracker wrote elsewhere on the machine than into an output is not there any more when the step is over, and is no link.
+    Tracker files outside the outputs are not linked, because they are deleted after the step.
     """
     if not any(word in log for word in _SPEAKERS):
         return []
@@ -70,7 +77,10 @@ def find_links(step: str, log: bytes, outputs: Mapping[str, str]) -> list[Link]:
 
 
 def _address(text: str) -> str:
-    """An http(s) address without what could open something: user, password, query.  Empty for what is none."""
+    """Remove credentials and query from an http(s) address.
+
+    Returns an empty text for other addresses.
+    """
     try:
         parts = urlsplit(text)
         return (
@@ -89,7 +99,7 @@ def _in_output(step: str, path: str, outputs: Mapping[str, str]) -> str:
 
 
 def stored_links(attempts: Iterable[AttemptRow]) -> list[Link]:
-    """What is stored with the attempts of a run, each once."""
+    """Return the distinct links stored with the attempts of a run."""
     rows = [(attempt.step, row) for attempt in attempts for row in _rows(attempt.exit.get("links"))]
     return list(dict.fromkeys(Link(step, name, to) for step, (name, to) in rows))
 

@@ -1,7 +1,8 @@
-"""Reports that wait for their receivers: rows beside the runs, written in the transaction of the move that they tell of.
+"""Outbox of webhook deliveries, stored in the transaction of the event that they report.
 
-One order per run and receiver: only the oldest letter of each may be taken, by one process at a time, for at most `HOLD` seconds.
-A letter that was delivered is deleted, but for alerts; one that was given up is `dead`, and holds up no other.
+Deliveries of a run to a receiver are ordered: only the oldest may be taken, by one process at a
+time, for at most `HOLD` seconds. Delivered messages are deleted, except alerts. Abandoned
+deliveries become `dead` and do not block others.
 """
 
 from __future__ import annotations
@@ -14,27 +15,27 @@ from typing import Final, NamedTuple, TypeAlias
 from .database import Row
 
 HOLD: Final = 60.0
-"""Seconds for which a letter that was taken is its taker's."""
+"""Seconds for which a delivery is reserved for its process."""
 POINTS: Final = 10_000
-"""Metric points of one run that wait for one receiver, at most."""
+"""Maximum waiting metric points of one run for one receiver."""
 
 
 class Letter(NamedTuple):
-    """The messages of one run that wait for one receiver."""
+    """A message of a run to one receiver."""
 
     receiver: str
     """Kind, method and address: `webhook POST https://hooks.example/runs`."""
     id: str
-    """The same at every try: a receiver that gets it twice knows it."""
+    """Constant over retries, so that receivers can detect duplicates."""
     type: str
     body: str
     """JSON."""
     points: int = 0
-    """Of metrics: how many it has."""
+    """Number of metric points in the body."""
 
 
 def rows(run: str, letters: Sequence[Letter]) -> list[Row]:
-    """New letters as they are stored: their values of `COLUMNS`."""
+    """Return new deliveries as rows with the columns `COLUMNS`."""
     now = time.time()
     return [
         (run, each.receiver, each.id, each.type, each.body, each.points, now, now)
@@ -43,7 +44,7 @@ def rows(run: str, letters: Sequence[Letter]) -> list[Row]:
 
 
 class Waiting(NamedTuple):
-    """A letter in the outbox.  Times are seconds since the epoch."""
+    """A delivery in the outbox. Times are in seconds since the epoch."""
 
     number: int
     run: str
@@ -51,22 +52,22 @@ class Waiting(NamedTuple):
     id: str
     type: str
     body: str
-    state: str  # `waiting`, `dead`, or `told`: an alert that was delivered
+    state: str  # `waiting`, `dead`, or `told` (a delivered alert)
     tries: int
     created: float
     due: float
-    reason: str  # why the last try failed, in words
-    failure: str  # and its kind, a `DeliveryFailure`
+    reason: str  # message of the last failure
+    failure: str  # kind of the last failure, a `DeliveryFailure`
 
 
 class Dialect(NamedTuple):
-    """What the two databases write differently."""
+    """SQL differences between the two databases."""
 
     now: str
-    known: str  # a table `known(value)` of the texts in the JSON list :known
-    numbers: str  # the same of numbers in :numbers
+    known: str  # table `known(value)` of the texts in the JSON list :known
+    numbers: str  # table of the numbers in :numbers
     skip: str
-    later: str  # of two times
+    later: str  # later of two times
 
 
 SQLITE: Final = Dialect(
@@ -84,20 +85,20 @@ POSTGRES: Final = Dialect(
     "greatest(due, held_until)",
 )
 Ask: TypeAlias = Callable[[str, Mapping[str, object]], Sequence[Row]]
-"""Runs one statement as one transaction; `:name` stands for a value."""
+"""Runs a statement in its own transaction; `:name` stands for a value."""
 
 COLUMNS: Final = "run, receiver, id, type, body, points, created, due"
 _SHOWN: Final = "number, run, receiver, id, type, body, state, tries, created, due, reason, failure"
 
 
 class Outbox:
-    """The letters of one database."""
+    """The deliveries of one database."""
 
     def __init__(self, ask: Ask, dialect: Dialect) -> None:
         self._ask, self._with = ask, dialect
 
     def post(self, run: str, letters: Sequence[Letter]) -> None:
-        """Store letters that no move of the run brings about."""
+        """Store deliveries that do not belong to a state change."""
         if not letters:
             return
         rows = [
@@ -110,7 +111,7 @@ class Outbox:
         self._ask(f"INSERT INTO outbox ({COLUMNS}) VALUES {', '.join(rows)} RETURNING 1", values)  # noqa: S608
 
     def due(self, known: Collection[str], busy: Collection[str] = ()) -> float | None:
-        """In how many seconds there is something to `take`; None: nothing waits.  Cheap."""
+        """Return the seconds until `take` has a delivery; None if none waits. Cheap."""
         rows = self._ask(
             f"SELECT min({self._with.later}) - {self._with.now} FROM outbox AS head WHERE {self._first}",  # noqa: S608
             _match_values(known, busy),
@@ -120,9 +121,10 @@ class Outbox:
     def take(
         self, known: Collection[str], busy: Collection[str] = (), limit: int = 16
     ) -> list[Waiting]:
-        """Take due letters, the oldest of each run and receiver, to receivers whose text and a space begin with one of `known`.
+        """Take due deliveries, the oldest per run and receiver, to receivers whose text (followed
+        by a space) starts with an entry of `known`.
 
-        None to those that are `busy`.
+        Receivers in `busy` are skipped.
         """
         words = self._with
         rows = self._ask(
@@ -135,7 +137,9 @@ class Outbox:
 
     @property
     def _first(self) -> str:
-        """That a letter is the first of its run and receiver, to a receiver that is known and not busy."""
+        """SQL condition for the oldest delivery of its run and receiver, if the receiver is known
+        and not busy.
+        """
         known = self._with.known
         return (
             f"state = 'waiting' AND EXISTS (SELECT 1 FROM {known} WHERE substr(head.receiver || ' ', 1, length(known.value)) = known.value)"  # noqa: S608
@@ -145,7 +149,10 @@ class Outbox:
         )
 
     def mark_delivered(self, letter: Waiting) -> None:
-        """It has arrived.  An alert is kept as sent, since a rule notices the same again."""
+        """Delete a successful delivery.
+
+        An alert is kept as sent, because its rule may trigger again.
+        """
         kept = letter.type.startswith("alert.")
         what = (
             "UPDATE outbox SET state = 'told', body = '', held_until = 0"
@@ -155,7 +162,7 @@ class Outbox:
         self._ask(f"{what} WHERE number = :number RETURNING 1", {"number": letter.number})
 
     def knows(self, run: str, id: str) -> bool:
-        """Whether a letter with this id was stored for a run, and is not forgotten."""
+        """Return True if the run has a delivery with this id."""
         return bool(
             self._ask(
                 "SELECT 1 FROM outbox WHERE run = :run AND id = :id AND state <> '' LIMIT 1",
@@ -164,11 +171,11 @@ class Outbox:
         )
 
     def of(self, run: str, type: str) -> Waiting | None:
-        """The letter of this type that a run has, if it has one."""
+        """Return the run's delivery of this type, if any."""
         return next(iter(self._select("run = :run AND type = :type", 1, run=run, type=type)), None)
 
     def hold(self, letter: Waiting) -> bool:
-        """Take this very letter.  False: another process has it, or it waits no more."""
+        """Take one delivery. Returns False if another process has it or it no longer waits."""
         now = self._with.now
         rows = self._ask(
             f"UPDATE outbox SET held_until = {now} + {HOLD} WHERE number = :number AND state = 'waiting' AND held_until <= {now} RETURNING 1",  # noqa: S608
@@ -177,13 +184,13 @@ class Outbox:
         return bool(rows)
 
     def oldest(self) -> Waiting | None:
-        """What has waited longest."""
+        """Return the oldest waiting delivery."""
         return next(iter(self._select("state = 'waiting'", 1)), None)
 
     def put_off(
         self, letter: Waiting, wait: float, reason: str, failure: str = "", *, counts: bool = True
     ) -> None:
-        """It is tried again after `wait` seconds.  `counts`: the try was one of those after which it is given up."""
+        """Retry a delivery after `wait` seconds. `counts` adds the attempt to the limit."""
         self._ask(
             f"UPDATE outbox SET due = {self._with.now} + :wait, held_until = 0, tries = tries + :tries, reason = :reason, failure = :failure"  # noqa: S608
             " WHERE number = :number RETURNING 1",
@@ -197,7 +204,7 @@ class Outbox:
         )
 
     def give_up(self, letter: Waiting, reason: str, failure: str = "") -> None:
-        """It is not tried any more."""
+        """Abandon a delivery."""
         values = {"reason": reason, "failure": failure, "number": letter.number}
         self._ask(
             "UPDATE outbox SET state = 'dead', held_until = 0, tries = tries + 1, reason = :reason, failure = :failure"
@@ -206,7 +213,7 @@ class Outbox:
         )
 
     def stop(self, receiver: str, reason: str, failure: str = "") -> int:
-        """Give up all that waits for a receiver; how many that is."""
+        """Abandon all deliveries to a receiver, and return their number."""
         values = {"reason": reason, "failure": failure, "receiver": receiver}
         return len(
             self._ask(
@@ -216,7 +223,7 @@ class Outbox:
         )
 
     def retry(self, numbers: Collection[int]) -> int:
-        """Let dead letters be tried again at once, all for no number; how many that is."""
+        """Retry dead deliveries now (all if `numbers` is empty), and return their number."""
         rows = self._ask(
             f"UPDATE outbox SET state = 'waiting', tries = 0, due = {self._with.now}, held_until = 0 WHERE state = 'dead'"  # noqa: S608
             f" AND (:all OR number IN (SELECT value FROM {self._with.numbers})) RETURNING 1",
@@ -225,7 +232,7 @@ class Outbox:
         return len(rows)
 
     def list_letters(self, limit: int = 1000) -> list[Waiting]:
-        """What waits and what was given up, the oldest first."""
+        """Return waiting and dead deliveries, the oldest first."""
         return self._select("state <> 'told'", limit)
 
     def _select(self, where: str, limit: int, **values: str) -> list[Waiting]:
@@ -236,7 +243,9 @@ class Outbox:
         return [Waiting._make(row) for row in rows]
 
     def thin(self, run: str, receiver: str) -> int:
-        """Drop every second metric point that waits, but of the newest letter, while there are more than `POINTS`; how many were dropped."""
+        """Drop every second waiting metric point, except in the newest delivery, until at most
+        `POINTS` remain. Returns the dropped number.
+        """
         values: dict[str, object] = {"run": run, "receiver": receiver}
         of = "run = :run AND receiver = :receiver AND state = 'waiting'"
         dropped = 0

@@ -1,6 +1,8 @@
-"""Who holds which runs of a PostgreSQL database: claims that last `CLAIM` seconds by its clock, and are kept by beats.
+"""Claims on runs in a PostgreSQL database.
 
-That of a dead process of this machine counts for nothing at once.
+A claim lasts `CLAIM` seconds by the database's clock and is renewed by heartbeats.
+
+Claims of dead processes on this machine are void at once.
 """
 
 from __future__ import annotations
@@ -21,34 +23,41 @@ from .runs import ELSEWHERE, Stale
 
 CLAIM: Final = 30.0
 BEAT: Final = 10.0
-"""Seconds between two beats of a claim."""
+"""Seconds between two heartbeats."""
 SURE: Final = CLAIM - BEAT
-"""Seconds for which a claim is taken to be ours after the database said so: another worker may have it ten seconds later."""
+"""Seconds for which a confirmed claim is trusted.
+
+Another worker may take the run ten seconds later.
+"""
 FREE: Final = (
     "(holder = ANY(%(dead)s) OR ((claim = '' OR held_until < now()) AND (bundle = '' OR driver <> 'local' OR holder = ''"
     f" OR starts_with(holder, %(machine)s) OR held_until < now() - interval '{ELSEWHERE - CLAIM} seconds'"
     " OR NOT EXISTS (SELECT FROM steps WHERE steps.run = runs.id AND steps.state = 'RUNNING'))))"
 )
-"""A run that may be claimed: of one whose jobs may go on where its worker was, other machines wait until their agent has ended them."""
+"""SQL condition for a run that can be claimed.
+
+If the run's jobs may continue on its worker's machine, other machines wait until that machine's
+agent has ended them.
+"""
 LATELY: Final = 1.0
-"""Seconds for which a look at the holders of claims is believed by who takes runs."""
+"""Seconds for which the list of dead holders is reused when claiming runs."""
 
 
 class Holder:
-    """This process, as far as it holds runs."""
+    """This process as a holder of claims."""
 
     def __init__(self, url: str, database: PostgresDatabase) -> None:
         self._url, self._database = url, database
         self.name = f"{this_process()} {os.urandom(4).hex()}"
         self.claims: dict[str, float] = {}
-        """Runs that we claimed, and when we asked the question to which the answer was that they are ours: by `boottime`."""
+        """Claimed runs, and the `boottime` of the last query that confirmed each claim."""
         self._beats: _Beats | None = None
         self.looked = -LATELY
-        """When the holders of claims were looked at last."""
-        self._dead: list[str] = []  # and which were processes of this machine, and are no more
+        """Time of the last check for dead holders."""
+        self._dead: list[str] = []  # holders on this machine that no longer run
 
     def close(self) -> None:
-        """Let go of every claim: another worker may take those runs at once."""
+        """Release all claims, so that other workers can take the runs at once."""
         if self._beats is not None:
             self._beats.over.set()
             self._beats.join()
@@ -60,19 +69,22 @@ class Holder:
             self._database.all(let, (self.name, list(self.claims)))
 
     def keep(self, run: str, since: float) -> None:
-        """This claim is ours, as the answer to what was asked at `since` says, and is kept from now on."""
+        """Add a claim confirmed by a query at time `since`, and renew it from now on."""
         self.claims[run] = since
         if self._beats is None:
             self._beats = _Beats(self._url, self.name, self.claims)
             self._beats.start()
 
     def confirm(self, run: str, fence: int) -> None:
-        """See to it that a claimed run is ours at this moment.  Asks only when the last answer is old.  Raises Stale."""
+        """Confirm that a claim is valid now, with a query only if the last confirmation is old.
+
+        Raises Stale.
+        """
         while boottime() - self.claims.get(run, -SURE) >= SURE:
             self.take_request(run, fence)
 
     def take_request(self, run: str, fence: int) -> str:
-        """What was asked of a claimed run, whose claim begins anew.  Raises Stale."""
+        """Return the pending request of a claimed run, and renew the claim. Raises Stale."""
         since = boottime()
         rows = self._database.all(
             "UPDATE runs SET held_until = now() + %s * interval '1 second' WHERE id = %s AND fence = %s AND claim <> '' AND holder = %s"
@@ -80,12 +92,12 @@ class Holder:
             (CLAIM, run, fence, self.name),
         )
         if not rows:
-            raise Stale(f"run {run} is not ours any more")
+            raise Stale(run)
         self.claims[run] = since
         return str(rows[0][0])
 
     def find_dead(self) -> dict[str, object]:
-        """What this machine can tell of claims: the values of `FREE`."""
+        """Find dead holders on this machine. Returns the values of `FREE`."""
         rows = self._database.all(
             "SELECT DISTINCT holder FROM runs WHERE claim <> '' AND starts_with(holder, %s)",
             (f"{machine()} ",),
@@ -97,7 +109,9 @@ class Holder:
         return {"dead": self._dead, "machine": f"{machine()} "}
 
     def lately(self) -> dict[str, object]:
-        """The same, as it was found less than `LATELY` ago: a worker that takes one short run after another does not look each time."""
+        """Return the values of `FREE`, reusing a result younger than `LATELY` for workers that take
+        many short runs.
+        """
         return (
             {"dead": self._dead, "machine": f"{machine()} "}
             if time.monotonic() - self.looked < LATELY
@@ -106,7 +120,9 @@ class Holder:
 
 
 class _Beats(Thread):
-    """Keeps the claims of one holder: looking at data, or renting a machine, may take longer than a claim lasts."""
+    """Heartbeat thread: renews claims during long operations such as hashing data or renting a
+    machine.
+    """
 
     def __init__(self, url: str, holder: str, claims: dict[str, float]) -> None:
         super().__init__(name="beats", daemon=True)
@@ -123,7 +139,8 @@ class _Beats(Thread):
                 for (run,) in db.execute(query, (CLAIM, self._holder)).fetchall():
                     if run in self._claims:
                         self._claims[run] = since
-            except psycopg.Error:  # the next beat tries anew, and a worker that lost its claim learns it when it writes
+            # the next heartbeat retries; a worker without its claim gets an error on its next write
+            except psycopg.Error:
                 if db is not None:
                     db.close()
         if db is not None:
@@ -131,5 +148,5 @@ class _Beats(Thread):
 
 
 def boottime() -> float:
-    """Seconds of this machine's clock, those included for which it, or this process, stood still."""
+    """Return the seconds of this machine's clock, including suspended time."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

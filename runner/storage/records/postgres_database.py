@@ -1,4 +1,4 @@
-"""One PostgreSQL database: a connection that is made anew where it breaks, its schema, and what it is notified of."""
+"""A PostgreSQL database: a reconnecting connection, its schema, and its notifications."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, Final, TypeVar
 import psycopg
 from psycopg import Connection
 
-from ...errors import Infrastructure, Unusable
+from ...errors import Infrastructure, StoreUnavailable, Unusable
 from .database import Row
 
 PATIENCE: Final = 60.0
-"""Seconds that a database which does not answer is waited for."""
+"""Seconds to wait for an unresponsive database."""
 PAUSE: Final = 0.5
 CHANNEL: Final = "recipe_runs"
 _LOCK: Final = 0x72637065
-"""Of the advisory lock under which the schema is migrated."""
+"""Id of the advisory lock for migrations."""
 Answer = TypeVar("Answer")
 
 _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
@@ -90,14 +90,14 @@ _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "CREATE INDEX runs_by_user ON runs (workspace, submitter, created DESC, id DESC)",
     ),
 )
-"""One tuple of statements for each version of the schema.  Released ones never change."""
+"""Statements per schema version. Released versions never change."""
 
 
 class PostgresDatabase:
-    """The database at one address.  Raises Infrastructure where it does not answer, or refuses a statement."""
+    """The database at one URL. Raises Infrastructure if it does not respond or rejects a statement."""
 
     def __init__(self, url: str, *, read_only: bool = False) -> None:
-        """Connect, and bring the schema up to date.  Raises Infrastructure, Unusable."""
+        """Connect and migrate the schema. Raises Infrastructure, Unusable."""
         self._url = url
         self._connection: Connection[Row] | None = None
         self._news = 0
@@ -113,7 +113,7 @@ class PostgresDatabase:
         return self._connection is not None and not self._connection.closed
 
     def news(self) -> int:
-        """A number that is another one once something may have changed: a notification came, or the connection is a new one."""
+        """Return a number that changes on a notification or a reconnect."""
         db = self._connection
         if db is not None and not db.closed and select.select([db.fileno()], [], [], 0)[0]:
             self._news += len(self.do(lambda db: list(db.notifies(timeout=0))))
@@ -123,7 +123,10 @@ class PostgresDatabase:
         return self.do(lambda db: db.execute(statement.encode(), values).fetchall())
 
     def do(self, what: Callable[[Connection[Row]], Answer]) -> Answer:
-        """Do something in the database; anew where the connection breaks.  Raises Infrastructure when it does not answer for `PATIENCE` seconds."""
+        """Run a function on the connection, and repeat it after a lost connection.
+
+        Raises Infrastructure after `PATIENCE` seconds.
+        """
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
@@ -135,7 +138,7 @@ class PostgresDatabase:
                 if self._connection is not None:
                     self._connection.close()
                 if time.monotonic() > deadline:
-                    raise Infrastructure(
+                    raise StoreUnavailable(
                         f"cannot reach the run database: {error}",
                         fix="check RECIPE_RUNS, and that the database is running",
                     ) from error
@@ -148,27 +151,30 @@ class PostgresDatabase:
 
 
 _idle: dict[str, Connection[Row]] = {}
-"""Connections that were closed, for the next caller of the same address: a Python program opens its workspace anew for each call."""
+"""Closed connections for reuse by URL: a Python program opens its workspace for each call."""
 
 
 def connect(url: str) -> Connection[Row]:
-    """Connect.  Notifications are heard at once, or behind a pooler of transactions when the next beat looks."""
+    """Connect and listen.
+
+    Behind a transaction pooler, notifications only arrive with the next heartbeat.
+    """
     db = psycopg.connect(url, autocommit=True, connect_timeout=10, application_name="recipe")
     if _is_pooled(db):
-        # Its next statement may go to another connection, which has not prepared the same ones.
+        # The next statement may use another connection, without these prepared statements.
         db.prepare_threshold = None
     db.execute("LISTEN " + CHANNEL)
     return db
 
 
 def _is_pooled(db: Connection[Row]) -> bool:
-    """Whether a pooler stands before the database: it gives its clients keys of its own (PgBouncer does)."""
+    """Return True behind a connection pooler: PgBouncer, for example, has its own backend ids."""
     found = db.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
     return found is not None and found[0] != db.info.backend_pid
 
 
 def _migrate(db: Connection[Row], *, read_only: bool) -> None:
-    """Bring the schema to the version of this program, in one transaction under a lock.  Raises Unusable."""
+    """Migrate the schema to the current version, in one transaction under a lock. Raises Unusable."""
     try:
         version = int(
             (db.execute("SELECT coalesce(max(version), 0) FROM recipe_schema").fetchone() or (0,))[

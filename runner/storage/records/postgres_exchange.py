@@ -1,4 +1,4 @@
-"""What workers of several machines hand each other, as rows of a PostgreSQL database."""
+"""Data exchange between workers on several machines, in a PostgreSQL database."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .runs import Stale
 
 
 class PostgresExchange(Exchange):
-    """Of one database, for one holder of runs."""
+    """Data exchange through one database, for one holder of runs."""
 
     def __init__(self, database: PostgresDatabase, holder: Holder) -> None:
         self._database, self._holder = database, holder
@@ -23,13 +23,13 @@ class PostgresExchange(Exchange):
         rows = self._database.all("SELECT data FROM bundles WHERE digest = %s", (digest,))
         return bytes(rows[0][0]) if rows else None
 
-    def made(self, run: str, fence: int, outputs: Sequence[Output]) -> None:
+    def store_outputs(self, run: str, fence: int, outputs: Sequence[Output]) -> None:
         ours = "id = %s AND fence = %s AND holder = %s AND claim <> ''"
         if not self._database.all(
             f"UPDATE runs SET outputs = %s WHERE {ours} RETURNING 1",  # noqa: S608
             (text(list(outputs)), run, fence, self._holder.name),
         ):
-            raise Stale(f"run {run} is not ours any more")
+            raise Stale(run)
 
     def confirm(self, run: str, fence: int) -> None:
         self._holder.confirm(run, fence)
@@ -79,10 +79,10 @@ class PostgresExchange(Exchange):
         self._database.do(store)
 
     def _guard(self, db: Connection[Row], run: str, fence: int) -> None:
-        """In a transaction: no other worker claims the run before its end.  Raises Stale."""
+        """Prevent other claims on the run until the end of the transaction. Raises Stale."""
         ours = "SELECT 1 FROM runs WHERE id = %s AND fence = %s AND holder = %s FOR SHARE"
         if db.execute(ours, (run, fence, self._holder.name)).fetchone() is None:
-            raise Stale(f"run {run} is not ours any more")
+            raise Stale(run)
 
     def chunks(self, run: str, attempt: str, stream: str, offset: int = 0) -> list[Chunk]:
         rows = self._database.all(

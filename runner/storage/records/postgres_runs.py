@@ -1,6 +1,9 @@
-"""Runs in a PostgreSQL database, for workers of more than one machine.  What one disk knows stays in that disk's own file.
+"""Runs in a PostgreSQL database, for workers on several machines.
 
-A group is one guarded transaction: the disk's index first, which is named by content and may be written twice, then the rows here.
+The local index stays in the local SQLite file.
+
+A group is one guarded transaction: first the local index, whose rows are named by content and can
+be written twice, then the rows in the database.
 """
 
 from __future__ import annotations
@@ -54,16 +57,17 @@ if TYPE_CHECKING:
     from ...planning.schedule import Move
 
 _NAMED: Final = re.compile(r"(?<!:):([a-z_]+[0-9]*)\b")
-"""A value in a statement that both databases take."""
+"""A named value in a statement for both databases."""
 _CLAIMING: Final = 0x72637066
-"""Of the advisory lock under which runs are counted."""
+"""Id of the advisory lock for counting runs."""
 _COLUMNS: Final = f"{RUN_COLUMNS}, submitter, bundle, store, outputs"
 _COUNTED: Final = {"user": "submitter", "recipe": "recipe", "driver": "driver"}
 _FINAL: Final = "('COMPLETED', 'FAILED', 'CANCELLED')"
 _WORDS: Final = Words(
     _COLUMNS,
     "workspace = :workspace",
-    "(workspace = :workspace OR (worked_in = :workspace AND bundle <> ''))",  # submitted in it, or carried out there
+    # submitted here, or executed here
+    "(workspace = :workspace OR (worked_in = :workspace AND bundle <> ''))",
     "= ANY(:{})",
     "SELECT a.* FROM unnest(:steps::text[]) AS wanted(step) CROSS JOIN LATERAL (SELECT a.* FROM attempts a JOIN runs r ON r.id = a.run"
     " WHERE a.step = wanted.step AND r.recipe = :recipe AND r.workspace = :workspace ORDER BY a.started DESC NULLS LAST LIMIT 1) a",
@@ -93,7 +97,7 @@ WITH new AS (
 )
 SELECT fence, pg_notify(%(channel)s, id) FROM new
 """
-"""A submission in one statement.  No row: a run of this id, or of this idempotency key, is there."""
+"""Submission in one statement. No row: the run id or idempotency key already exists."""
 _GROUP: Final = """
 WITH ours AS (
     UPDATE runs SET
@@ -127,11 +131,14 @@ WITH ours AS (
 )
 SELECT next_event FROM ours
 """
-"""A group in one statement: a transaction of its own and one round trip.  No row: the run is not ours, or a request waits for an answer."""
+"""A group in one statement: one transaction and one round trip.
+
+No row: another worker has the run, or a request is pending.
+"""
 
 
 class PostgresRuns(Runs):
-    """The runs of one workspace in a database that many share."""
+    """The runs of one workspace in a shared database."""
 
     shared = True
     words = _WORDS
@@ -139,7 +146,7 @@ class PostgresRuns(Runs):
     def __init__(
         self, url: str, workspace: str, database: Database, index: Index, *, read_only: bool = False
     ) -> None:
-        """Connect, and bring the schema up to date.  Raises Infrastructure, Unusable."""
+        """Connect and migrate the schema. Raises Infrastructure, Unusable."""
         self.workspace, self._disk, self._index = workspace, database, index
         self._database = PostgresDatabase(url, read_only=read_only)
         self._holder = Holder(url, self._database)
@@ -148,11 +155,11 @@ class PostgresRuns(Runs):
         self.reporter: Reporter = SILENT
 
     def close(self) -> None:
-        """Let go of every claim: another worker may take those runs at once."""
+        """Release all claims, so that other workers can take the runs at once."""
         self._holder.close()
         self._database.close()
 
-    # -- reading
+    # -- queries
 
     def all(self, statement: str, values: Mapping[str, object]) -> list[Row]:
         return self._database.all(_NAMED.sub(r"%(\1)s", statement), values)
@@ -177,10 +184,12 @@ class PostgresRuns(Runs):
         self._beaten = time.monotonic()
         return request
 
-    # -- writing
+    # -- changes
 
     def prepare(self, run: str) -> None:
-        """Nothing tells another machine of it: what a worker that dies before it submits its run had taken is free when its time is over."""
+        """Do nothing: other machines need no notice, since leases of a worker that dies before its
+        submission expire.
+        """
 
     def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submitted:
         settings = run.data.get("settings")
@@ -205,7 +214,8 @@ class PostgresRuns(Runs):
         listened = self.reporter.listened_to(run.id, run.data)
 
         def store(db: Connection[Row]) -> Submitted:
-            with db.transaction() if listened else nullcontext():  # one statement is a transaction
+            # a single statement is its own transaction
+            with db.transaction() if listened else nullcontext():
                 fresh = db.execute(_SUBMIT.encode(), values).fetchone()
                 if fresh is None:
                     found = db.execute(
@@ -217,7 +227,7 @@ class PostgresRuns(Runs):
                         same_request(run, id, mapping(data))
                     return Submitted(
                         id, fence if who and holder == self._holder.name else 0
-                    )  # ours: the reply to the first try was lost
+                    )  # a match: the response to the first attempt was lost
                 if listened:
                     _post(
                         db,
@@ -292,7 +302,7 @@ class PostgresRuns(Runs):
         def claim(db: Connection[Row]) -> list[Row]:
             nonlocal tries
             tries += 1
-            if tries > 1:  # the reply to a claim may be what was lost
+            if tries > 1:  # the response to a successful claim may have been lost
                 ours = f"SELECT {_COLUMNS} FROM runs WHERE holder = %s AND claim <> '' AND id <> ALL(%s) LIMIT 1"  # noqa: S608
                 if found := db.execute(
                     ours.encode(), (self._holder.name, list(self._holder.claims))
@@ -300,7 +310,7 @@ class PostgresRuns(Runs):
                     return found
             if not offer.at_most:
                 return db.execute(statement.encode(), values).fetchall()
-            with db.transaction():  # else two would count at once
+            with db.transaction():  # otherwise two workers could count at the same time
                 db.execute("SELECT pg_advisory_xact_lock(%s)", (_CLAIMING,))
                 return db.execute(statement.encode(), values).fetchall()
 
@@ -317,7 +327,7 @@ class PostgresRuns(Runs):
         return run_of(rows[0])
 
     def forget_opener(self, run: str, address: str) -> None:
-        """Another machine may have to fetch it again, so it is kept until the run is over."""
+        """Keep the address: another machine may have to download the input again."""
 
     def release(self, run: str, fence: int, *, due: float | None = None) -> None:
         self._holder.claims.pop(run, None)
@@ -344,7 +354,7 @@ class PostgresRuns(Runs):
         if any(changes):
             ours = "SELECT 1 FROM runs WHERE id = %s AND fence = %s AND holder = %s AND claim <> ''"
             if not self._database.all(ours, (run, fence, self._holder.name)):
-                raise Stale(f"run {run} is not ours any more")
+                raise Stale(run)
             with self._disk.transaction() as disk:
                 self._index.write(disk, changes)
         crashpoint("group-written")
@@ -392,13 +402,14 @@ class PostgresRuns(Runs):
         def store(db: Connection[Row]) -> int:
             nonlocal tries
             tries += 1
-            if tries > 1 and moves:  # the reply to a commit may be what was lost
+            if tries > 1 and moves:  # the response to a commit may have been lost
                 known = db.execute(
                     "SELECT max(seq) FROM events WHERE run = %s AND at = %s", (run, now)
                 ).fetchone()
                 if known is not None and known[0] is not None:
                     return int(known[0])
-            with db.transaction() if events else nullcontext():  # one statement is a transaction
+            # a single statement is its own transaction
+            with db.transaction() if events else nullcontext():
                 while (row := db.execute(_GROUP.encode(), values).fetchone()) is None:
                     request = self.take_request(run, fence)  # raises Stale
                     if state in LET_GO and request not in ("", answers):
@@ -426,7 +437,7 @@ class PostgresRuns(Runs):
         return last
 
     def land(self) -> None:
-        """A group is stored when `group` returns."""
+        """Do nothing: `group` returns after the commit."""
 
     @cached_property
     def outbox(self) -> Outbox:
@@ -467,7 +478,7 @@ class PostgresRuns(Runs):
     def _change(
         self, change: str, values: Sequence[object], run: str, reason: str, data: Data
     ) -> None:
-        """Change columns of a run that are not its state; an event says `reason`."""
+        """Change columns of a run other than its state, with an event."""
         update = (
             f"UPDATE runs SET {change}, next_event = next_event + 1"  # noqa: S608
             " WHERE id = %s RETURNING next_event - 1, state"
@@ -494,7 +505,7 @@ class PostgresRuns(Runs):
                 )
                 chosen = [
                     id for (id,) in ours.fetchall()
-                ]  # those that we only worked on are their submitters'
+                ]  # runs submitted by other workspaces belong to those
                 for table in ("chunks", "keys", "outbox", "events", "attempts", "steps", "runs"):
                     column = "id" if table == "runs" else "run"
                     statement = sql.SQL("DELETE FROM {} WHERE {} = ANY(%s)").format(
@@ -509,7 +520,7 @@ class PostgresRuns(Runs):
 
 
 def _arrays(name: str, rows: Sequence[Sequence[object]], width: int) -> dict[str, object]:
-    """The columns of some rows, each as one value of `_GROUP`."""
+    """Return the columns of rows, each as one value of `_GROUP`."""
     return {f"{name}{n}": [row[n] for row in rows] for n in range(width)}
 
 

@@ -1,4 +1,4 @@
-"""Processes by names that other machines may store: `HOST/BOOT PID BEGAN`, which no later process has."""
+"""Names of processes that are unique across machines and time: `HOST/BOOT PID STARTTIME`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 
 
 def this_process() -> str:
-    """The name of this process."""
+    """Return the name of this process."""
     return f"{machine()} {os.getpid()} {began(os.getpid())}"
 
 
 def machine() -> str:
-    """This machine, from one start of it to the next."""
+    """Return the name of this machine's current boot."""
     return f"{socket.gethostname()}/{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
 
 
 def began(pid: int) -> str:
-    """When a process began, by the kernel's own count; empty for one that is not there, or is dead and was not waited for."""
+    """Return a process's start time in kernel ticks; empty for a missing or dead process."""
     try:
         state, *fields = (
             Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
@@ -29,6 +29,9 @@ def began(pid: int) -> str:
 
 
 def lives(process: str) -> bool:
-    """Whether a process of this machine is alive, by its name; more words behind it are no part of that."""
+    """Return True if a named process of this machine is alive.
+
+    Additional words in the name are ignored.
+    """
     _machine, pid, start, *_ = process.split(" ")
     return began(int(pid)) == start

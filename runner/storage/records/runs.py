@@ -1,6 +1,7 @@
-"""What workers share of runs: their steps, attempts and events, and who may write them.  The contract of a backend, and the values that it keeps.
+"""Run records shared by workers (runs, steps, attempts, events), and the interface of a backend.
 
-A group is one guarded transaction: claim and fence must be ours, and the same update numbers the events, gap-free.  A stale worker writes nothing.
+A group is one guarded transaction: it checks claim and fence, and numbers the events without gaps.
+A worker without the claim writes nothing.
 """
 
 from __future__ import annotations
@@ -24,53 +25,58 @@ LET_GO: Final = FINAL | {"PAUSED"}
 """States that end the claim of a run."""
 STEP_FINAL: Final = frozenset({"FRESH", "DONE", "FAILED", "SKIPPED", "BLOCKED", "CANCELLED"})
 KEY_IN_USE: Final = "key-in-use"
-"""The code of the problem that an idempotency key was used for another request."""
+"""Problem code for a reused idempotency key."""
 
 
 NO_DATA: Final[Data] = {}
 
 
 ELSEWHERE: Final = 600.0
-"""Seconds after a worker's last word from which another machine may take a run whose jobs run on the worker's own."""
+"""Seconds of silence after which another machine may take a run whose jobs run on its worker's
+machine.
+"""
 ALONE: Final = 540.0
-"""Seconds after which an agent ends the jobs of such a worker."""
+"""Seconds of silence after which the agent ends the jobs of a worker."""
 DESCRIBED: Final = "described"
-"""The reason of the event of a run of which people said something else: its name, tags, note, or that it is put away."""
+"""Reason of the event for a changed name, tag, note or archive flag."""
 PRIORITIZED: Final = "prioritized"
-"""The reason of the event of a run whose priority was changed, which its data has."""
+"""Reason of the event for a changed priority."""
 LIMITED: Final = ("user", "recipe", "driver")
-"""What runs are counted by."""
+"""Fields by which concurrent runs are limited."""
 
 
 class RunPlace(NamedTuple):
-    """Where a run stands in a list: by the time it was created, in seconds since the epoch, then by its id."""
+    """Position of a run in a list: creation time in seconds since the epoch, then id."""
 
     created: float
     id: str
 
 
 class Wanted(NamedTuple):
-    """Which runs are listed.  Empty: any."""
+    """A filter for listing runs. Empty fields match everything."""
 
     states: Collection[str] = ()
     recipe: str = ""
     user: str = ""
     label: tuple[str, str] | None = None
-    key: str = ""  # the submitter's own name for the request
-    name: str = ""  # that it was given
-    part: str = ""  # of its id
+    key: str = ""  # idempotency key
+    name: str = ""  # name given by the user
+    part: str = ""  # part of the id
     tag: str = ""
-    archived: str = ""  # "yes": only runs that are put away; "no": none of them
-    worked: bool = False  # also those that were submitted elsewhere, and carried out here
-    before: RunPlace | None = None  # only runs that were created before this one: the next page
+    archived: str = ""  # "yes": only archived runs; "no": no archived runs
+    worked: bool = False  # also runs submitted elsewhere and executed here
+    before: RunPlace | None = None  # only runs created before this position: the next page
 
 
 class Stale(Busy):
-    """This run is not ours any more: another worker has claimed it."""
+    """Another worker has claimed the run."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__(f"another worker has claimed run {run}")
 
 
 class Requested(Busy):
-    """Somebody has asked for something that this change of the run's state does not answer."""
+    """A pending request conflicts with this state change."""
 
     def __init__(self, request: str) -> None:
         super().__init__(f"{request} was requested first")
@@ -94,43 +100,51 @@ class RunRow(NamedTuple):
     data: Data = {}  # noqa: RUF012  (never written to)
     priority: int = 0
     due: float | None = None
-    """From when on any worker may take it; None for a run that only its submitter works on."""
+    """Time from which any worker may take the run; None if only the submitter executes it."""
     idempotency: str = ""
-    """The submitter's own name for the request."""
+    """Idempotency key."""
     recoveries: int = 0
-    """Claims after a worker that died, since a step ended or its job was found again."""
+    """Claims after a dead worker since the last progress (a finished step or reattached job)."""
     failure: str = ""
-    """The kind of failure of a run that FAILED: a `RunFailure`, or the kind of its step.  `reason` has the words."""
+    """Kind of failure of a FAILED run: a `RunFailure`, or its step's kind.
+
+    `reason` has the message.
+    """
     user: str = ""
-    """Who submitted it."""
+    """Submitter."""
     bundle: str = ""
-    """The SHA-256 of the archive that a worker unpacks; empty for a run that is carried out in its own workspace."""
+    """SHA-256 of the submitted archive; empty if the run is executed in its own workspace."""
     store: str = ""
-    """The URL of the shared store that has what the bundle has not, and that gets what the run makes."""
+    """URL of the shared store that provides large inputs and receives the results."""
     outputs: Sequence[Output] = ()
-    """What it made, in the shared store; empty until it has COMPLETED."""
+    """Outputs in the shared store; empty until COMPLETED."""
 
 
 class Submitted(NamedTuple):
-    """The run that a request became; `fence` is 0 where it was not claimed."""
+    """The run of a submission. `fence` is 0 if the run was not claimed."""
 
     id: str
     fence: int = 0
 
 
 class Offer(NamedTuple):
-    """What a worker takes: runs for this driver, or for any; and those whose labels are all among its own."""
+    """Runs that a worker accepts: for its driver, or any, and with a subset of its labels."""
 
     driver: str = ""
     labels: Mapping[str, str] = {}
     at_most: Mapping[str, int] = {}
-    """Of `user`, `recipe` or `driver`: how many runs with the same one may be worked on at once, by all workers."""
+    """Maximum concurrent runs over all workers with the same `user`, `recipe` or `driver`."""
     store: str = ""
-    """Runs of any workspace that use the shared store at this URL, instead of those of the worker's own workspace."""
+    """Accept runs of any workspace with this shared store URL, instead of the worker's own
+    workspace.
+    """
 
 
 class RunState(NamedTuple):
-    """The next state of a run.  `failure` is the kind, for one that FAILED, and `reason` the words."""
+    """The next state of a run.
+
+    `failure` is the kind of failure for FAILED, and `reason` the message.
+    """
 
     state: str
     reason: str = ""
@@ -143,17 +157,17 @@ class StepRow(NamedTuple):
     state: str
     key: str = ""
     reason: str = ""
-    """The kind of failure of a step that FAILED, the phase of one that is RUNNING, else why it is in its state."""
+    """Kind of failure of a FAILED step, phase of a RUNNING step, else the reason of its state."""
     detail: str = ""
-    """The words of a failure: the error, as far as it is known."""
+    """Error message of a failure."""
     numbers: str = ""
-    """What its last attempt reported last, as JSON: see `planning.run_view.Training`."""
+    """Last metrics of the last attempt as JSON, see `planning.run_view.Training`."""
     began: float | None = None
-    """When its last attempt began."""
+    """Start time of the last attempt."""
 
 
 class AttemptRow(NamedTuple):
-    """One try of one step.  `dir` is relative to the store's root."""
+    """An attempt at a step. `dir` is relative to the store's root."""
 
     id: str
     run: str
@@ -171,7 +185,7 @@ class AttemptRow(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """Which attempt it was: of which step, in which run, the how manieth."""
+    """Identity of an attempt: its run, step and attempt number."""
 
     id: str
     run: str
@@ -181,7 +195,7 @@ class Tried(NamedTuple):
 
 
 def run_of(row: Row) -> RunRow:
-    """A row of the table of runs."""
+    """Parse a row of the runs table."""
     fields = list(row)
     fields[3], fields[13], fields[22:] = (
         mapping(row[3]),
@@ -192,14 +206,14 @@ def run_of(row: Row) -> RunRow:
 
 
 def attempt_of(row: Row) -> AttemptRow:
-    """A row of the table of attempts."""
+    """Parse a row of the attempts table."""
     return AttemptRow._make(
         (*row[:5], mapping(row[5]), *row[6:11], mapping(row[11]), parse_stored(row[12]))
     )
 
 
 def attempt_row(attempt: AttemptRow) -> Row:
-    """The same as it is stored."""
+    """Return an attempt as a row of the attempts table."""
     return (
         *attempt[:5],
         text(attempt.job),
@@ -222,25 +236,28 @@ class Event(NamedTuple):
 
 
 def is_progress(move: Move) -> bool:
-    """Whether a step is further than an earlier worker brought it: it ended, or its job was found again."""
+    """Return True for new progress: a step finished, or its job was reattached."""
     return move.subject == "step" and (move.after in STEP_FINAL or "taken_up" in move.data)
 
 
 class Reporter(NamedTuple):
-    """The messages to receivers about runs."""
+    """Builds the webhook deliveries for run events."""
 
     listened_to: Callable[[str, Data | None], bool]
-    """Whether this run has receivers.  `data` is what it is stored with; None: it is stored, and may be read."""
+    """Tells whether a run has receivers. `data` is the run's data, or None to read the stored run.
+    """
     letters: Callable[[Sequence[Event]], Sequence[Letter]]
-    """What is sent of the moves of one run.  Asked within the transaction that stores them; it may read that run."""
+    """Returns the deliveries for the events of one run, within the transaction that stores the
+    events.
+    """
 
 
 SILENT: Final = Reporter(lambda run, data: False, lambda events: ())
-"""Of a store without a receiver."""
+"""Reporter without receivers."""
 
 
 def events_of(run: str, first: int, now: float, moves: Sequence[Move]) -> list[Event]:
-    """The events of a group, numbered from `first`, of which receivers may hear: a run's own changes of state."""
+    """Return the events for receivers, numbered from `first`: the state changes of the run itself."""
     return [
         Event(
             run,
@@ -259,7 +276,10 @@ def events_of(run: str, first: int, now: float, moves: Sequence[Move]) -> list[E
 
 
 def is_over(run: RunRow, tally: Mapping[tuple[str, str], int]) -> bool:
-    """Whether a run will never be resumed: it ended, or its worker died after its last step.  `tally` is of its steps, by (state, phase)."""
+    """Return True if the run can never resume: it finished, or its worker died after the last step.
+
+    `tally` counts its steps by (state, phase).
+    """
     if run.state in FINAL:
         return run.failure != RunFailure.WORKER_GONE
     from ...planning.schedule import FINAL as ENDED
@@ -267,12 +287,12 @@ def is_over(run: RunRow, tally: Mapping[tuple[str, str], int]) -> bool:
     total, fresh = run.data.get("total"), run.data.get("fresh")
     known = (
         isinstance(total, int) and isinstance(fresh, int) and sum(tally.values()) + fresh >= total
-    )  # others stand in no row yet
+    )  # other steps have no row yet
     return known and all(state in ENDED for state, _ in tally)
 
 
 def same_request(new: RunRow, known: str, data: Data) -> None:
-    """Check that a request whose idempotency key is in use is the one that used it.  Raises Invalid."""
+    """Raise Invalid if a used idempotency key belongs to a different request."""
     if data.get("body") != new.data.get("body"):
         words = (
             f"the key {new.idempotency} was already used for run {known}, with a different request"
@@ -286,60 +306,60 @@ RUN_COLUMNS: Final = (
     "id, recipe, plan, inputs, workspace, state, reason, request, created, ended, claim, fence, next_event, data, priority, due, idempotency,"
     " recoveries, failure"
 )
-"""Those of a run that both databases call alike."""
+"""Columns of a run with equal names in both databases."""
 
 
 STEP_COLUMNS: Final = "run, step, state, key, reason, detail, numbers, began"
 
 
 class Words(NamedTuple):
-    """What the two databases write differently in a query."""
+    """SQL differences between the two databases."""
 
     columns: str
-    """Of a run, in the order of `RunRow`."""
+    """Columns of a run, in the order of `RunRow`."""
     listed: str
-    """The runs of a workspace, `:workspace`."""
+    """Condition for the runs of `:workspace`."""
     meant: str
-    """Those that a person may mean there."""
+    """Condition for the runs that a user of the workspace can name."""
     among: str
-    """Whether a value is in a list; `{}` stands for the list's name."""
+    """Membership test in a list; `{}` stands for the list's name."""
     last_attempts: str
-    """The query for the attempt at each of `:steps` that began last in any run of `:recipe`."""
+    """Query for the latest attempt of each of `:steps` in any run of `:recipe`."""
     archived: Mapping[str, str]
-    """Whether a run is put away: `yes` or `no`."""
+    """Conditions for archived runs, by `yes` or `no`."""
     asked: Mapping[str, str]
-    """Conditions by fields of `Wanted`; its label is `:label`, as NAME=VALUE."""
+    """Conditions by field of `Wanted`. The label is `:label`, as NAME=VALUE."""
 
 
 Beside: TypeAlias = tuple[Sequence["Move"], Sequence[StepRow]]
-"""What is stored together with the next state of a run."""
+"""Events and step rows stored together with a run's next state."""
 
 
 class Runs(Protocol):
-    """The runs of one store.  A backend is a subclass: it is read as written here, and writes in its own way."""
+    """The runs of one store. Backends inherit the queries and implement the changes."""
 
     shared: bool
-    """Whether workers of other machines may see these runs."""
+    """Whether workers on other machines can see these runs."""
     exchange: Exchange
-    """What these hand each other."""
+    """Data exchange between the workers."""
     reporter: Reporter
-    """Asked by `submit` and `group` for what is stored in the outbox in the same transaction."""
+    """Builds the deliveries that `submit` and `group` store in the same transaction."""
     words: Words
     workspace: str
 
     def all(self, statement: str, values: Mapping[str, object]) -> list[Row]:
-        """Every row of a query, in which `:name` stands for a value."""
+        """Return all rows of a query; `:name` stands for a value."""
         ...
 
     def get(self, run: str) -> RunRow:
-        """One run.  Raises NotFound."""
+        """Return a run. Raises NotFound."""
         rows = self.all(f"SELECT {self.words.columns} FROM runs WHERE id = :run", {"run": run})  # noqa: S608
         if not rows:
             raise NotFound(f"there is no run {run}", fix="list the runs with `recipe runs`")
         return run_of(rows[0])
 
     def latest(self, *, recipe: str | None = None, last: int = 1_000_000) -> list[RunRow]:
-        """The latest runs, newest first."""
+        """Return the latest runs, the newest first."""
         where = f"{self.words.meant} AND (CAST(:recipe AS text) IS NULL OR recipe = :recipe) ORDER BY created DESC, id DESC LIMIT :last"
         values = {"workspace": self.workspace, "recipe": recipe, "last": last}
         return [
@@ -348,10 +368,10 @@ class Runs(Protocol):
         ]
 
     def page(self, wanted: Wanted, limit: int) -> list[RunRow]:
-        """At most `limit` runs that are as `wanted`, the newest first; of one time by id."""
+        """Return at most `limit` runs that match `wanted`, the newest first, then by id."""
         if (
             len(wanted.states) > 1
-        ):  # a page of each, so that an index serves them, and the newest of all
+        ):  # a page per state, so that an index applies, then the newest of all
             found = [
                 row
                 for state in dict.fromkeys(wanted.states)
@@ -363,7 +383,7 @@ class Runs(Protocol):
             "label": "=".join(wanted.label or ()),
             **(wanted.before._asdict() if wanted.before is not None else {}),
         }
-        # An index serves a condition only where nothing else could be meant.
+        # An index applies only if each condition has no alternatives.
         asked = {
             "before": "(created, id) < (:created, :id)",
             "key": "idempotency = :key",
@@ -385,11 +405,11 @@ class Runs(Protocol):
         ]
 
     def steps(self, run: str) -> dict[str, StepRow]:
-        """The steps of a run that have moved, by id."""
+        """Return the steps of a run that have changed state, by id."""
         return self.steps_of([run])[run]
 
     def steps_of(self, runs: Collection[str]) -> dict[str, dict[str, StepRow]]:
-        """The same of several runs, by run."""
+        """Return the steps of several runs, by run."""
         answer: dict[str, dict[str, StepRow]] = {run: {} for run in runs}
         query = f"SELECT {STEP_COLUMNS} FROM steps WHERE run {self.words.among.format('runs')}"  # noqa: S608
         for row in self.all(query, {"runs": list(runs)}):
@@ -399,25 +419,25 @@ class Runs(Protocol):
         return answer
 
     def step_moves(self, run: str) -> list[Event]:
-        """The moves of its steps to and from RUNNING, in order."""
+        """Return the step events to and from RUNNING, in order."""
         query = (
             "SELECT * FROM events WHERE run = :run AND subject = 'step'"
             " AND (after = 'RUNNING' OR before = 'RUNNING') ORDER BY seq"
         )
         return [Event._make((*row[:8], mapping(row[8]))) for row in self.all(query, {"run": run})]
 
-    def tried(self, runs: Collection[str]) -> list[Tried]:
-        """The attempts of runs that are over, in order."""
+    def finished_attempts(self, runs: Collection[str]) -> list[Tried]:
+        """Return the attempts of finished runs, in order."""
         query = f"SELECT id, run, step, n, key FROM attempts WHERE run {self.words.among.format('runs')} ORDER BY run, step, n"  # noqa: S608
         return [Tried(*row) for row in self.all(query, {"runs": list(runs)})]
 
     def makers(self, keys: Collection[str]) -> dict[str, Tried]:
-        """By key, the attempt that gave its result; the last, where several did."""
+        """Return the last successful attempt for each key."""
         query = f"SELECT id, run, step, n, key FROM attempts WHERE outcome = 'done' AND key {self.words.among.format('keys')} ORDER BY ended"  # noqa: S608
         return {row[4]: Tried(*row) for row in self.all(query, {"keys": list(keys)})}
 
     def tallies(self, runs: Collection[str]) -> dict[str, dict[tuple[str, str], int]]:
-        """How many steps of each run are in each (state, phase); only a RUNNING step has a phase."""
+        """Return the step counts of each run by (state, phase). Only RUNNING steps have a phase."""
         count = "SELECT run, state, CASE state WHEN 'RUNNING' THEN reason ELSE '' END, count(*) FROM steps"
         answer: dict[str, dict[tuple[str, str], int]] = {run: {} for run in runs}
         for run, state, phase, number in self.all(
@@ -428,14 +448,14 @@ class Runs(Protocol):
         return answer
 
     def attempts(self, run: str, step: str | None = None) -> list[AttemptRow]:
-        """The attempts of a run, or of one step of it, in order."""
+        """Return the attempts of a run or of one step, in order."""
         query = "SELECT * FROM attempts WHERE run = :run AND (CAST(:step AS text) IS NULL OR step = :step) ORDER BY step, n"
         return [attempt_of(row) for row in self.all(query, {"run": run, "step": step})]
 
     def latest_attempts(
         self, recipe: str, steps: Collection[str], *, run: str | None = None
     ) -> dict[str, AttemptRow]:
-        """The last attempt of each of `steps` in any run of a recipe, or in one run: whose pre-image says what it was run with."""
+        """Return the latest attempt of each step in any run of a recipe, or in one run."""
         if run is None:
             values = {"steps": list(steps), "recipe": recipe, "workspace": self.workspace}
             return {row[2]: attempt_of(row) for row in self.all(self.words.last_attempts, values)}
@@ -447,30 +467,34 @@ class Runs(Protocol):
         return {attempt.step: attempt for attempt in found}
 
     def events(self, run: str, after: int = 0, limit: int = 1_000_000) -> list[Event]:
-        """The events of a run with a number above `after`, in order, without gaps."""
+        """Return the events of a run after the number `after`, in order."""
         query = "SELECT * FROM events WHERE run = :run AND seq > :after ORDER BY seq LIMIT :limit"
         return [
             Event._make((*row[:8], mapping(row[8])))
             for row in self.all(query, {"run": run, "after": after, "limit": limit})
         ]
 
-    def standing(self, runs: Collection[str]) -> dict[str, tuple[str, int]]:
-        """The state of each of these runs that there is, and the number of its next event."""
+    def states_of(self, runs: Collection[str]) -> dict[str, tuple[str, int]]:
+        """Return the state and the next event number of each existing run."""
         query = f"SELECT id, state, next_event FROM runs WHERE id {self.words.among.format('runs')}"  # noqa: S608
         return {
             id: (str(state), int(number))
             for id, state, number in self.all(query, {"runs": list(runs)})
         }
 
-    def standing_since(self, since: float) -> dict[str, tuple[str, int]]:
-        """The same of all runs of the workspace that are not over, or were stored after `since`."""
+    def states_since(self, since: float) -> dict[str, tuple[str, int]]:
+        """Return the state and next event number of all unfinished runs of the workspace, and of
+        runs created after `since`.
+        """
         recent = "state IN ('QUEUED', 'ACTIVE', 'PAUSED') OR created > :since"
         query = f"SELECT id, state, next_event FROM runs WHERE {self.words.listed} AND ({recent})"  # noqa: S608
         values = {"since": since, "workspace": self.workspace}
         return {id: (str(state), int(number)) for id, state, number in self.all(query, values)}
 
     def moves_since(self, since: float, limit: int) -> list[Event]:
-        """The first events after `since` of runs that are not over, or ended after it: of each run in order."""
+        """Return the first events after `since` of runs that had not ended before, in order per
+        run.
+        """
         columns = "e.run, e.seq, e.at, e.subject, e.id, e.before, e.after, e.reason, e.data"
         query = (
             f"SELECT {columns} FROM runs JOIN events e ON e.run = runs.id WHERE {self.words.listed}"  # noqa: S608
@@ -481,7 +505,7 @@ class Runs(Protocol):
         return [Event._make((*row[:8], mapping(row[8]))) for row in self.all(query, values)]
 
     def run_moves(self, runs: Collection[str]) -> dict[str, list[tuple[float, str]]]:
-        """When each of these runs came into which state, in order."""
+        """Return the times and names of each run's state changes, in order."""
         query = (
             f"SELECT run, at, after FROM events WHERE run {self.words.among.format('runs')}"  # noqa: S608
             " AND subject = 'run' AND before <> after ORDER BY run, seq"
@@ -492,7 +516,7 @@ class Runs(Protocol):
         return found
 
     def places(self, runs: Collection[str]) -> dict[tuple[str, str], str]:
-        """By run and step, the host on which the step was begun last; a step that ran on this machine has none."""
+        """Return the last host of each step by (run, step). Steps on this machine are absent."""
         query = f"SELECT run, id, data FROM events WHERE run {self.words.among.format('runs')} AND subject = 'step' AND after = 'RUNNING'"  # noqa: S608
         begun = {
             (run, id): data
@@ -505,51 +529,60 @@ class Runs(Protocol):
         }
 
     def live(self, run: str) -> bool:
-        """Whether a worker of this machine is alive and has claimed the run."""
+        """Return True if a live worker has claimed the run."""
         ...
 
     def close(self) -> None:
-        """Let go of every claim."""
+        """Release all claims."""
         ...
 
     def news(self) -> int:
-        """A number that is another one once something may have been asked or submitted, or a claim has to be kept.  Cheap."""
+        """Return a number that changes if there may be a new request or run, or if a claim must be
+        renewed. Cheap.
+        """
         ...
 
     def take_request(self, run: str, fence: int) -> str:
-        """What has been asked of the run that we have claimed; the claim is kept for longer.  Raises Stale."""
+        """Return the pending request of a claimed run, and renew the claim. Raises Stale."""
         ...
 
     def prepare(self, run: str) -> None:
-        """Be alive for a run, as `live` has it, that this process is about to submit: places are taken for it already."""
+        """Appear as live for a run that this process is about to submit, because it already holds
+        slots.
+        """
         ...
 
     def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submitted:
-        """Store a new run, QUEUED, with its first event and the bundle that it names, and claim it in the same transaction for `who`, if anybody.
+        """Store a new QUEUED run with its first event and bundle, and claim it for `who` in the
+        same transaction, if given.
 
-        The same id twice is the same run.  So is the same idempotency key with the same `data["body"]`.  Raises Invalid for another body.
+        A repeated id, or a repeated idempotency key with the same `data["body"]`, returns the
+        existing run. Raises Invalid for a different body.
         """
         ...
 
     def claim(self, run: str, who: str) -> int | None:
-        """Become the run's only worker, also after one that died; None while another lives, or where the run is over.
+        """Claim a run, also after a dead worker; None if a live worker has it or the run is
+        finished.
 
-        Answers the fence, which every write must carry.  What was known of the run before may be so no more.
+        Returns the fence for all writes. Read the run again afterwards.
         """
         ...
 
     def claim_next(self, who: str, offer: Offer) -> RunRow | None:
-        """Claim the first run that is due and that no worker has: by priority, then by how long it has been due.  None: there is none."""
+        """Claim the first due unclaimed run, by priority, then by due time; None if there is none."""
         ...
 
     def forget_opener(self, run: str, address: str) -> None:
-        """Forget what opens an address of a run, which was fetched: where no other machine can be asked to fetch it again."""
+        """Delete the credentials of a downloaded input address, if no other machine can be asked to
+        download it again.
+        """
         ...
 
     def release(self, run: str, fence: int, *, due: float | None = None) -> None:
-        """Give the claim back; the run stays as it is.
+        """Release the claim without changing the run.
 
-        With `due` any worker may take it from then on, even if only its submitter worked on it.
+        With `due`, any worker may take the run from that time on.
         """
         ...
 
@@ -566,50 +599,55 @@ class Runs(Protocol):
         answers: str = "",
         landed: Callable[[], None] | None = None,
     ) -> int:
-        """Store all this together, or raise and store nothing.  Answers the number of the last event.
+        """Store all changes in one transaction, and return the number of the last event.
 
-        `changes` are for this disk's index: where it is in the same file they are part of the transaction.
+        `changes` are for the local index, which may be in the same database.
 
-        With `landed` a thread waits for the disk, and calls it in the end; `land` then says whether this is stored.  A reader waits meanwhile.
+        With `landed`, a thread waits for the disk and then calls it; `land` then raises any error.
+        Readers wait meanwhile.
 
-        `run_state` is the run's next state, with its reason; a final one ends the run and its claim, and forgets what opens
-        its addresses; PAUSED ends the claim, too.  One that ends the claim must answer the request that is pending, if any:
-        otherwise Requested is raised, so that a cancel that came before the end wins.  In any other state a request that
-        it does not answer stays, to be read.  Stale: another worker has the run.
+        `run_state` is the run's next state. A final state ends the run and its claim, and deletes
+        the credentials of its input addresses. PAUSED also ends the claim. Such a state must answer
+        the pending request, if any. Otherwise Requested is raised, so that an earlier cancel
+        request wins. In other states, an unanswered request stays pending. Raises Stale if another
+        worker has the run.
         """
         ...
 
     def land(self) -> None:
-        """Wait until the group that was stored last is on the disk.  Raises what kept it from that; nothing of it is stored then."""
+        """Wait until the last group is on disk. Raises its error, in which case nothing was stored."""
         ...
 
     @property
     def outbox(self) -> Outbox:
-        """What waits for receivers."""
+        """Webhook deliveries of these runs."""
         ...
 
     @property
     def workers(self) -> Workers:
-        """Who takes runs."""
+        """Workers that take runs."""
         ...
 
     def request(self, run: str, what: str, data: Data = NO_DATA) -> bool:
-        """Ask a run for `cancel`, `pause` or `resume`, with `data` in its event: durable when this returns.
+        """Store a request (`cancel`, `pause` or `resume`) for a run, with `data` in its event.
 
-        False: no worker would read it, since the run is over, or is paused and has none.
+        Returns False if no worker would read it: the run is finished, or paused without a worker.
         """
         ...
 
     def prioritize(self, run: str, priority: int) -> None:
-        """Have workers take a run earlier or later.  An event tells who follows it."""
+        """Change the priority of a run, with an event."""
         ...
 
     def describe(self, run: str, changes: Data) -> None:
-        """Change what people say of a run, in its `data`: a null takes a part out.  An event tells who follows it."""
+        """Change the user's description of a run in its `data`; None removes a field.
+
+        An event is stored.
+        """
         ...
 
     def forget(self, runs: Iterable[str]) -> None:
-        """Delete runs and all that is stored of them: what `gc` decided."""
+        """Delete runs and all their records, on behalf of `gc`."""
         ...
 
 
@@ -623,9 +661,11 @@ def settle(
     *,
     failure: str = "",
 ) -> str:
-    """Give a claimed run, on which nothing works, its next state, and answer it: a cancel that is asked for until it is stored wins.
+    """Give a claimed idle run its next state, and return the state.
 
-    `beside` answers what goes with a state: moves of steps, and their rows.  Raises Stale.
+    A pending cancel request wins until the state is stored.
+
+    `beside` returns the step events and rows for a state. Raises Stale.
     """
     from ...planning.schedule import Move
 
@@ -648,6 +688,6 @@ def settle(
                 run_state=RunState(state, reason, failure),
                 answers=row.request,
             )
-        except Requested:  # since we looked
+        except Requested:  # since the row was read
             continue
         return state

@@ -1,4 +1,7 @@
-"""Runs in the SQLite file of one workspace.  A claim is a lock of this machine's, so a dead worker's run is free at once."""
+"""Runs in a workspace's SQLite file.
+
+A claim is a local file lock, so a dead worker's run is free at once.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ if TYPE_CHECKING:
     from .workers import Workers
 
 _GLANCE = 50
-"""Waiting runs that are read at once: the first is mostly taken."""
+"""Queued runs per query. Usually the first one is taken."""
 
 
 _WORDS: Final = Words(
@@ -76,7 +79,7 @@ _WORDS: Final = Words(
 
 
 class SqliteRuns(Runs):
-    """The runs in one database, whose index is written in the same transactions."""
+    """The runs in one database. The index is written in the same transactions."""
 
     shared = False
     words = _WORDS
@@ -89,7 +92,7 @@ class SqliteRuns(Runs):
         self.exchange: Exchange = Exchange()
 
     def close(self) -> None:
-        """Let go of every claim."""
+        """Release all claims."""
         for lock in self._claims.values():
             lock.release()
         self._claims = {}
@@ -114,7 +117,7 @@ class SqliteRuns(Runs):
             "SELECT request FROM runs WHERE id = ? AND fence = ? AND claim <> ''", (run, fence)
         )
         if not rows:
-            raise Stale(f"run {run} is not ours any more")
+            raise Stale(run)
         return str(rows[0][0])
 
     def prepare(self, run: str) -> None:
@@ -204,7 +207,7 @@ class SqliteRuns(Runs):
     def claim_next(self, who: str, offer: Offer) -> RunRow | None:
         with (
             self._locks.hold("claiming") if offer.at_most else nullcontext()
-        ):  # else two would count at once
+        ):  # otherwise two workers could count at the same time
             busy: Counter[tuple[str, str]] = Counter()
             if offer.at_most:
                 rows = self._database.all(
@@ -228,7 +231,7 @@ class SqliteRuns(Runs):
                 if self.get(run).state not in (
                     "QUEUED",
                     "ACTIVE",
-                ):  # its worker ended it while we looked
+                ):  # its worker ended it in the meantime
                     lock.release()
                     continue
                 self._claims[run] = lock
@@ -275,7 +278,7 @@ class SqliteRuns(Runs):
                 (len(moves), not any(map(is_progress, moves)), run, fence),
             ).fetchall()
             if not rows:
-                raise Stale(f"run {run} is not ours any more")
+                raise Stale(run)
             last, request = rows[0][0] - 1, rows[0][1]
             if run_state is not None:
                 if request not in ("", answers):
@@ -405,7 +408,9 @@ class SqliteRuns(Runs):
 
 
 def _due_runs(database: Database, offer: Offer) -> Iterator[Row]:
-    """Runs that are due and not over, and that a worker may take by its labels and driver, in order: id, user, recipe, driver."""
+    """Yield due unfinished runs that a worker may take by its labels and driver, in order: id,
+    user, recipe, driver.
+    """
     values = (time.time(), offer.driver, json.dumps(dict(offer.labels)))
     skipped = 0
     while True:

@@ -1,4 +1,6 @@
-"""The store of one workspace, `.recipe/recipe.db`: runs, and the index of this disk.  One file, so that a group of both is one transaction."""
+"""The store of a workspace, `.recipe/recipe.db`: runs and the local index in one file, so that both
+change in one transaction.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,7 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE outbox ADD COLUMN failure TEXT NOT NULL DEFAULT ''",
         "UPDATE steps SET detail = coalesce((SELECT json_extract(data, '$.detail') FROM events WHERE events.run = steps.run"
         " AND subject = 'step' AND id = step AND after = 'FAILED' ORDER BY seq DESC LIMIT 1), '') WHERE state = 'FAILED'",
-        # Until then the reason of a run was a kind, a sentence, or nothing if a step had failed.
+        # Earlier versions stored a kind, a sentence, or an empty text after a failed step.
         "UPDATE runs SET failure = CASE reason WHEN 'its worker is gone' THEN 'worker-gone' WHEN 'poison' THEN 'poison' WHEN 'points' THEN 'points'"
         " WHEN '' THEN coalesce((SELECT CASE reason WHEN 'unplaced' THEN 'provisioning' ELSE reason END FROM steps WHERE run = runs.id"
         " AND state = 'FAILED' ORDER BY step LIMIT 1), 'infrastructure') ELSE 'infrastructure' END WHERE state = 'FAILED'",
@@ -118,7 +120,7 @@ STORE = Kind(
 
 
 def home(workspace: Path, environ: Mapping[str, str]) -> Path:
-    """Where the store of a workspace is: `.recipe` in it, or a folder of its own below `RECIPE_HOME`."""
+    """Return the path of a workspace's store: its `.recipe`, or a directory below `RECIPE_HOME`."""
     if base := environ.get("RECIPE_HOME"):
         real = os.path.realpath(workspace)
         return Path(base) / f"{os.path.basename(real)}-{digest.of_bytes(os.fsencode(real))[:12]}"
@@ -127,7 +129,10 @@ def home(workspace: Path, environ: Mapping[str, str]) -> Path:
 
 @contextlib.contextmanager
 def hold_inode(folder: Path) -> Iterator[Callable[[], bool]]:
-    """Gives a question: whether `folder` is still the one that it is now.  While it is open, its number is given to no other."""
+    """Yield a function that checks whether `folder` is still the same directory.
+
+    Its inode number is not reused meanwhile.
+    """
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def there() -> bool:
@@ -143,7 +148,7 @@ def hold_inode(folder: Path) -> Iterator[Callable[[], bool]]:
 
 
 class Store:
-    """The memory of one workspace.  Make one with `Store.open`."""
+    """The open store of a workspace. Open with `Store.open`."""
 
     def __init__(self, database: Database, runs: Runs | None = None) -> None:
         self.root, self.database = database.root, database
@@ -155,9 +160,12 @@ class Store:
     def open(
         cls, root: Path, *, read_only: bool = False, shared: str = "", workspace: str = ""
     ) -> Store:
-        """Open the store at `root`, making or migrating it as needed.  Read-only: nothing is made, and a store that is not there is empty.
+        """Open the store at `root`, creating or migrating it if necessary.
 
-        `shared`: the address of a database that has the runs of `workspace`, instead of this file.  Raises Unusable, Infrastructure.
+        Read-only access creates nothing, and treats a missing store as empty.
+
+        `shared` is the URL of a database with the runs of `workspace`, used instead of this file's
+        runs. Raises Unusable, Infrastructure.
         """
         database = Database.open(root, STORE, read_only=read_only)
         return cls(
@@ -166,7 +174,7 @@ class Store:
         )
 
     def close(self) -> None:
-        """Let go of the database and of every claim."""
+        """Release all claims and close the database."""
         self.runs.close()
         self.database.close()
 

@@ -1,4 +1,4 @@
-"""The workers of one database: rows beside the runs, which each worker keeps true while it lives, also when it has nothing to do."""
+"""Workers of one database: rows that each worker refreshes while it lives, even when idle."""
 
 from __future__ import annotations
 
@@ -9,51 +9,54 @@ from .database import Data, Row, mapping, text
 from .processes import lives, machine
 
 BEAT: Final = 15.0
-"""Seconds between two words of a worker."""
+"""Seconds between two refreshes of a worker's row."""
 SILENT: Final = 4 * BEAT
-"""Seconds after its last word from which a worker of another machine counts as gone."""
+"""Seconds of silence after which a worker on another machine counts as dead."""
 KEPT: Final = 86_400.0
-"""Seconds after its last word from which a worker is forgotten."""
+"""Seconds of silence after which a worker's row is deleted."""
 Ask: TypeAlias = Callable[[str, Mapping[str, object]], Sequence[Row]]
-"""Runs one statement as one transaction; `:name` stands for a value."""
+"""Runs a statement in its own transaction; `:name` stands for a value."""
 
 
 class WorkerRow(NamedTuple):
-    """One process that takes runs, one after the other."""
+    """A process that executes runs one by one."""
 
     process: str
-    """See `processes`."""
+    """Process name, see `processes`."""
     name: str
-    """As the claims of its runs have it."""
+    """Name of the worker in the claims of its runs."""
     workspace: str
     driver: str = ""
-    """The only driver whose runs it takes; empty: any."""
+    """The only driver whose runs it accepts; empty for any."""
     labels: Data = {}  # noqa: RUF012  (never written to)
     at_most: Data = {}  # noqa: RUF012
-    """Of `user`, `recipe` or `driver`: how many runs with the same one all workers may have before it takes another."""
+    """Maximum concurrent runs over all workers with the same `user`, `recipe` or `driver`."""
     store: str = ""
-    """The URL of the shared store whose runs it takes, of any workspace; empty: those of its own."""
+    """URL of the shared store whose runs it accepts, of any workspace; empty for its own workspace.
+    """
     age: float = 0.0
-    """For how many seconds it has been there."""
+    """Seconds since the worker's start."""
     silent: float = 0.0
-    """How many seconds ago it was heard of."""
+    """Seconds since the last refresh."""
 
     @property
     def alive(self) -> bool:
-        """Whether it still is: by its process where that was on this machine, else by what it says."""
+        """Return True if the worker is alive, by its process on this machine, else by its last
+        refresh.
+        """
         if self.process.startswith(f"{machine()} "):
             return lives(self.process)
         return self.silent < SILENT
 
 
 class Workers:
-    """The workers of one database; `now` is its clock."""
+    """The workers of one database; `now` is the SQL of the database's clock."""
 
     def __init__(self, ask: Ask, now: str) -> None:
         self._ask, self._now = ask, now
 
     def hear(self, worker: WorkerRow) -> None:
-        """Note that a worker is there, and forget those of which nothing was heard for a day."""
+        """Refresh a worker's row, and delete rows without a refresh for a day."""
         values = {
             "process": worker.process,
             "name": worker.name,
@@ -74,11 +77,13 @@ class Workers:
         )
 
     def forget(self, process: str) -> None:
-        """A worker has ended in order."""
+        """Delete the row of a worker that has stopped."""
         self._ask("DELETE FROM workers WHERE process = :process RETURNING 1", {"process": process})
 
     def all(self, workspace: str) -> list[WorkerRow]:
-        """The workers of a workspace, and those of any, the oldest first; also such as died and were not forgotten yet."""
+        """Return the workers of a workspace and those of any workspace, the oldest first, including
+        dead ones.
+        """
         columns = "process, name, workspace, driver, labels, at_most, store"
         rows = self._ask(
             f"SELECT {columns}, {self._now} - began, {self._now} - heard FROM workers"  # noqa: S608

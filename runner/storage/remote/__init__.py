@@ -1,1 +1,1 @@
-"""A store of contents that several machines share, in a bucket or a folder."""
+"""Shared store: contents and traces in a bucket or directory that several machines use."""

@@ -1,15 +1,17 @@
-"""Use a store that several machines share: find what was made elsewhere, bring its bytes, and put there what is made here.  Decides nothing.
+"""Use of a shared store: look up results of other machines, download their contents, and upload
+local results.
 
-Local comes before shared: only keys without a trace here are asked for, many at once.  Metadata is enough for a hit; bytes come when a step needs
-them or a path shows them, and what cannot be had, or is not what its name says, is as gone as if it had been deleted here.  A store that does not
-answer is done without, with one notice: it never fails a run, nor holds one up for longer than `PATIENCE`.
+Local results come first: only keys without a local trace are looked up, many at once. Traces are
+enough for a cache hit. Contents are downloaded when a step needs them. Missing or damaged contents
+count as deleted. An unreachable store produces one notice. It never fails a run, and never delays
+one by more than `PATIENCE`.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -34,14 +36,16 @@ if TYPE_CHECKING:
     from .remote import Remote
 
 PATIENCE: Final = 5.0
-"""Seconds that one question of a plan may take."""
+"""Maximum seconds of a lookup during planning."""
 WORTH_SAYING: Final = 16 << 20
-"""Bytes whose transfer is worth a line."""
+"""Minimum bytes of a download that is announced."""
 _A = TypeVar("_A")
 
 
 class Uses(NamedTuple):
-    """What a workspace gives to the use of a store: its objects, whether it has a trace of a key, and where traces go that were made elsewhere."""
+    """Parts of a workspace that the shared store uses: its objects, a test for local traces, and a
+    function that adds traces from other machines.
+    """
 
     objects: Objects
     knows: Callable[[str], bool]
@@ -49,26 +53,33 @@ class Uses(NamedTuple):
 
 
 class RemoteCache:
-    """One workspace's use of one store.  Belongs to the thread that made it; what takes long is done beside it."""
+    """A workspace's use of a shared store.
+
+    Belongs to its creating thread; slow operations run in other threads.
+    """
 
     def __init__(
         self, ws: Uses, remote: Remote, name: str, *, push: bool, asked: bool, checkpoints: bool
     ) -> None:
         self.remote, self.name, self.pushes, self.checkpoints = remote, name, push, checkpoints
         self.notices: list[str] = []
-        self.found: set[str] = set()  # keys whose trace came from there
+        self.found: set[str] = set()  # keys with a trace from the store
         self._ws = ws
-        self._asked_for = asked  # by name, for this command: what is wrong with it is an error then
+        # the user named the store for this command, so its errors are errors
+        self._asked_for = asked
         self._off = False
         self._looked_up: set[str] = set()
         self._there: dict[Content, bool] = {}
         self._sizes: dict[Content, int] = {}
         self._outbox: _UploadQueue | None = None
 
-    # -- judging
+    # -- planning
 
     def learn(self, plan: Plan, verdicts: Sequence[Verdict]) -> bool:
-        """Look for what would have to run: whether something of it was made elsewhere, so that there is more to judge by now."""
+        """Look up the steps that would run.
+
+        Returns True if the store has results of some, so that the plan must be evaluated again.
+        """
         keys = [
             key
             for n, verdict in enumerate(verdicts)
@@ -77,20 +88,22 @@ class RemoteCache:
         return bool(keys) and self._ask_again(keys)
 
     def unknown(self, node: Node, verdict: Verdict) -> list[str]:
-        """The keys of a step that would run although another may have made what it makes; none when there is nothing to ask."""
+        """Return the keys to look up for a step that would run; empty if a lookup is pointless."""
         if self._off or verdict.answer != RUN or verdict.key is None or verdict.forced:
             return []
-        if (
-            not node.outputs
-            or node.flags & UNCACHED
-            or verdict.key in self._looked_up
-            or self._ws.knows(verdict.key)
-        ):
+        if not node.outputs or node.flags & UNCACHED:
             return []
-        return [verdict.key, *([verdict.former] if verdict.former is not None else ())]
+        if verdict.key in self._looked_up or self._ws.knows(verdict.key):
+            return []
+        if verdict.former is None:
+            return [verdict.key]
+        return [verdict.key, verdict.former]
 
     def answer(self, keys: Sequence[str]) -> tuple[Mapping[str, Found], set[Content]]:
-        """What the store knows of keys, and which contents of that it has; may be asked in another thread."""
+        """Return the store's traces of these keys, and the contents available for them.
+
+        Callable from any thread.
+        """
         found = self.remote.lookup(keys, patience=PATIENCE)
         return found, self.remote.holds(
             [made.content for trace, _ in found.values() for made in trace.outputs],
@@ -100,7 +113,7 @@ class RemoteCache:
     def learn_answers(
         self, keys: Iterable[str], found: Mapping[str, Found], there: set[Content]
     ) -> bool:
-        """Remember the answers to a question."""
+        """Record the result of a lookup. Returns True if a trace was found."""
         self._looked_up.update(keys)
         self._there |= {
             made.content: made.content in there
@@ -119,12 +132,15 @@ class RemoteCache:
         return bool(traces)
 
     def give_up(self, keys: Iterable[str], error: RecipeError) -> None:
-        """A question went without an answer: do without the store from now on.  Raises what a person who asked for it by name has to know."""
+        """Continue without the store after a failed lookup.
+
+        Raises the error if the user named the store.
+        """
         self._looked_up.update(keys)
         self._stop(error)
 
     def look_again(self, key: str) -> bool:
-        """Ask once more what a key gave: whether it is known by now."""
+        """Repeat the lookup of a key. Returns True if the store has a trace."""
         return self._ask_again([key])
 
     def _ask_again(self, keys: Sequence[str]) -> bool:
@@ -132,17 +148,17 @@ class RemoteCache:
         return self.learn_answers(keys, *self._try(lambda: self.answer(keys), nothing))
 
     def has(self, content: Content) -> bool:
-        """Whether the store was seen to have this content."""
+        """Return True if an earlier lookup found this content in the store."""
         return self._there.get(content, False) and not self._off
 
     def holds(self, content: Content) -> bool:
-        """Whether the store can give this content."""
+        """Return True if the store has this content."""
         if content not in self._there:
             self.expect([content])
         return self._there.get(content, False) and not self._off
 
     def expect(self, contents: Iterable[Content]) -> None:
-        """These will be asked for: ask for all of them at once."""
+        """Prefetch existence checks for these contents in one request."""
         unknown = [content for content in dict.fromkeys(contents) if content not in self._there]
         if unknown and not self._off:
             there: set[Content] = self._try(
@@ -151,18 +167,21 @@ class RemoteCache:
             self._there |= {content: content in there for content in unknown}
 
     def outline(self, content: Content) -> None:
-        """Have the manifest of a tree here, though not the tree.  Nothing happens when it cannot be had: its reader will say so."""
+        """Download the manifest of a tree without its files.
+
+        Errors are left to the manifest's reader.
+        """
         if not self._ws.objects.manifests.is_known(content) and self.holds(content):
             manifest = self._try(lambda: self.remote.manifest(content), None)
             if manifest is not None:
                 self._ws.objects.manifests.put(content, manifest)
 
-    # -- bytes
+    # -- downloads
 
     def bring(
         self, contents: Iterable[Content], progress: Callable[[int], object] = lambda _count: None
     ) -> set[Content]:
-        """Fetch what is not here; answers what could not be had.  Takes long: for commands that do nothing else."""
+        """Download missing contents, and return the unavailable ones. Blocks until finished."""
         wanted = [
             content for content in dict.fromkeys(contents) if not self._ws.objects.has(content)
         ]
@@ -175,11 +194,15 @@ class RemoteCache:
         return lost
 
     def fetcher(self, contents: Sequence[Content]) -> Callable[[], Fetched]:
-        """What fetches contents; may be called in another thread, and its answer is given to `brought` in ours."""
+        """Return a function that downloads contents in any thread.
+
+        Pass its result to `note_fetched` in the cache's own thread.
+        """
         from ..content.objects import Objects
         from .session import MissingObject
 
-        # With a memory of its own: ours belongs to our thread.
+        # The other thread needs its own `Objects`, because the cache's objects belong to this
+        # thread.
         objects, remote = Objects(self._ws.objects.root), self.remote
 
         def fetch() -> Fetched:
@@ -199,7 +222,7 @@ class RemoteCache:
         return fetch
 
     def note_fetched(self, brought: Fetched) -> None:
-        """Note what a fetch brought, and what it could not."""
+        """Record the result of a download."""
         self._ws.objects.seals.learn(brought.seals)
         self._there |= dict.fromkeys(brought.lost, False)
         self.notices += brought.trouble
@@ -207,13 +230,13 @@ class RemoteCache:
             self._stop(brought.failed)
 
     def size_of(self, contents: Iterable[Content]) -> int:
-        """Bytes, as far as they are known."""
+        """Return the total known bytes of contents."""
         return sum(self._sizes.get(content, 0) for content in contents)
 
-    # -- pushing
+    # -- uploads
 
     def push(self, trace: Trace, node: Node) -> None:
-        """Put what a step made into the store, beside everything else and in order."""
+        """Queue the outputs of a step for upload in a background thread, in order."""
         if (
             not self.pushes
             or self._off
@@ -225,16 +248,16 @@ class RemoteCache:
         if self._outbox is None:
             self._outbox = _UploadQueue(self._ws.objects.root, self.remote)
         for made in trace.outputs:
-            self._ws.objects.path(made.content)  # the thread sees files only
+            self._ws.objects.path(made.content)  # the upload thread reads only files
         kept = {output.name for output in node.outputs if output.flags & TEMPORARY}
         self._outbox.put(trace, frozenset(kept))
 
     def is_sending(self, key: str) -> bool:
-        """Whether what this key gave is on its way to the store."""
+        """Return True if the results of this key are queued for upload."""
         return self._outbox is not None and key in self._outbox.keys
 
     def finish(self, say: Callable[[str], object]) -> None:
-        """Wait until everything has been put there; what could not be is a warning, and fails nothing."""
+        """Wait for all uploads. Failed uploads become notices."""
         if self._outbox is None:
             return
         outbox, self._outbox = self._outbox, None
@@ -254,15 +277,17 @@ class RemoteCache:
             )
 
     def indulge(self) -> None:
-        """Once a run has started, errors of the store are notices, even if the user named the store."""
+        """Once a run has started, errors of the store are notices, even if the user named the
+        store.
+        """
         self._asked_for = False
 
     def pop_notices(self) -> list[str]:
-        """Notices that were not shown yet."""
+        """Return the new notices since the last call."""
         notices, self.notices = self.notices, []
         return list(dict.fromkeys(notices))
 
-    # -- below
+    # -- internals
 
     def _try(self, do: Callable[[], _A], otherwise: _A) -> _A:
         if self._off:
@@ -287,17 +312,17 @@ class RemoteCache:
 
 @dataclass(slots=True)
 class Fetched:
-    """What a fetch brought."""
+    """Result of a download."""
 
     size: int = 0
     seals: list[Seal] = field(default_factory=list)
     lost: set[Content] = field(default_factory=set)
     trouble: list[str] = field(default_factory=list)
-    failed: RecipeError | None = None  # the store itself, not one content
+    failed: RecipeError | None = None  # an error of the store itself, not of one content
 
 
 class Downloads:
-    """What the steps of a run wait for before they are judged: an answer of the store, or bytes that it brings.  Told by `wake` when one has come."""
+    """Lookups and downloads that steps of a run wait for. `wake` is called after each."""
 
     def __init__(
         self, remote_cache: RemoteCache, wake: Callable[[], None], say: Callable[[str], None]
@@ -313,7 +338,7 @@ class Downloads:
         return id in self._under_way
 
     def ask(self, id: str, node: Node, verdict: Verdict, missing: Sequence[Content]) -> bool:
-        """Whether this step has to wait: for what its key gave elsewhere, or else for contents that are not here and that it needs."""
+        """Start the lookup or download that a step needs, and return True if the step must wait."""
         remote_cache = self._sharing
         if keys := remote_cache.unknown(node, verdict):
 
@@ -356,17 +381,18 @@ class Downloads:
             try:
                 note = do()
             except BaseException as error:
-                self._bug, note = error, bool  # raised where the run is: here it would be lost
+                # re-raised in the run's thread: here the error would be lost
+                self._bug, note = error, bool
             try:
                 loop.call_soon_threadsafe(done, note)
             except RuntimeError:
-                pass  # the run is over: this is not awaited any more
+                pass  # the run has finished and no longer waits
 
         _beside(work)
 
 
 class _UploadQueue:
-    """A thread that puts one trace after the other into a store."""
+    """A thread that uploads traces one by one."""
 
     def __init__(self, home: Path, remote: Remote) -> None:
         import queue
@@ -378,7 +404,7 @@ class _UploadQueue:
         self._queue: queue.SimpleQueue[tuple[Trace, frozenset[str]] | None] = queue.SimpleQueue()
         self.waiting = 0
         self.keys: set[str] = set()
-        """Of the traces that are not there yet."""
+        """Keys of traces that are not uploaded yet."""
         self._marked = False
         self._thread = _beside(self._work)
 
@@ -388,7 +414,7 @@ class _UploadQueue:
         self._queue.put((trace, kept))
 
     def idle(self, patience: float) -> bool:
-        """Whether everything was put within so many seconds."""
+        """Wait up to `patience` seconds. Returns True if everything is uploaded."""
         deadline = time.monotonic() + patience
         while self.waiting and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -396,7 +422,7 @@ class _UploadQueue:
 
     def join(self) -> None:
         self._queue.put(None)
-        while self._thread.is_alive():  # in short waits, so that Ctrl-C is heard
+        while self._thread.is_alive():  # in short waits, so that Ctrl-C works
             self._thread.join(0.2)
 
     def _work(self) -> None:
@@ -411,7 +437,7 @@ class _UploadQueue:
                 if isinstance(error, Infrastructure) and not self._marked:
                     while (
                         self._queue.get() is not None
-                    ):  # the store cannot be used: one warning is enough
+                    ):  # the store is unusable: one warning is enough
                         self.waiting -= 1
                     self.waiting = 0
                     self.keys.clear()
@@ -427,7 +453,10 @@ def send(
     kept: frozenset[str],
     progress: Callable[[int], object] = lambda _count: None,
 ) -> Trace:
-    """Put the outputs of a trace, but those that are `kept` here, into a store, and then the trace; answers the one that stands there."""
+    """Upload the outputs of a trace except `kept` (temporary outputs), then the trace.
+
+    Returns the store's trace of the key.
+    """
     sizes = {}
     for made in trace.outputs:
         if made.name not in kept:
@@ -437,7 +466,7 @@ def send(
 
 
 def _beside(do: Callable[[], None]) -> threading.Thread:
-    """A thread that the end of the program does not wait for."""
+    """Start a daemon thread."""
     import threading
 
     thread = threading.Thread(target=do, name="store", daemon=True)
@@ -450,7 +479,7 @@ def _beside(do: Callable[[], None]) -> threading.Thread:
 
 @dataclass(slots=True)
 class Tally:
-    """What a push or a pull did.  `problems` are contents and traces that could not be sent or had."""
+    """Result of a push or pull. `problems` are the failed contents and traces."""
 
     steps: int = 0
     contents: int = 0
@@ -472,26 +501,32 @@ def push(
     traces: Sequence[tuple[Trace, frozenset[str]]],
     progress: Callable[[str, int], object],
 ) -> Tally:
-    """Put traces and what they gave into the store.  `progress` hears of each step and the bytes that it took.  Raises Infrastructure."""
+    """Upload traces and their outputs.
+
+    `progress` receives each step and its uploaded bytes. Raises Infrastructure.
+    """
     tally = Tally()
     remote_cache.remote.mark()
     for trace, kept in traces:
         if not trace.outputs:
             continue
-        begun = remote_cache.remote.sent
-        missing = [
-            made.path
-            for made in trace.outputs
-            if made.name not in kept and not objects.has(made.content)
-        ]
+        missing = _missing_outputs(objects, trace, kept)
         if missing:
             tally.problems.append(
                 f"{trace.step}: {', '.join(missing)} is no longer stored in this workspace"
             )
             continue
+        before = remote_cache.remote.sent
         send(remote_cache.remote, objects, trace, kept)
+        sent = remote_cache.remote.sent - before
         tally.steps += 1
         tally.contents += len(trace.outputs) - len(kept)
-        tally.bytes += remote_cache.remote.sent - begun
-        progress(trace.step, remote_cache.remote.sent - begun)
+        tally.bytes += sent
+        progress(trace.step, sent)
     return tally
+
+
+def _missing_outputs(objects: Objects, trace: Trace, kept: Collection[str]) -> list[str]:
+    """Return the paths of outputs to upload that are not stored locally."""
+    to_send = [made for made in trace.outputs if made.name not in kept]
+    return [made.path for made in to_send if not objects.has(made.content)]

@@ -1,9 +1,11 @@
-"""Unreferenced objects of a shared store: deleted when two collections, `GRACE` apart, have seen it so."""
+"""Garbage collection of a shared store: objects are deleted if two collections, `GRACE` seconds
+apart, find them unreferenced.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -20,7 +22,7 @@ _UNREFERENCED: Final = "unreferenced.json"
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """What a collection would do.  `waiting` are unreferenced objects that are still inside the grace period."""
+    """Result of a collection. `waiting` counts unreferenced objects within the grace period."""
 
     traces: tuple[str, ...]
     objects: tuple[str, ...]
@@ -30,27 +32,27 @@ class Garbage:
 
 
 def collect(session: Session, keep_days: float, *, dry: bool) -> Garbage:
-    """Delete what may go; `dry`: only say what that is."""
+    """Delete unreferenced objects, or only report them with `dry`."""
     now = session.now()
     keep = keep_days * 86_400
-    # Objects first: a trace that is written while we look names objects younger than any that may go.
+    # List objects before traces: a trace written during the collection names objects that are too
+    # young for deletion.
     there = {stat.name: stat for stat in session.list_objects("objects/")}
     traces = session.list_objects("traces/")
-    kept = [stat.name for stat in traces if now - stat.at < keep]
-    going = [stat.name for stat in traces if now - stat.at >= keep]
-    notes = [stat.name for stat in session.list_objects("states/") if now - stat.at >= keep]
+    kept_traces, old_traces = _split_by_age(traces, now, keep)
+    _, old_notes = _split_by_age(session.list_objects("states/"), now, keep)
     noted = _find_noted(session, now - keep)
-    needed = _find_needed(session, [_key_of(name) for name in kept], noted)
-    idle = _idle_since(session, {name: there[name] for name in there if name not in needed}, now)
+    needed = _find_needed(session, [_key_of(name) for name in kept_traces], noted)
+    unneeded = {name: stat for name, stat in there.items() if name not in needed}
+    idle = _idle_since(session, unneeded, now)
     doomed = [name for name, since in idle.items() if now - since >= GRACE]
     if not dry:
-        session.bucket.delete([*going, *notes])
+        session.bucket.delete([*old_traces, *old_notes])
         doomed = _delete_unchanged(session, doomed, idle)
-        left = {name: since for name, since in idle.items() if name not in set(doomed)}
-        session.bucket.write(_UNREFERENCED, json.dumps(left, separators=(",", ":")).encode())
+        _write_seen(session, idle, set(doomed))
     uploads = session.bucket.abandon(now - GRACE, dry=dry)
     return Garbage(
-        tuple(_key_of(name) for name in going),
+        tuple(_key_of(name) for name in old_traces),
         tuple(doomed),
         sum(there[name].size for name in doomed),
         len(idle) - len(doomed),
@@ -58,13 +60,26 @@ def collect(session: Session, keep_days: float, *, dry: bool) -> Garbage:
     )
 
 
+def _split_by_age(stats: Iterable[Stat], now: float, keep: float) -> tuple[list[str], list[str]]:
+    """Return the names of objects younger than `keep` seconds, and of the others."""
+    young: list[str] = []
+    old: list[str] = []
+    for stat in stats:
+        names = young if now - stat.at < keep else old
+        names.append(stat.name)
+    return young, old
+
+
 def _key_of(trace: str) -> str:
-    """The key of a trace, by the name of its object."""
+    """Return the key of a trace from its object name."""
     return trace[-69:-5]
 
 
 def _idle_since(session: Session, unneeded: Mapping[str, Stat], now: float) -> dict[str, float]:
-    """Since when each of these objects was seen that nothing needs; one written again since then counts anew."""
+    """Return the time since which each unneeded object is unreferenced.
+
+    A rewritten object starts over.
+    """
     seen = _read_seen(session)
     idle: dict[str, float] = {}
     for name, stat in unneeded.items():
@@ -76,26 +91,26 @@ def _idle_since(session: Session, unneeded: Mapping[str, Stat], now: float) -> d
 def _delete_unchanged(
     session: Session, names: Sequence[str], idle: Mapping[str, float]
 ) -> list[str]:
-    """Delete those of these objects that were not written again, and return them.
+    """Delete the objects that were not rewritten, and return them.
 
-    Each is looked at once more: what was written while we looked stays.
+    Each object is checked again directly before the deletion.
     """
     heads = zip(names, session.map(session.bucket.head, names), strict=True)
     doomed = [name for name, stat in heads if stat is not None and stat.at < idle[name]]
     trees = [name for name in doomed if name.endswith(".t.json")]
-    session.bucket.delete(trees)  # a tree without its manifest is none
+    session.bucket.delete(trees)  # a tree does not exist without its manifest
     session.bucket.delete([name for name in doomed if not name.endswith(".t.json")])
     return doomed
 
 
 def _find_noted(session: Session, since: float) -> set[str]:
-    """The objects that notes of checkpoints name which were written since then."""
+    """Return the objects named in checkpoint notes that were written since `since`."""
     names: set[str] = set()
     for data in session.map(
         session.bucket.read,
         [stat.name for stat in session.list_objects("states/") if stat.at >= since],
     ):
-        with suppress(ValueError, TypeError, AttributeError, KeyError):  # a damaged one is none
+        with suppress(ValueError, TypeError, AttributeError, KeyError):  # ignore damaged notes
             names |= {
                 layout.object_name(Content(content))
                 for _, content in parse_json(data or b"")["states"].values()
@@ -104,7 +119,10 @@ def _find_noted(session: Session, since: float) -> set[str]:
 
 
 def _find_needed(session: Session, keys: Sequence[str], noted: set[str]) -> set[str]:
-    """The names of all objects that these traces rely on, and those of `noted`.  Raises Corrupt rather than to guess."""
+    """Return the names of all objects that these traces need, and those in `noted`.
+
+    Raises Corrupt for an unreadable trace or parts list.
+    """
     names = set(noted)
     for key, found in zip(keys, session.map(session.trace, keys), strict=True):
         if found is None:
@@ -134,8 +152,14 @@ def _find_needed(session: Session, keys: Sequence[str], noted: set[str]) -> set[
     return names
 
 
+def _write_seen(session: Session, idle: Mapping[str, float], deleted: Collection[str]) -> None:
+    """Store the unreferenced objects that were not deleted, for the next collection."""
+    left = {name: since for name, since in idle.items() if name not in deleted}
+    session.bucket.write(_UNREFERENCED, json.dumps(left, separators=(",", ":")).encode())
+
+
 def _read_seen(session: Session) -> dict[str, float]:
-    """Objects that an earlier collection saw unreferenced, and since when."""
+    """Read the objects that earlier collections found unreferenced, and since when."""
     try:
         seen = parse_json(session.bucket.read(_UNREFERENCED) or b"{}")
         return {str(name): float(since) for name, since in seen.items()}

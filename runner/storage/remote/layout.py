@@ -1,4 +1,7 @@
-"""Names and texts of a store that machines share: pure.  What is read was written by anybody, so it is checked before it is a value."""
+"""Object names and file formats of a shared store, without I/O.
+
+Anyone may have written to the store, so all input is validated.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ from ..content.manifests import HEX
 from ..records.index import Made, Trace
 
 SMALL: Final = 256 << 10
-"""Files of a tree up to this size travel in bundles: bytes."""
+"""Maximum bytes of a tree's file that is sent in a bundle."""
 BUNDLE: Final = 4 << 20
-"""A bundle ends after this many bytes, at the next file whose digest says so, ..."""
+"""Bytes after which a bundle ends at the next file with a low digest."""
 BUNDLE_MOST: Final = 16 << 20
-"""... or at the latest here."""
+"""Maximum bytes of a bundle before it ends."""
 PART: Final = 16 << 20
-"""What one request for a large object carries: bytes."""
+"""Bytes per request for a large object."""
 
 OBJECT = re.compile(r"objects/([0-9a-f]{2})/(\1[0-9a-f]{62})(|\.x|\.t\.json|\.t\.parts)")
 NOTE = re.compile(r"states/([0-9a-f]{2})/(\1[0-9a-f]{30})\.json")
@@ -28,7 +31,7 @@ TRACE = re.compile(r"traces/([0-9a-f]{2})/(\1[0-9a-f]{62})\.json")
 
 
 class Found(NamedTuple):
-    """A trace of the store, and the bytes of each of its outputs by name."""
+    """A trace from the store, and the bytes of each output by name."""
 
     trace: Trace
     sizes: Mapping[str, int]
@@ -69,7 +72,7 @@ def trace_text(trace: Trace, sizes: Mapping[str, int]) -> bytes:
 
 
 def trace_of(data: bytes, key: str) -> Found | None:
-    """The trace that `data` is, if it is one of this key and whole."""
+    """Parse a trace; None if it is damaged or of another key."""
     try:
         body = parse_json(data)
         expected = body.pop("sum")
@@ -135,7 +138,7 @@ def manifest_of(data: bytes) -> list[Entry] | None:
 
 
 def split(manifest: Sequence[Entry], small: int) -> tuple[list[Entry], list[Entry]]:
-    """The files that travel in bundles, and those that travel alone; each content once, in the manifest's order."""
+    """Return the files for bundles and the files sent alone, each content once, in manifest order."""
     seen: set[str] = set()
     parts: tuple[list[Entry], list[Entry]] = ([], [])
     for entry in manifest:
@@ -146,7 +149,9 @@ def split(manifest: Sequence[Entry], small: int) -> tuple[list[Entry], list[Entr
 
 
 def bundle_files(small: Sequence[Entry]) -> list[list[Entry]]:
-    """Files laid together so that one that comes, goes or changes leaves all but one bundle as it was."""
+    """Group files into bundles such that adding, removing or changing a file affects only one
+    bundle.
+    """
     bundles: list[list[Entry]] = []
     group: list[Entry] = []
     size = 0

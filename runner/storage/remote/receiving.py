@@ -1,6 +1,7 @@
-"""Bring contents from a store that machines share: every byte is hashed, and once more fetched where it is not what its name says.
+"""Downloads from a shared store. All bytes are hashed, and damaged downloads are repeated once.
 
-All raise MissingObject."""
+All functions raise MissingObject.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from .session import WIDTH, Session
 
 
 def get_file(session: Session, name: str, path: str, size: int, sha256: str) -> None:
-    """Write an object to `path`, in parts, and demand that it has this digest; once more when it has not: bytes are lost on the way, too."""
+    """Download an object to `path` in parts and verify its digest, with one retry."""
     for last in (False, True):
         _pour(session, name, path, size)
         if files.scan(path)[2:] == sha256:
@@ -57,7 +58,7 @@ def _pour(session: Session, name: str, path: str, size: int) -> None:
 
 
 def get_tree(session: Session, content: Content, top: str) -> None:
-    """Write what a tree holds below `top`, where nothing is."""
+    """Download a tree to the nonexistent path `top`."""
     name = layout.object_name(content)
     text, listed = session.map(session.bucket.read, [name, name[: -len("json")] + "parts"])
     if text is None or listed is None:
@@ -71,7 +72,7 @@ def get_tree(session: Session, content: Content, top: str) -> None:
         raise session.missing_error(name[: -len("json")] + "parts", "does not match its manifest")
     session.count_moved(received=len(text))
     os.makedirs(top)
-    copies: dict[str, list[Entry]] = {}  # the same bytes may lie at several paths
+    copies: dict[str, list[Entry]] = {}  # several paths may have the same content
     made = {""}
     for entry in manifest:
         folder = entry.path if entry.kind == "d" else posixpath.dirname(entry.path)
@@ -120,7 +121,7 @@ def get_tree(session: Session, content: Content, top: str) -> None:
 
 
 def entries(session: Session, name: str, content: Content, text: bytes) -> list[Entry]:
-    """The manifest that the object `name` has."""
+    """Parse and verify the manifest in the object `name`."""
     manifest = layout.manifest_of(text)
     if manifest is None or files.tree_id(manifest) != content:
         raise session.missing_error(name, "is damaged: its content does not match its digest")

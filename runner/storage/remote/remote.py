@@ -1,17 +1,26 @@
-"""Keep contents and traces where several machines reach them: a bucket or a folder.
+"""A shared store in a bucket or directory.
 
-Below the store's URL, with the names of the local store:
+Objects below the store's URL, named as in the local store:
 
-    objects/ab/<sha256>[.x]       the bytes of a plain or executable file
-    objects/ab/<sha256>.t.json    the manifest of a tree
-    objects/ab/<sha256>.t.parts   which objects its files are in: large ones each in its own, small ones laid end to end in bundles
-    states/ab/<state key>.json    the newest checkpoint of a state: see `remote_states`
-    traces/ab/<key>.json          "this key gave these outputs"; the first one stays
-    recipe-store.json             the format; unreferenced.json: what a gc has seen unreferenced
+- `objects/ab/<sha256>[.x]`: the bytes of a plain or executable file
 
-Everything is written in this order: files and bundles, parts, manifest, trace; so whatever a kill leaves is whole or not there.  Nothing that is read
-is believed: every byte is hashed before it gets its name here, paths of a manifest may not leave their tree, and names in a listing that are not ours
-are not there.  An object's age tells collectors and writers from each other: see `Remote.collect`.
+- `objects/ab/<sha256>.t.json`: the manifest of a tree
+
+- `objects/ab/<sha256>.t.parts`: the objects with the tree's files; large files alone, small files
+concatenated in bundles
+
+- `states/ab/<state key>.json`: the newest checkpoint of a state, see `remote.states`
+
+- `traces/ab/<key>.json`: the outputs of a key; the first trace wins
+
+- `recipe-store.json`: the format version
+
+- `unreferenced.json`: unreferenced objects found by garbage collection
+
+The write order is files and bundles, parts, manifest, trace, so that an interrupted upload leaves
+only complete or missing results. Nothing is trusted on read: all bytes are hashed before use,
+manifest paths must stay within their tree, and unknown names in listings are ignored. Object ages
+separate collectors from writers, see `Remote.collect`.
 """
 
 from __future__ import annotations
@@ -42,22 +51,24 @@ if TYPE_CHECKING:
 
 FORMAT: Final = 1
 MANY: Final = 256
-"""More keys than this are looked for by listing."""
+"""Number of keys above which lookups list the bucket."""
 MARKER = "recipe-store.json"
 
 
 class Remote(Session):
-    """One store.  Made of what `buckets.open` gives; its methods may be called from several threads."""
+    """A shared store on a bucket from `buckets.open`. Thread-safe."""
 
     def __init__(self, bucket: Bucket, *, now: Callable[[], float] = time.time) -> None:
         super().__init__(bucket, now)
         self._checked = False
-        self._known: dict[str, int] = {}  # contents that were seen to be there, and their bytes
+        self._known: dict[str, int] = {}  # sizes of contents known to exist
 
-    # -- asking
+    # -- lookup
 
     def check(self) -> None:
-        """Raise Infrastructure with what to do when the store cannot be used: no bucket, no permission, no network, a newer format."""
+        """Raise Infrastructure with a fix if the store is unusable: no bucket, permission or
+        network, or a newer format.
+        """
         if self._checked:
             return
         data = self.bucket.check(MARKER)
@@ -77,11 +88,14 @@ class Remote(Session):
         self._checked = True
 
     def address(self, content: Content) -> str:
-        """The object that holds a content, or that says which do."""
+        """Return the URL of a content's object; for a tree, of its manifest."""
         return f"{self.url}/{layout.object_name(content)}"
 
     def lookup(self, keys: Iterable[str], *, patience: float | None = None) -> dict[str, Found]:
-        """The traces of those keys that have one; a damaged one is none.  Raises Infrastructure after `patience` seconds."""
+        """Return the traces of the keys that have one.
+
+        Damaged traces are ignored. Raises Infrastructure after `patience` seconds.
+        """
         wanted = list(dict.fromkeys(keys))
         deadline = self._begin(patience)
         if len(wanted) > MANY:
@@ -97,7 +111,7 @@ class Remote(Session):
         return {key: one for key, one in zip(wanted, found, strict=True) if one is not None}
 
     def holds(self, contents: Iterable[Content], *, patience: float | None = None) -> set[Content]:
-        """Which of `contents` are there, by their names."""
+        """Return the contents that exist in the store."""
         wanted = list(dict.fromkeys(contents))
         deadline = self._begin(patience)
         missing = [content for content in wanted if content not in self._known]
@@ -110,12 +124,14 @@ class Remote(Session):
                 self._known[content] = stat.size
         return {content for content in wanted if content in self._known}
 
-    # -- putting
+    # -- uploads
 
     def put(self, content: Content, objects: Source) -> int:
-        """Send a content that the local store holds, as far as it is not there; answers the bytes sent.  Raises Corrupt, Infrastructure.
+        """Upload a content from the local store if it is missing, and return the sent bytes.
 
-        What is sent is hashed first, whatever the local store believes of it.
+        Raises Corrupt, Infrastructure.
+
+        The content is always hashed before the upload.
         """
         self.check()
         before = self.sent
@@ -141,7 +157,10 @@ class Remote(Session):
         return self.sent - before
 
     def tell(self, trace: Trace, sizes: Mapping[str, int]) -> Trace:
-        """Say what a key gave; its outputs must be there.  Answers the trace that stands: another's, if that was first and is sound."""
+        """Write the trace of a key after its outputs.
+
+        Returns the store's trace, which is another's if that came first and is intact.
+        """
         self.check()
         name = layout.trace_name(trace.key)
         data = layout.trace_text(trace, sizes)
@@ -157,22 +176,25 @@ class Remote(Session):
         return trace
 
     def mark(self) -> None:
-        """Say in the store what it is, if that is missing; and end uploads that somebody began long ago and never ended."""
+        """Create the store's format marker if missing, and abort abandoned uploads."""
         self.check()
         self.bucket.create(MARKER, json.dumps({"recipe-store": FORMAT}).encode())
         self.bucket.abandon(self.now() - GRACE)
 
     def write_note(self, key: str, data: bytes) -> None:
-        """Say which checkpoint a state has: see `remote_states`."""
+        """Write the checkpoint note of a state, see `remote.states`."""
         self.bucket.write(layout.note_name(key), data)
 
     def read_note(self, key: str) -> bytes | None:
         return self.bucket.read(layout.note_name(key))
 
-    # -- getting
+    # -- downloads
 
     def fetch(self, content: Content, objects: Objects) -> int:
-        """Bring a content into the local store, verified; answers its bytes.  Raises MissingObject when it is not there or not what its name says."""
+        """Download and verify a content into the local store, and return the received bytes.
+
+        Raises MissingObject if missing or damaged.
+        """
         self.check()
         temporary = objects.disk.temporary()
         before = self.received
@@ -193,14 +215,14 @@ class Remote(Session):
             self._known.pop(content, None)
             self.bad.add(
                 layout.object_name(content)
-            )  # a tree of which something is missing is written anew as a whole
+            )  # the next upload of an incomplete tree writes it completely
             raise
         finally:
             delete(Path(temporary))
         return self.received - before
 
     def manifest(self, content: Content) -> list[Entry]:
-        """What a tree holds, without its files.  Raises MissingObject."""
+        """Return the manifest of a tree without its files. Raises MissingObject."""
         self.check()
         name = layout.object_name(content)
         text = self.bucket.read(name)
@@ -208,20 +230,24 @@ class Remote(Session):
             raise self.missing_error(name, "does not exist")
         return entries(self, name, content, text)
 
-    # -- throwing away
+    # -- deletion
 
     def collect(self, *, keep_days: float, dry: bool = False) -> Garbage:
-        """Delete traces older than `keep_days`, and objects that no trace has needed for a day.  `dry`: only say what that is.
+        """Delete traces older than `keep_days`, and objects unreferenced for a day.
 
-        An object goes only when a collection has seen it unneeded, it was not written since, and `GRACE` later another finds it so still.  A writer
-        writes an output that is there already anew when it is older than half of that: so what a writer relies on is too young to be taken.
+        With `dry`, only report them.
+
+        An object is deleted only if one collection found it unreferenced, it was not rewritten, and
+        a second collection at least `GRACE` seconds later finds it unreferenced again. Writers
+        rewrite existing objects older than half of `GRACE`, so the objects they rely on are too
+        young for deletion.
         """
         self.check()
         return collect(self, keep_days, dry=dry)
 
     def _begin(self, patience: float | None) -> float | None:
-        """The time until which something may take, once the store was found to be one."""
-        self.bucket.load()  # which may take as long as it likes: it is done here
+        """Check the store once, and return the deadline for a request."""
+        self.bucket.load()  # without a deadline: imports may take long
         deadline = None if patience is None else time.monotonic() + patience
         if not self._checked:
             self.map(lambda _: self.check(), [None], deadline)

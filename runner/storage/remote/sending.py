@@ -1,4 +1,7 @@
-"""Put contents into a store that machines share: files in parts, trees as bundles of small files.  What is sent is hashed first."""
+"""Uploads to a shared store: files in parts, and trees with bundles of small files.
+
+All bytes are hashed before the upload.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from .session import WIDTH, Session
 
 
 class Source(Protocol):
-    """Where contents lie that are put into a store."""
+    """Local source of contents to upload."""
 
     def entries(self, content: Content) -> list[Entry]: ...
     def path(self, content: Content) -> Path: ...
@@ -24,7 +27,7 @@ class Source(Protocol):
 
 
 def put_file(session: Session, name: str, path: str, size: int, sha256: str) -> None:
-    """Send a file, unless it is there."""
+    """Upload a file unless it exists."""
     if session.there(name, size):
         return
     if size <= layout.PART:
@@ -42,7 +45,7 @@ def put_file(session: Session, name: str, path: str, size: int, sha256: str) -> 
 
 
 def put_tree(session: Session, content: Content, objects: Source) -> None:
-    """Send a tree, its manifest last."""
+    """Upload a tree, with its manifest last."""
     manifest = objects.entries(content)
     top = str(objects.path(content))
     small, large = layout.split(manifest, layout.SMALL)
@@ -67,7 +70,7 @@ def put_tree(session: Session, content: Content, objects: Source) -> None:
             session.bad.discard(name)
         return sha256, len(group)
 
-    # A large file has a crew of its own for its parts, so these go one after the other.
+    # Each large file is uploaded in parallel parts, so large files are sent one by one.
     for entry in [entry for entry in large if entry.size > layout.PART]:
         one(entry)
     session.map(one, [entry for entry in large if entry.size <= layout.PART])

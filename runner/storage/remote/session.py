@@ -1,4 +1,4 @@
-"""One bucket as a store of contents uses it: which of its objects are known, or known to be wrong, and how many bytes have travelled."""
+"""A bucket session: objects known to be damaged, and transferred bytes."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ if TYPE_CHECKING:
     from ..buckets.bucket import Bucket, Stat
 
 WIDTH: Final = 32
-"""Requests in flight."""
+"""Concurrent requests."""
 GRACE: Final = 86_400.0
-"""Seconds that an object stays after a collector has first seen it unreferenced."""
+"""Seconds that an object is kept after a collection first found it unreferenced."""
 
 _A = TypeVar("_A")
 _B = TypeVar("_B")
 
 
 class MissingObject(Corrupt):
-    """A content that a trace names is not in the store, or its bytes are not what its name says."""
+    """A traced content is missing from the store, or damaged."""
 
 
 class Session:
-    """May be used by several threads."""
+    """A thread-safe session with a bucket."""
 
     def __init__(self, bucket: Bucket, now: Callable[[], float] = time.time) -> None:
         self.bucket, self.now = bucket, now
         self.bad: set[str] = set()
-        """Names whose bytes were wrong: their presence proves nothing."""
+        """Names of damaged objects. Their existence proves nothing."""
         self._counting = lock()
         self.sent = 0
-        """Bytes of content, so far."""
+        """Bytes of content sent so far."""
         self.received = 0
 
     @property
@@ -48,7 +48,9 @@ class Session:
         return None if data is None else layout.trace_of(data, key)
 
     def there(self, name: str, size: int | None = None) -> bool:
-        """Whether an object is there and need not be written: neither wrong, nor so old that a collector may be about to take it."""
+        """Return True if an intact object exists and is young enough to be safe from garbage
+        collection.
+        """
         if name in self.bad:
             return False
         stat = self.bucket.head(name)

@@ -1,8 +1,9 @@
-"""The newest checkpoint of a state in a shared store, so that a training resumes from it on another machine.
+"""Newest checkpoints in a shared store, so that training resumes on another machine.
 
-    states/ab/<state key>.json    what its generation was made under, and the checkpoint of each of its states: name, content, bytes
+`states/ab/<state key>.json` has the metadata of the generation, and the checkpoint of each state:
+name, content and bytes.
 
-Its files lie among the objects, put there before the note is written.  The note is written over: the last one counts.
+The checkpoint's files are uploaded as objects before the note. Each note replaces the previous one.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from ..content.objects import Objects
 from .remote import Remote
 
 WHOLE: Final = ""
-"""What stands for the name of a checkpoint where the whole folder of a state is one."""
+"""Checkpoint name that stands for the whole directory of a state."""
 
 
 class Lying(NamedTuple):
-    """Contents that lie at paths of this disk."""
+    """Contents at paths of the local disk."""
 
     paths: Mapping[Content, str]
 
@@ -35,7 +36,7 @@ class Lying(NamedTuple):
         return Path(self.paths[content])
 
     def entries(self, content: Content) -> list[Entry]:
-        """What a tree holds.  Raises Changed where it is another one by now."""
+        """Return the manifest of a tree. Raises Changed if the tree has changed."""
         manifest = files.entries(self.paths[content])
         if files.tree_id(manifest) != content:
             raise files.Changed(self.paths[content])
@@ -51,21 +52,24 @@ class Lying(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A checkpoint that the store has."""
+    """A checkpoint in the store."""
 
     name: str
     content: Content
 
 
 class Note(NamedTuple):
-    """The checkpoints of one generation, by the name of the state.  `made` is its `made_under.json`."""
+    """The checkpoints of one generation, by state name. `made` is its `made_under.json`."""
 
     made: Mapping[str, Any]
     states: Mapping[str, Sent]
 
 
 def save(remote: Remote, key: str, generation: Path, found: Mapping[str, str]) -> Note:
-    """Put the checkpoint of each state, by its name, into the store, then the note.  Raises Corrupt or Changed where one changes, Infrastructure."""
+    """Upload the checkpoint of each state, then the note.
+
+    Raises Corrupt or Changed if a checkpoint changes, and Infrastructure.
+    """
     states = {}
     for state, name in found.items():
         path = generation / state / name
@@ -84,7 +88,10 @@ def save(remote: Remote, key: str, generation: Path, found: Mapping[str, str]) -
 
 
 def keep(remote: Remote, what: Sequence[str], contents: Mapping[Content, str]) -> None:
-    """Put contents into the store that no trace names, and note that they are needed: `what` they are for.  Raises Corrupt, Infrastructure."""
+    """Upload contents without a trace, and protect them from garbage collection by a note.
+
+    `what` identifies the note. Raises Corrupt, Infrastructure.
+    """
     lying = Lying(contents)
     for content in contents:
         remote.put(content, lying)
@@ -95,7 +102,7 @@ def keep(remote: Remote, what: Sequence[str], contents: Mapping[Content, str]) -
 
 
 def load(remote: Remote, key: str) -> Note | None:
-    """What the store has of a state; a damaged note is none."""
+    """Read the note of a state; None if missing or damaged."""
     return note_of(remote.read_note(key))
 
 
@@ -125,9 +132,10 @@ def note_of(data: bytes | None) -> Note | None:
 
 
 def restore(remote: Remote, note: Note, root: Path, objects: Objects) -> list[str]:
-    """Have the checkpoints of a note below `root`, in the generation that they are of; answers the names of those that were fetched.
+    """Restore the checkpoints of a note into their generation below `root`, and return the names of
+    the downloaded ones.
 
-    Raises Gone, Infrastructure.
+    Raises MissingObject, Infrastructure.
     """
     generation = checkpoints.adopt(root, note.made)
     brought = []

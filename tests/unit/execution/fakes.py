@@ -15,7 +15,7 @@ from typing import Any
 
 from drivers.base import Command, Exit, HostLost, Job
 from runner.execution.resume import Claimed
-from runner.execution.session import look
+from runner.execution.session import preview
 from runner.execution.steps.assembly import Options, assemble
 from runner.execution.steps.attempt import Attempt
 from runner.execution.steps.commit import GroupCommit
@@ -294,7 +294,7 @@ class SimulatedRun:
                     loop.run_until_complete(asyncio.wait(left))
 
     async def _run(self, ws: Workspace) -> Report:
-        survey = look(ws, Request("./recipe.yaml", self.inputs), self.choice)
+        survey = preview(ws, Request("./recipe.yaml", self.inputs), self.choice)
         claimed = self._claim(ws, survey.plan.recipe)
         masker = Masker(all_given(survey.plan, ws.environ))
         commits = GroupCommit(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from drivers.base import Exit
-from runner.execution.steps.adjusting import count_out_of_memory, divided
+from runner.execution.steps.adjusting import count_out_of_memory, divide_value
 from runner.storage.workspace import Workspace
 from tests.unit.execution.fakes import Program, SimulatedRun, StartedJob, writes
 
@@ -39,7 +39,7 @@ steps:
 def test_a_value_is_divided_into_a_whole_number(
     value: object, by: int, smaller: int | None
 ) -> None:
-    assert divided(value, by) == smaller
+    assert divide_value(value, by) == smaller
 
 
 def _fits(most: int) -> Program:

@@ -20,7 +20,7 @@ from runner.execution.steps.running_attempts import RunningAttempts
 
 class SharedStates:
     @contextlib.asynccontextmanager
-    async def sent(self, _attempt: Any, _spec: Any) -> AsyncIterator[None]:
+    async def upload_during(self, _attempt: Any, _spec: Any) -> AsyncIterator[None]:
         yield
 
 

@@ -27,7 +27,7 @@ class Exchange:
     def add_chunks(self, run: str, fence: int, rows: list[Chunk]) -> None:
         assert (run, fence) == ("run", 3)
         if self.is_taken:
-            raise Stale("another worker has it")
+            raise Stale("r1")
         self.rows += rows
 
 
@@ -115,7 +115,7 @@ def test_the_rest_of_a_kept_log_is_sent_at_the_end_and_then_folded(world: World)
     world.log.unlink()
     world.kept.write_text("one\ntwo\n")
     world.exchange.rows.clear()
-    world.chunks.over("a/b", world.attempt)
+    world.chunks.finish("a/b", world.attempt)
     assert [(row.offset, row.data) for row in world.exchange.rows] == [(4, b"two\n")]
     assert world.folded == 1
     del world.running["a/b"]
@@ -132,5 +132,5 @@ def test_a_run_whose_files_are_read_where_they_are_sends_nothing(world: World) -
     world.ws.delivers = False
     world.prints("one\n")
     assert world.tick() == []
-    world.chunks.over("a/b", world.attempt)
+    world.chunks.finish("a/b", world.attempt)
     assert world.exchange.rows == [] and world.folded == 0

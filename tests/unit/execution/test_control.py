@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from runner.errors import Busy
 from runner.execution.steps.bell import Bell
 from runner.execution.steps.control import Handover, Stopper
 from runner.execution.steps.run_schedule import RunSchedule
 from runner.planning.schedule import Scheduler, State, Task
+from runner.storage.records.runs import Stale
 from tests.unit.execution.fakes import Journal
 from tests.virtual import virtual
 
@@ -29,7 +29,7 @@ class Requests:
     def take_request(self, _run: str, _fence: int) -> str:
         self.looks += 1
         if self.is_taken:
-            raise Busy("another worker has it")
+            raise Stale("another worker has it")
         return self.what
 
     def events(self, _run: str) -> list[Any]:

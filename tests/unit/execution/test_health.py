@@ -45,7 +45,7 @@ def watch(host: Checked, seconds: float, *, health: bool = True) -> tuple[list[s
     checks = HealthChecks(steps, running, hooks)
 
     async def look() -> None:
-        with checks.watching():
+        with checks.monitor():
             await asyncio.sleep(seconds)
 
     with virtual() as loop:

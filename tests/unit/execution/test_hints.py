@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from drivers.base import Exit
-from runner.execution.steps.hints import Ran, fix
+from runner.execution.steps.hints import Ran, find_hint
 from runner.planning.step import SecretSpec, StepSpec
 
 SPEC = StepSpec("r@1", "train", {}, run=["true"], pass_env=["WANTED"])
@@ -18,7 +18,7 @@ BY_LINE = "  File \"train.py\", line 3, in <module>\n    p = os.environ['WANDB_P
 
 
 def hint(log: str, code: int = 1, ran: Ran = HERE, **more: object) -> str:
-    return fix(Exit(code, **more), log, SPEC, ran, SHELL)  # type: ignore[arg-type]
+    return find_hint(Exit(code, **more), log, SPEC, ran, SHELL)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -47,11 +47,11 @@ def test_a_missing_variable_is_named_with_the_line_to_add(log: str) -> None:
 
 def test_of_a_secret_that_the_recipe_declares_the_input_is_named() -> None:
     log = FROZEN.format("WANDB_API_KEY")
-    found = fix(Exit(1), log, SPEC._replace(unlisted={"WANDB_API_KEY": "key"}), HERE, SHELL)
+    found = find_hint(Exit(1), log, SPEC._replace(unlisted={"WANDB_API_KEY": "key"}), HERE, SHELL)
     assert found.endswith('add `secrets: [key]` to train: the input "key" is this secret')
     listed = SPEC._replace(secrets=[SecretSpec("key", "WANDB_API_KEY", "MY_KEY", required=False)])
     assert (
-        fix(Exit(1), log, listed, HERE, {})
+        find_hint(Exit(1), log, listed, HERE, {})
         == 'WANDB_API_KEY is the secret "key", and MY_KEY is not set in your shell: export it'
     )
 
@@ -69,14 +69,14 @@ def test_a_folder_that_is_made_again_is_there_for_its_output(said: str) -> None:
     )
     for path in ("runs", "runs/best", "runs/best/", "/w/.recipe/attempts/a-1-1/runs/best"):
         expected = f"recipe creates the output directories before train starts: create {path} with `exist_ok=True`, or with `mkdir -p`"
-        assert fix(Exit(1), f"Traceback\n{said.format(path)}\n", spec, HERE, {}) == expected
+        assert find_hint(Exit(1), f"Traceback\n{said.format(path)}\n", spec, HERE, {}) == expected
     for other in ("best", "runs/worse", "cache"):
-        assert fix(Exit(1), said.format(other), spec, HERE, {}) == ""
+        assert find_hint(Exit(1), said.format(other), spec, HERE, {}) == ""
 
 
 def test_with_an_env_file_the_line_belongs_there() -> None:
     spec = SPEC._replace(env_files=[".env"])
-    found = fix(Exit(1), FROZEN.format("OTHER"), spec, HERE, {})
+    found = find_hint(Exit(1), FROZEN.format("OTHER"), spec, HERE, {})
     assert found == "OTHER is set neither in your shell nor in .env: add a line `OTHER=…` there"
 
 
@@ -112,14 +112,14 @@ def test_a_missing_module_says_which_python_it_was(ran: Ran, words: str) -> None
 )
 def test_a_full_gpu_is_distinguished_from_a_full_machine(log: str) -> None:
     assert hint(log).startswith("the GPU is out of memory")
-    assert "resources: {memory" in hint("Killed", 137) and "resources: {memory" in fix(
+    assert "resources: {memory" in hint("Killed", 137) and "resources: {memory" in find_hint(
         Exit(None, signal=9, reason="oom"), "", SPEC, HERE, {}
     )
 
 
 @pytest.mark.parametrize("reason", ["timeout", "idle", "stopped", "lost"])
 def test_what_we_killed_ourselves_did_not_run_out_of_memory(reason: str) -> None:
-    assert fix(Exit(137, signal=9, reason=reason), "", SPEC, HERE, {}) == ""
+    assert find_hint(Exit(137, signal=9, reason=reason), "", SPEC, HERE, {}) == ""
 
 
 def test_a_program_that_cannot_be_run_is_named() -> None:
@@ -143,23 +143,23 @@ def test_an_executable_that_may_not_run_is_on_a_disk_without_programs() -> None:
 
 
 def test_a_variable_of_the_env_file_that_is_there_is_taken_from_it() -> None:
-    found = fix(Exit(1), FROZEN.format("WANDB_PROJECT"), SPEC, HERE, {}, {"WANDB_PROJECT"})
+    found = find_hint(Exit(1), FROZEN.format("WANDB_PROJECT"), SPEC, HERE, {}, {"WANDB_PROJECT"})
     assert found.startswith("WANDB_PROJECT is in .env: add `env_file: .env`")
 
 
 def test_a_program_called_as_its_recipe_sees_it_is_named_as_the_step_does() -> None:
     log = "python: can't open file '/ws/.recipe/attempts/x-1-1/../src/train.py': [Errno 2] No such file or directory"
-    assert fix(Exit(2), log, SPEC, HERE, {}).endswith(
+    assert find_hint(Exit(2), log, SPEC, HERE, {}).endswith(
         "write src/train.py instead of ../src/train.py"
     )
-    assert fix(Exit(2), log, SPEC, HERE, {}).endswith(
+    assert find_hint(Exit(2), log, SPEC, HERE, {}).endswith(
         "write src/train.py instead of ../src/train.py"
     )
 
 
 def _outside(log: str, **ran: Any) -> str:
     where = Ran("python", hidden=lambda path: path == "/data/x.csv", **ran)
-    return fix(Exit(1), log, SPEC, where, {})
+    return find_hint(Exit(1), log, SPEC, where, {})
 
 
 def test_a_path_that_a_sandbox_hides_is_named() -> None:

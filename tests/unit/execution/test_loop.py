@@ -58,7 +58,7 @@ def test_a_step_that_fails_blocks_those_that_need_it_and_says_why(tmp_path: Path
     assert report.state == "FAILED" and report.counts == {"FAILED": 1, "BLOCKED": 1}
     (failure,) = report.failures
     assert (failure.id, failure.kind, failure.reason) == ("a", "exit", "exit 3")
-    assert failure.error == "ValueError: no rows" and failure.began and not failure.unplaced
+    assert failure.error == "ValueError: no rows" and failure.has_begun and not failure.is_unplaced
     assert failure.tail == b"reading\nValueError: no rows\n"
     assert Path(failure.log).read_bytes() == failure.tail
     own = run.last_of("a")
@@ -373,5 +373,5 @@ def test_without_a_host_that_is_left_a_step_fails(tmp_path: Path) -> None:
     programs = {"a": [runs_for(100, writes(a="1"))]}
     run = SimulatedRun(tmp_path, CHAIN, programs, hosts=["h1"], then=switch_off)
     (failure,) = run.run().failures
-    assert failure.unplaced and not failure.began
+    assert failure.is_unplaced and not failure.has_begun
     assert failure.reason == "no host is left for the step: h1: h1 is switched off"

@@ -40,7 +40,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 def looks(world: World, seconds: int) -> None:
     for _ in range(seconds):
         LOOP[0].now += 1.0
-        world.silences.look()
+        world.silences.check()
 
 
 LOOP: list[Any] = []

@@ -37,7 +37,7 @@ class World:
         monkeypatch.setattr(bucket_inputs, "names_of", lambda _config, name: [name])
         monkeypatch.setattr(bucket_inputs, "copy_of", lambda *_words: self.copy)
         self.inputs = BucketInputs(ws, survey, commits, "vastai")
-        monkeypatch.setattr(self.inputs, "_listed", lambda *_words: Of(size=self.size))
+        monkeypatch.setattr(self.inputs, "_sign_objects", lambda *_words: Of(size=self.size))
         self.place: Any = Of(name="h1", folder=self)
         self.source = Of(
             in_bucket=True, lookup_key="asked", address="s3://b/x", only=(), name="data"

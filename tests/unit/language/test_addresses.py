@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.language.addresses import AddressType, divided, kind_of, normalize
+from runner.language.addresses import AddressType, kind_of, normalize, split_secrets
 from runner.language.bad_values import BadValue
 
 
@@ -24,7 +24,7 @@ def test_the_scheme_is_the_kind(address: str, kind: str) -> None:
 
 def test_login_query_and_signatures_are_kept_out_of_what_is_shown() -> None:
     signature = "s" * 16
-    shown, secrets = divided(f"https://me:pw@host/data.tar?part=1&sig={signature}")
+    shown, secrets = split_secrets(f"https://me:pw@host/data.tar?part=1&sig={signature}")
     assert shown == "https://host/data.tar"
     assert secrets == ("me:pw", f"part=1&sig={signature}", signature)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runner.language.imports import Start, started
+from runner.language.imports import Start, find_starts
 
 
 @pytest.mark.parametrize(
@@ -28,10 +28,10 @@ from runner.language.imports import Start, started
     ],
 )
 def test_a_command_names_what_it_starts(run: Any, found: list[Start]) -> None:
-    assert started(run, None) == found
+    assert find_starts(run, None) == found
 
 
 def test_accelerate_names_its_script() -> None:
-    assert started(None, {"script": "train.py", "args": {"x": "y.py"}}) == [
+    assert find_starts(None, {"script": "train.py", "args": {"x": "y.py"}}) == [
         Start("script", "train.py")
     ]

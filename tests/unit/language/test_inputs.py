@@ -75,7 +75,7 @@ def problems(
 )
 def test_what_stands_in_a_python_file_is_named_behind_it(value: str) -> None:
     spec = recipe("{type: list, items: file, member: true}").inputs["x"]
-    assert inputs.converted(spec, "src/a.py:Told, s3://b/c.py:made") == [
+    assert inputs.convert(spec, "src/a.py:Told, s3://b/c.py:made") == [
         "src/a.py:Told",
         "s3://b/c.py:made",
     ]
@@ -83,7 +83,7 @@ def test_what_stands_in_a_python_file_is_named_behind_it(value: str) -> None:
         inputs.BadValue,
         match=r"must be FILE.py:NAME, a Python file and a class or function in it, not .* \(item 1\)",
     ):
-        inputs.converted(spec, [value])
+        inputs.convert(spec, [value])
 
 
 def test_defaults_are_values() -> None:

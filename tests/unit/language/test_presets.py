@@ -27,7 +27,7 @@ def recipe() -> Recipe:
 
 
 def test_a_later_preset_wins_and_the_earlier_fills_in(recipe: Recipe) -> None:
-    both = presets.chosen(recipe, "a, b")
+    both = presets.combine(recipe, "a, b")
     assert both is not None and both.resources is not None
     assert both.name == "a,b"
     assert dict(both.inputs) == {"lr": 3, "n": 2}
@@ -40,6 +40,6 @@ def test_the_preset_that_gives_an_input_is_the_last_that_names_it(recipe: Recipe
 
 
 def test_unknown_presets_are_left_out(recipe: Recipe) -> None:
-    assert presets.known(recipe, "gone,b") == "b"
-    assert presets.known(recipe, "gone") is None
-    assert presets.chosen(recipe, None) is None
+    assert presets.filter_known(recipe, "gone,b") == "b"
+    assert presets.filter_known(recipe, "gone") is None
+    assert presets.combine(recipe, None) is None

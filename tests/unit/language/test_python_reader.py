@@ -38,8 +38,8 @@ def test_every_way_to_import_is_read(source: str, found: list[Import]) -> None:
 @pytest.mark.parametrize(
     ("source", "doubt"),
     [
-        ("import_module(name)", "line 1 imports a module that a value names"),
-        ("__import__(f'a.{b}')", "line 1 imports a module that a value names"),
+        ("import_module(name)", "line 1 imports a module whose name is computed"),
+        ("__import__(f'a.{b}')", "line 1 imports a module whose name is computed"),
         ("\nsys.path.insert(0, 'lib')", "line 2 changes sys.path"),
         ("sys.path += ['lib']", "line 1 changes sys.path"),
         ("sys.path[0] = 'lib'", "line 1 changes sys.path"),
@@ -59,4 +59,4 @@ def test_what_can_be_read_is_none(source: str) -> None:
 
 
 def test_names_of_other_packages_are_dotted() -> None:
-    assert read("import a.b\nfrom c import d\nfrom . import e").dotted == ("a.b", "c", "c.d")
+    assert read("import a.b\nfrom c import d\nfrom . import e").module_names == ("a.b", "c", "c.d")

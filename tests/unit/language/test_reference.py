@@ -17,7 +17,7 @@ BLOCKS = re.findall(r"```yaml\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
 
 def test_the_reference_is_the_schemas() -> None:
     text = (GUIDE.parent / "language.md").read_text("utf-8")
-    assert reference.refreshed(text, schema.load()) == text, (
+    assert reference.refresh(text, schema.load()) == text, (
         "docs/language.md is out of date: make docs"
     )
 

@@ -183,7 +183,7 @@ def test_a_problem_stands_where_it_is() -> None:
 
 def test_a_word_of_another_tool_is_translated() -> None:
     [fault] = schema.faults({"recipe": "a@1", "steps": {"s": {"run": "x", "depends_on": ["a"]}}})
-    assert fault.fix == 'it is called "needs" here'
+    assert fault.fix == 'use "needs" instead'
 
 
 def test_a_key_of_a_step_that_stands_too_far_out_is_sent_back_in() -> None:
@@ -195,7 +195,7 @@ def test_a_key_of_a_step_that_stands_too_far_out_is_sent_back_in() -> None:
     ]
     faults = schema.faults({"recipe": "a@1", "steps": None, "train": {"run": "x"}})
     assert [fault.fix for fault in faults] == [
-        'indent what belongs to "steps"',
+        'indent the lines below "steps"',
         'a step belongs under "steps": indent "train"',
     ]
 

@@ -51,7 +51,7 @@ def said(source: str, *words: str, **more: str) -> list[str]:
         (["--lr", "0.1"], "train.py needs the option --data, which is not given"),
         (["--data", "--lr", "0.1"], "--data of train.py needs a value"),
         (["--data"], "--data of train.py needs a value"),
-        (["--data", "x", "stray"], 'train.py has no place for "stray"'),
+        (["--data", "x", "stray"], 'train.py takes no argument "stray"'),
         (["--data", "x", "--amp=1"], "--amp of train.py takes no value"),
         (["--data", "x", "--mode", "quick"], '--mode of train.py takes fast or slow, not "quick"'),
         (["--data", "x", "--steps", "1e3"], '--steps of train.py takes a whole number, not "1e3"'),

@@ -514,7 +514,7 @@ def test_a_place_is_text_and_has_parts() -> None:
         ("a {{ inputs.xs[0 }}", "this `[` is never closed", 14),
         ("{{ [1, (2] }}", "this `(` is never closed", 7),
         ("{{ '(' ~ [ }}", "this `[` is never closed", 9),
-        ("{{ inputs.n) }}", "this `)` closes nothing", 11),
+        ("{{ inputs.n) }}", "this `)` has no opening bracket", 11),
     ],
 )
 def test_a_bracket_that_is_not_closed_is_pointed_at(text: str, words: str, at: int) -> None:

@@ -54,7 +54,7 @@ function Parallel({ members, axes, valueOf, ranges, setRange, lit, light, inside
     else setRange(axis.name, null);
     setFrom(null);
   };
-  return html`<svg class="parallel" viewBox=${`0 0 ${WIDE} ${TALL}`} role="img" aria-label="inputs and the metric of each, on parallel axes; the fields below narrow them">
+  return html`<svg class="parallel" viewBox=${`0 0 ${WIDE} ${TALL}`} role="img" aria-label="Inputs and metric of each run on parallel axes. The fields below filter the runs.">
     ${members.map(member => html`<path key=${member.key} class=${"thread" + (inside(member) ? "" : " out") + (lit === member.n ? " lit" : "")} d=${"M" + lineOf(member).join("L")} style=${{ stroke: colour(member.n) }}
       onMouseEnter=${() => light(member.n)} onMouseLeave=${() => light(null)}><title>${member.label}</title></path>`)}
     ${axes.map((axis, n) => {

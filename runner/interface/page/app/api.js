@@ -49,7 +49,7 @@ export async function ask(path, { signal, headers = {}, body, method } = {}) {
     body: body === undefined ? undefined : JSON.stringify(body),
   });
   if (answer.ok) return answer;
-  const silent = { message: "the server answered " + answer.status, fix: "" };
+  const silent = { message: "the server returned status " + answer.status, fix: "" };
   const fault = await answer.json().then(each => each.error, () => silent);
   if (answer.status === 401) unknown.value = true;
   throw new Refusal(answer.status, fault);

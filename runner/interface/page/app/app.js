@@ -34,8 +34,8 @@ function Top({ view }) {
   const word = link.value;
   return html`<header class="top">
     <a class="mark" href="#">recipe</a>
-    ${onlyRun() ? html`<span class="quiet shared">one run, to read</span>` : html`<${Views} view=${view} />`}
-    <span id="link" role="status" class=${"quiet " + word}>${word === "lost" ? "not connected, trying again" : word}</span>
+    ${onlyRun() ? html`<span class="quiet shared">read-only, one run</span>` : html`<${Views} view=${view} />`}
+    <span id="link" role="status" class=${"quiet " + word}>${word === "lost" ? "disconnected, reconnecting" : word}</span>
     <${Theme} />
     ${mayOperate() && html`<a class="button main" id="new" href="#new">New run</a>`}
   </header>`;
@@ -48,8 +48,8 @@ function Sign() {
     setToken(token.trim());
     location.reload();
   };
-  return html`<main id="main" tabindex="-1"><form id="sign" class="sheet-form" onSubmit=${open}><h1>Which token?</h1>
-    <p class="quiet">Open the address that <code>recipe ui</code> prints, or give a token that <code>recipe serve</code> has shown. It stays in this tab.</p>
+  return html`<main id="main" tabindex="-1"><form id="sign" class="sheet-form" onSubmit=${open}><h1>Enter a token</h1>
+    <p class="quiet">Open the URL printed by <code>recipe ui</code>, or enter a token from <code>recipe serve</code>. The token stays in this tab.</p>
     <label class="field"><b>Token</b><input id="token" type="password" autocomplete="off" spellcheck="false" value=${token} onInput=${event => set(event.target.value)} /></label>
     <button class="main">Open</button>
   </form></main>`;
@@ -79,7 +79,7 @@ function App() {
     if (only && run !== only) go({ run: only });
   }, [only, run]);
   if (unknown.value) return html`<${Sign} />`;
-  return html`<a class="skip" href="#main" onClick=${event => { event.preventDefault(); document.getElementById("main").focus(); }}>to the content</a>
+  return html`<a class="skip" href="#main" onClick=${event => { event.preventDefault(); document.getElementById("main").focus(); }}>Skip to content</a>
     <${Top} view=${view} />
     <main id="main" tabindex="-1" data-view=${view}>
       <${Message} error=${error} />

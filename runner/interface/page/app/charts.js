@@ -66,14 +66,14 @@ export function CurvesTab({ feed }) {
   const [zoom, setZoom] = useState(null), [most, setMost] = useState(CHARTS);
   const close = useClose(feed, zoom);
   const all = drawable(feed.series.value), names = all.filter(matcher(wanted));
-  if (!all.length) return html`<p class="quiet empty">No step of this run has reported a metric twice yet.</p>`;
+  if (!all.length) return html`<p class="quiet empty">No curves yet. A curve needs at least two values of a metric.</p>`;
   return html`<section id="curves"><h2 class="unseen">Curves</h2>
     <div class="controls">
       <label>metrics <input id="metrics" type="search" placeholder="all" value=${wanted} onInput=${event => setWanted(event.target.value)} /></label>
       <label>smooth <input id="weight" type="range" min="0" max="0.98" step="0.02" value=${weight} onInput=${event => setWeight(Number(event.target.value))} /></label>
       <button type="button" id="log-y" aria-pressed=${String(logY)} onClick=${() => setLogY(!logY)}>log y</button>
       ${zoom && html`<button type="button" id="unzoom" onClick=${() => setZoom(null)}>${`${short(zoom[0])} – ${short(zoom[1])} ×`}</button>`}
-      <span class="quiet wide-only">drag to zoom, double click for all</span>
+      <span class="quiet wide-only">drag to zoom, double-click to reset</span>
     </div>
     <${Charts} feed=${feed} names=${names.slice(0, most)} weight=${weight} logY=${logY} zoom=${zoom} setZoom=${setZoom} close=${close} />
     ${names.length > most && html`<p><button type="button" onClick=${() => setMost(most + CHARTS)}>${`Show more of ${names.length} metrics`}</button></p>`}

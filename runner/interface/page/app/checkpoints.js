@@ -39,7 +39,7 @@ function Resume({ feed, checkpoint, tell }) {
     setBusy(false);
   };
   if (!sure) return html`<button type="button" onClick=${() => setSure(true)}>Resume from here<span class="unseen">${": " + name}</span></button>`;
-  return html`<button type="button" class="main" disabled=${busy} onClick=${resume}>Put newer ones aside, and start a run</button>
+  return html`<button type="button" class="main" disabled=${busy} onClick=${resume}>Set newer checkpoints aside and start a run</button>
     ${" "}<button type="button" onClick=${() => setSure(false)}>Back</button>`;
 }
 
@@ -59,6 +59,6 @@ export function Checkpoints({ feed, run, tell }) {
         <td>${may && each.whole && each.number !== null && html`<${Resume} feed=${feed} checkpoint=${each} tell=${tell} />`}</td>
       </tr>`)}</tbody></table></div>`}
     ${all.length > ROWS && html`<p class="quiet">The first ${ROWS} of ${all.length} checkpoints.</p>`}
-    ${found.unknown.length > 0 && html`<p class="quiet">${`Checkpoints of ${found.unknown.map(readable).join(", ")} can be found once the steps they need are done.`}</p>`}
+    ${found.unknown.length > 0 && html`<p class="quiet">${`Checkpoints of ${found.unknown.map(readable).join(", ")} are unknown until their dependencies finish.`}</p>`}
   </section>`;
 }

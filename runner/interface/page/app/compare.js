@@ -138,7 +138,7 @@ export function Compare() {
     <div class="compare">
       <${Legend} members=${members} metric=${main} remove=${remove} lit=${lit} light=${light} inside=${inside} />
       <div class="multiples">${shown.filter(name => lines.get(name).length).map(name => html`<${Multiple} key=${name} metric=${name} lines=${lines.get(name)} ...${given} />`)}
-        ${axis !== "step" && !shown.length && html`<p class="quiet">${axis === "seconds" ? html`No run reports <code>time_step</code>, the seconds per step.` : "No times are known of these runs."}</p>`}</div>
+        ${axis !== "step" && !shown.length && html`<p class="quiet">${axis === "seconds" ? html`No run reports <code>time_step</code>, the seconds per step.` : "These runs have no recorded times."}</p>`}</div>
     </div>
     <${Against} members=${members} metrics=${results.filter(name => members.some(({ leaf }) => typeof leaf.metrics[name]?.best === "number"))} metric=${main} setMetric=${setMetric} ranges=${ranges} setRange=${(name, range) => setRanges(known => ({ ...known, [name]: range }))} lit=${lit} light=${light} />
     <${Results} members=${members} metrics=${results} base=${base} />

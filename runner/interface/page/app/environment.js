@@ -17,7 +17,7 @@ function Diff({ code }) {
   const lines = code.diff.replace(/\n$/, "").split("\n"), more = code.changed_count - 5;
   return html`<details id="diff"><summary>${`Changed since the commit: ${code.changed.slice(0, 5).join(", ")}${more > 0 ? ` and ${more} more` : ""}`}</summary>
     <pre class="diff" tabindex="0" role="region" aria-label="changes since the commit">${lines.slice(0, LINES).map((line, n) => html`<span key=${n} class=${sort(line)}>${line || " "}</span>`)}</pre>
-    ${(code.diff_cut || lines.length > LINES) && html`<p class="quiet">The end of the diff is cut off.</p>`}
+    ${(code.diff_cut || lines.length > LINES) && html`<p class="quiet">The diff is truncated.</p>`}
   </details>`;
 }
 
@@ -27,7 +27,7 @@ function Code({ code }) {
   return html`<div class="code"><p>commit <code id="commit">${code.commit}</code>${code.branch && code.branch !== "HEAD" ? ` on ${code.branch}` : ""}
       ${" "}<button type="button" aria-label="copy the commit" onClick=${take}>${copied ? "Copied" : "Copy"}</button></p>
     ${code.changed_count ? html`<${Diff} code=${code} />` : html`<p class="quiet">No changes since the commit.</p>`}
-    ${code.untracked_count > 0 && html`<p class="quiet">${code.untracked_count === 1 ? "One file or folder was" : `${code.untracked_count} files and folders were`} in no commit: ${code.untracked.slice(0, 5).join(", ")}${code.untracked_count > 5 ? " and others" : ""}. Their contents are not kept with the run.</p>`}
+    ${code.untracked_count > 0 && html`<p class="quiet">${code.untracked_count === 1 ? "1 untracked file or directory" : `${code.untracked_count} untracked files and directories`}: ${code.untracked.slice(0, 5).join(", ")}${code.untracked_count > 5 ? " and others" : ""}. Their contents are not kept with the run.</p>`}
   </div>`;
 }
 

@@ -39,7 +39,7 @@ function Actions({ feed, run, tell }) {
   };
   const button = (label, verb, of = "") => html`<button type="button" class=${of} data-verb=${verb} disabled=${busy} onClick=${() => does(verb)}>${label}</button>`;
   const resumes = run.state === "PAUSED" || run.request === "pause" || run.word === "NEEDS_RECOVERY";
-  const more = html`${mayOperate() && html`<a class="button" id="like" href=${"#new&like=" + encodeURIComponent(run.id)}>Start again with changes</a>`}
+  const more = html`${mayOperate() && html`<a class="button" id="like" href=${"#new&like=" + encodeURIComponent(run.id)}>Rerun with changes</a>`}
     <a class="button" id="compare-this" href=${"#compare=" + encodeURIComponent(run.id)}>Compare</a>`;
   if (!mayOperate()) return html`<p class="controls" id="actions">${more}</p>`;
   if (isOver(run)) return html`<p class="controls" id="actions">${button("Run again", "retry")}${more}</p>`;

@@ -22,7 +22,7 @@ function until(moment) {
 /** Ask a provider to end a machine.  Raises Error if it is still there. */
 async function end(lease) {
   const done = await json(`/leases/${part(lease.key)}/end`, { body: {} });
-  if (!done.ended) throw new Error(`${lease.key} has not ended: ${done.said}`);
+  if (!done.ended) throw new Error(`cannot terminate ${lease.key}: ${done.said}`);
 }
 
 function Holder({ lease }) {

@@ -83,7 +83,7 @@ function countOf(about, lines, find) {
   if (!about) return "";
   const number = n => n.toLocaleString("en");
   if (find) return `${number(about.matches)} of ${number(about.total)} lines` + (lines.length < about.matches ? `, the first ${number(lines.length)}` : "");
-  if (!about.total) return about.ended ? "It printed nothing." : "It has printed nothing yet.";
+  if (!about.total) return about.ended ? "No output." : "No output yet.";
   return lines.length < about.total ? `lines ${number(lines[0]?.number || 0)}–${number(lines.at(-1)?.number || 0)} of ${number(about.total)}` : `${number(about.total)} lines`;
 }
 
@@ -108,7 +108,7 @@ export function Logs({ feed, run, tell }) {
       box.current.scrollTop = target.offsetTop - box.current.clientHeight / 3;
     } else if (!line && atEnd.current && box.current) box.current.scrollTop = box.current.scrollHeight;
   }, [lines]);
-  if (!step) return html`<p class="quiet empty">No step of this run has begun yet.</p>`;
+  if (!step) return html`<p class="quiet empty">No step of this run has started yet.</p>`;
   const more = work => file[work]().catch(tell);
   const turn = () => {
     localStorage.setItem(WRAP, wrap ? "no" : "yes");

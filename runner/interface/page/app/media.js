@@ -35,7 +35,7 @@ export class Media {
   /** The address in this page of a sound.  Raises Error for one that is too large. */
   sound(file, wanted) {
     return this.once(file.key, wanted, async () => {
-      if (!SOUNDS.includes(file.type) || file.bytes > LOUDEST) throw new Error("this sound is too large to play here: save it");
+      if (!SOUNDS.includes(file.type) || file.bytes > LOUDEST) throw new Error("the audio file is too large to play here; download it");
       const answer = await fetched(this.run, file, { signal: this.live.signal });
       return URL.createObjectURL(new Blob([await answer.arrayBuffer()], { type: file.type }));
     });

@@ -78,7 +78,7 @@ function FolderRow({ feed, output, isOpen, tell }) {
 function Output({ feed, output, tell }) {
   const isOpen = route.value.get("output") === output.name;
   if (!output.stored) {
-    return html`<li><div class="file"><span>${readable(output.name)}</span><span class="quiet">not stored here any more</span><span class="number">${bytes(output.bytes)}</span></div></li>`;
+    return html`<li><div class="file"><span>${readable(output.name)}</span><span class="quiet">no longer stored here</span><span class="number">${bytes(output.bytes)}</span></div></li>`;
   }
   if (output.folder) return html`<${FolderRow} feed=${feed} output=${output} isOpen=${isOpen} tell=${tell} />`;
   return html`<${FileRow} feed=${feed} file=${filesOf(output)[0]} title=${readable(output.name)} isOpen=${isOpen} tell=${tell} />`;
@@ -89,7 +89,7 @@ export function Outputs({ feed, run, tell }) {
   const outputs = feed.artifacts.value;
   return html`<section id="made"><h2>Outputs</h2>
     ${outputs.length ? html`<ul class="outputs">${outputs.slice(0, ROWS).map(each => html`<${Output} key=${each.name} feed=${feed} output=${each} tell=${tell} />`)}</ul>`
-      : html`<p class="quiet">${isOver(run) ? "This run made no outputs." : "This run has no outputs yet."}</p>`}
+      : html`<p class="quiet">${isOver(run) ? "This run produced no outputs." : "This run has no outputs yet."}</p>`}
     ${outputs.length > ROWS && html`<p class="quiet">The first ${ROWS} of ${outputs.length} outputs.</p>`}
   </section>
   <${Checkpoints} feed=${feed} run=${run} tell=${tell} />`;

@@ -42,7 +42,7 @@ function FailureBox({ run, failure }) {
     <${LastLines} lines=${failure.lines} />
     ${failure.fix && html`<p class="fix"><b>Fix:</b> <${Typed} text=${failure.fix} /></p>`}
     <p class="ways">${failure.step && html`<a href=${addressOf(run.id, "log", { step: failure.step })}>Whole log</a>`}
-      ${mayOperate() && html`<a href=${"#new&like=" + encodeURIComponent(run.id)}>Start again with changes</a>`}</p>
+      ${mayOperate() && html`<a href=${"#new&like=" + encodeURIComponent(run.id)}>Rerun with changes</a>`}</p>
   </article>`;
 }
 

@@ -36,7 +36,7 @@ const SHOWN = { picture: Picture, audio: Sound, text: Words };
 /** A sample of one run at a step. */
 function Shot({ media, sample, step, label, open }) {
   const file = sample && fileAt(sample, step);
-  if (!file) return html`<p class="quiet">${sample ? "not made yet" : "not made by this run"}</p>`;
+  if (!file) return html`<p class="quiet">${sample ? "not created yet" : "not created by this run"}</p>`;
   const View = SHOWN[sample.kind], title = `${sample.title}${file.step === null ? "" : ` at step ${file.step}`}${label && " of " + label}`;
   return html`<${View} media=${media} file=${file} title=${title} open=${each => open({ media, file: each, title })} />`;
 }
@@ -132,7 +132,7 @@ export function SampleSheets({ sources, empty, controls = null }) {
     <${Slider} steps=${steps} step=${step} />
     ${stepped.length > 0 && html`<${Sheet} rows=${isWhole ? stepped : stepped.slice(0, MOST)} ...${given} />`}
     ${!isWhole && stepped.length > MOST && html`<p><button type="button" onClick=${() => show(true)}>Show all ${stepped.length}</button></p>`}
-    ${few.length + albums.length > 0 && html`<h3>${stepped.length ? "Other pictures and sounds" : "Pictures and sounds"}</h3>`}
+    ${few.length + albums.length > 0 && html`<h3>${stepped.length ? "Other images and audio" : "Images and audio"}</h3>`}
     ${few.length > 0 && html`<${Sheet} rows=${few.slice(0, MOST)} ...${given} />`}
     ${few.length > MOST && html`<p class="quiet">The first ${MOST} of ${few.length}; all of them are in the outputs.</p>`}
     ${albums.map(([folder, each]) => html`<${Album} key=${folder} folder=${folder} rows=${each} given=${given} />`)}
@@ -143,7 +143,7 @@ export function SampleSheets({ sources, empty, controls = null }) {
 /** The tab. */
 export function Samples({ feed }) {
   const outputs = feed.artifacts.value;
-  const empty = html`<p class="quiet empty">This run has no samples: no picture or sound among its outputs, and no text whose name has a step in it, such as <code>step-100.txt</code>.</p>`;
+  const empty = html`<p class="quiet empty">This run has no samples. Samples are images, audio, and text files with a step in their name, such as <code>step-100.txt</code>.</p>`;
   return html`<${SampleSheets} sources=${[{ key: feed.id, label: "", feed, outputs }]} empty=${empty} />`;
 }
 
@@ -162,5 +162,5 @@ function useSource(member) {
 /** The samples of two side by side, with one slider; `controls` choose others. */
 export function SideBySide({ one, other, controls }) {
   const sources = [useSource(one), useSource(other)];
-  return html`<${SampleSheets} sources=${sources} controls=${controls} empty=${controls && html`<section id="samples"><h2>Samples</h2><div class="controls">${controls}</div><p class="quiet">Neither of these has samples.</p></section>`} />`;
+  return html`<${SampleSheets} sources=${sources} controls=${controls} empty=${controls && html`<section id="samples"><h2>Samples</h2><div class="controls">${controls}</div><p class="quiet">Neither run has samples.</p></section>`} />`;
 }

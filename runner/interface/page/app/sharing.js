@@ -20,14 +20,14 @@ function Made({ link }) {
   const take = () => navigator.clipboard.writeText(link).then(() => copy(true), () => box.current.select());
   return html`<p class="controls"><input ref=${box} id="share-link" aria-label="the link" readonly value=${link} />
     <button type="button" class="main" onClick=${take}>${copied ? "Copied" : "Copy"}</button></p>
-    <p class="quiet">Copy it now: it is shown once.</p>`;
+    <p class="quiet">Copy the link now. It is shown only once.</p>`;
 }
 
 function Links({ links, end }) {
   if (!links.length) return null;
-  return html`<h3>Links that work</h3><ul class="links">${links.map(each => html`<li key=${each.id}>
-    <span>made ${new Date(each.created).toLocaleString()}, until ${new Date(each.expires).toLocaleString()}</span>
-    <button type="button" aria-label=${"end the link of " + new Date(each.created).toLocaleString()} onClick=${() => end(each)}>End</button>
+  return html`<h3>Active links</h3><ul class="links">${links.map(each => html`<li key=${each.id}>
+    <span>created ${new Date(each.created).toLocaleString()}, expires ${new Date(each.expires).toLocaleString()}</span>
+    <button type="button" aria-label=${"revoke the link of " + new Date(each.created).toLocaleString()} onClick=${() => end(each)}>End</button>
   </li>`)}</ul>`;
 }
 
@@ -56,10 +56,10 @@ export function Sharing({ run, close, tell }) {
   const end = each => ask(`${path}/${each.id}`, { method: "DELETE" }).then(read).catch(failed);
   return html`<dialog ref=${box} class="sharing" aria-label="share this run" onClose=${close}>
     <h2>Share this run</h2>
-    <p>The link opens all of this run to its readers, the log, outputs and code changes included, and nothing else. Readers need a way to this server at <code>${location.host}</code>.</p>
+    <p>The link gives read access to this run only, including its log, outputs and code changes. Readers must be able to reach this server at <code>${location.host}</code>.</p>
     <form class="controls" onSubmit=${make}>
-      <label>works for <select id="share-days" value=${String(days)} onChange=${event => setDays(Number(event.target.value))}>${DAYS.map(each => html`<option key=${each} value=${String(each)}>${each === 1 ? "1 day" : each + " days"}</option>`)}</select></label>
-      <button class="main" id="share-make">Make a link</button>
+      <label>valid for <select id="share-days" value=${String(days)} onChange=${event => setDays(Number(event.target.value))}>${DAYS.map(each => html`<option key=${each} value=${String(each)}>${each === 1 ? "1 day" : each + " days"}</option>`)}</select></label>
+      <button class="main" id="share-make">Create a link</button>
       <button type="button" onClick=${() => box.current.close()}>Close</button>
     </form>
     ${link && html`<${Made} link=${link} />`}

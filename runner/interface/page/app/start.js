@@ -104,7 +104,7 @@ function Count({ form, set }) {
 function Command({ plan }) {
   const [done, setDone] = useState(false);
   if (!plan) return null;
-  if (plan.command === null) return html`<p class="quiet">No command line does exactly this.</p>`;
+  if (plan.command === null) return html`<p class="quiet">No command line can express this request.</p>`;
   const copy = () => navigator.clipboard.writeText(plan.command).then(() => {
     setDone(true);
     setTimeout(() => setDone(false), 2000);
