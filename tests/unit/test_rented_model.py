@@ -236,7 +236,9 @@ class Schedule:
         jumping = asyncio.ensure_future(self.jump(loop))
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(
-                reaper, "run_status", lambda row, _environ: self.run_status.get(row.run, "gone")
+                reaper,
+                "find_run_status",
+                lambda row, _environ: self.run_status.get(row.run, "gone"),
             )
             await asyncio.gather(self.run("one"), self.run("two"))
         jumping.cancel()

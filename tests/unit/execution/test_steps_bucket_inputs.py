@@ -34,7 +34,7 @@ class World:
         masker = Of(learn=self.learned.extend)
         survey: Any = Of(facts=facts)
         commits: Any = Of(say=self.said.append, masker=masker)
-        monkeypatch.setattr(bucket_inputs, "names_of", lambda _config, name: [name])
+        monkeypatch.setattr(bucket_inputs, "driver_names", lambda _config, name: [name])
         monkeypatch.setattr(bucket_inputs, "copy_of", lambda *_words: self.copy)
         self.inputs = BucketInputs(ws, survey, commits, "vastai")
         monkeypatch.setattr(self.inputs, "_sign_objects", lambda *_words: Of(size=self.size))
