@@ -1,8 +1,8 @@
-"""What is asked of runs, and what its answers mean to a caller.  Touches no network, disk or clock.
+"""Operations on runs, as generators without I/O: retries, polling, resumed streams.
 
-A conversation is a generator.  It yields an Ask and is sent the answer, or Lost where none came; for one that streams it then yields More and is sent
-pieces, and None at their end.  It yields a Nap to wait, and a Give for each thing that the caller gets.  Every operation is one, so an answer that
-was lost is asked for again in one place: what was given once is not given again, and nothing is left out.
+Each operation is a generator (a `Talk`) that a shell executes.  The generator yields an Ask and is sent the answer, or Lost if the request failed.
+After an Ask with `streams`, the generator yields More for each piece, and is sent None at the end of the stream.  It yields a Nap to sleep, and a
+Give for each item of the caller.  Retries happen here only: the caller gets every item exactly once.
 """
 
 from __future__ import annotations
@@ -17,38 +17,42 @@ from ...storage.records.runs import FINAL, Event
 from .transport import Events, Listing, LogPart, Lost, New, Page, Pieces, Transport
 
 FEW: Final = 4
-"""How often is asked what may be asked twice."""
+"""Tries of a request that is safe to repeat."""
 ONCE: Final = 1
 AT_ONCE: Final = 200
-"""Runs of a list that are asked for at once."""
+"""Runs per page of a list."""
 FOREVER: Final = 1 << 60
 LONGEST_NAP: Final = 15.0
-"""Seconds between two tries at most."""
+"""Maximum seconds between two tries."""
 SOON, LATER = 0.1, 1.0
-"""Seconds between two looks at a run that is followed: at first, and where nothing happens."""
+"""Seconds between two polls of a followed run: the first interval, and the longest one while no events arrive."""
 _LONGEST_LINE: Final = 1 << 16
 
 
 class TimedOut(Busy, TimeoutError):
-    """What was waited for did not happen in time."""
+    """The timeout of a wait expired."""
 
 
 class Ask(NamedTuple):
-    """One question to what keeps the runs."""
+    """A request to the transport.  If `streams`, the answer is read piece by piece with More."""
 
     of: Callable[[Transport], object]
     streams: bool = False
 
 
 class More(NamedTuple):
-    """The next piece of the answer that streams."""
+    """A request for the next piece of the current stream."""
 
 
 class Nap(NamedTuple):
+    """A pause."""
+
     seconds: float
 
 
 class Give(NamedTuple):
+    """An item for the caller."""
+
     item: object
 
 
@@ -61,14 +65,14 @@ _Part: TypeAlias = Generator[Step, Heard, _Said]
 
 
 class Clock(NamedTuple):
-    """Until when something is tried: `now` counts seconds, and `words` say what did not happen.  By default without an end."""
+    """A deadline: the clock `now`, the deadline `until` in its seconds, and the timeout message `words`.  By default there is no deadline."""
 
     now: Callable[[], float] = lambda: 0.0
     until: float = math.inf
     words: str = ""
 
     def left(self) -> float:
-        """Seconds that are left.  Raises TimedOut."""
+        """Return the seconds until the deadline.  Raises TimedOut after the deadline."""
         if (left := self.until - self.now()) <= 0:
             raise TimedOut(self.words)
         return left
@@ -78,13 +82,13 @@ ENDLESS: Final = Clock()
 
 
 def in_python(error: CannotAsk) -> CannotAsk:
-    """The same refusal with a fix for Python."""
+    """Return the same error with a fix for Python callers, such as "call `resume()`"."""
     fix = f"call `{error.helps}()`" if error.helps else error.problems[0].fix
     return CannotAsk(error.code, error.message, error.run, fix)
 
 
 def _got(of: Callable[[Transport], _Said], tries: int, clock: Clock = ENDLESS) -> _Part[_Said]:
-    """The answer to a question, which is asked again where none came.  Raises what it says."""
+    """Return the answer to a question; ask again after a failure, up to `tries` times.  Raises the failure of the last try."""
     tried = 0
     while True:
         heard = yield Ask(of)
@@ -105,12 +109,12 @@ def _nap(tried: int, lost: Lost, clock: Clock = ENDLESS) -> _Part[None]:
 
 
 def submit(new: New, key: str) -> Talk:
-    """Store a run, and give its id.  With a key it is stored once, however often it is asked for."""
+    """Store a run and give its id.  Repeated requests with the same key store one run."""
     yield Give((yield from _got(lambda there: there.submit(new, key), FEW)))
 
 
 def ask(of: Callable[[Transport], object], tries: int = FEW) -> Talk:
-    """Give the answer to one question, which is asked again where it was lost; `ONCE`: it may not be asked twice."""
+    """Give the answer to one question, tried up to `tries` times.  Pass `ONCE` if the request is not safe to repeat."""
     yield Give((yield from _got(of, tries)))
 
 
@@ -119,7 +123,7 @@ def _status(run: str, tries: int, clock: Clock = ENDLESS) -> _Part[Status]:
 
 
 def runs(listing: Listing) -> Talk:
-    """Give the runs of a list, page after page."""
+    """Give the runs of a list, requested page by page."""
     left, after = listing.limit, listing.after
     while left > 0:
         wanted = listing._replace(limit=min(left, AT_ONCE), after=after)
@@ -145,7 +149,7 @@ def _ends(event: Event) -> bool:
 
 
 def events(run: str, after: int, follow: bool) -> Talk:
-    """Give the events of a run whose numbers are above `after`; where they are followed also those that come, until it is over."""
+    """Give the events of a run with numbers above `after`.  If `follow`, also give new events until the run has finished."""
     over = not follow or (yield from _status(run, FEW)).over
     tried = 0
     while not over:
@@ -156,7 +160,7 @@ def events(run: str, after: int, follow: bool) -> Talk:
         if over:
             return
         if trouble is not None:
-            # All streams of the token may be in use: what happens is then asked for.
+            # All streams of the token may be in use: poll the events instead.
             for event in (yield from _news(run, after, FOREVER)):
                 after, over = event.seq, over or _ends(event)
                 yield Give(event)
@@ -174,7 +178,7 @@ def _follow(run: str, after: int) -> Callable[[Transport], Events]:
 
 
 class _Followed:
-    """How far a run is followed."""
+    """Position in the events of a followed run: the number of the last event, and whether the run has finished."""
 
     def __init__(self, after: int) -> None:
         self.after, self.over = after, False
@@ -186,7 +190,7 @@ class _Followed:
 
 
 def wait(run: str, clock: Clock) -> Talk:
-    """Give how a run stands when it is over.  Raises TimedOut."""
+    """Give the final status of a run when the run has finished.  Raises TimedOut."""
     clock = clock._replace(words=f"run {run} has not finished yet")
     now = yield from _status(run, FOREVER, clock)
     after, nap, over = now.seq, SOON, now.over
@@ -200,14 +204,14 @@ def wait(run: str, clock: Clock) -> Talk:
 
 
 class Attempt:
-    """An attempt whose log is read."""
+    """Reading position in the log of an attempt."""
 
     def __init__(self, step: str, number: int) -> None:
         self.step, self.number, self.ended = step, number, False
         self.offset, self._rest = 0, b""
 
     def take(self, data: bytes) -> Iterator[Line]:
-        """The lines that are whole now."""
+        """Add bytes and yield the lines that are complete."""
         self.offset += len(data)
         *whole, self._rest = (self._rest + data).split(b"\n")
         for line in whole:
@@ -216,7 +220,7 @@ class Attempt:
             yield from self.end()
 
     def end(self) -> Iterator[Line]:
-        """What is left when nothing comes any more."""
+        """Yield the last, unterminated line at the end of the log."""
         rest, self._rest = self._rest, b""
         if rest:
             yield self._line(rest)
@@ -226,9 +230,9 @@ class Attempt:
 
 
 def lines(run: str, step: str, attempt: int, follow: bool) -> Talk:
-    """Give the lines that a run printed, attempt after attempt in the order in which they began; where it is followed until it is over.
+    """Give the log lines of a run, attempt by attempt in order of start.  If `follow`, continue until the run has finished.
 
-    `step` is one of its steps, or all where it is empty; `attempt` one of their attempts.  0: without following, the last of each step, else all.
+    An empty `step` selects all steps.  `attempt` 0 selects all attempts if `follow`, otherwise the last attempt of each step.
     """
 
     def wanted(id: str, number: int) -> bool:
@@ -246,7 +250,7 @@ def lines(run: str, step: str, attempt: int, follow: bool) -> Talk:
             hear(event, found, going, wanted)
         if some:
             nap = SOON
-            continue  # until nothing is new: then all that has ended is known
+            continue  # read all stored events first, so that the end of each attempt is known
         if not follow and not attempt:
             found = list({each.step: each for each in found}.values())
         while shown < len(found):
@@ -267,7 +271,7 @@ def hear(
     going: dict[str, Attempt],
     wanted: Callable[[str, int], bool],
 ) -> None:
-    """Take note of an attempt that an event begins or ends: in `found` if its step and number are wanted; `going` are those that run, by step."""
+    """Record the start or end of an attempt from an event: wanted attempts in `found`, running attempts by step in `going`."""
     if event.subject != "step":
         return
     number = event.data.get("attempt")
@@ -277,7 +281,7 @@ def hear(
         )
         each = going[event.id] = known or Attempt(
             event.id, number
-        )  # one that another worker took up is the same
+        )  # an attempt that another worker took over keeps its number
         each.ended = False
         if known is None and wanted(event.id, number):
             found.append(each)
@@ -286,7 +290,7 @@ def hear(
 
 
 def log(run: str, part: LogPart) -> Talk:
-    """Give the bytes of a log, from its offset on; where it is followed those that come, until its attempt is over, or the server ends the stream."""
+    """Give the bytes of a log from `part.offset`.  If `part.follow`, continue until the attempt has finished or the server ends the stream."""
     offset, tried = part.offset, 0
 
     def take(piece: bytes) -> tuple[bytes]:
@@ -310,9 +314,9 @@ def _log(run: str, part: LogPart) -> Callable[[Transport], Pieces]:
 
 
 def _printed(run: str, each: Attempt, follow: bool, after: int) -> _Part[tuple[int, list[Event]]]:
-    """Give what an attempt printed, to its end where it is followed; answers the events that were read meanwhile.
+    """Give the log lines of an attempt; if `follow`, until the attempt has finished.  Returns the last event number and the events read meanwhile.
 
-    A stream may end because the server does.  So an attempt is read to its end only where it was known to be over before.
+    A stream may also end because the server stops, so a log is complete only if the attempt had finished before the stream was opened.
     """
     heard: list[Event] = []
     tried = 0
@@ -346,7 +350,7 @@ def _printed(run: str, each: Attempt, follow: bool, after: int) -> _Part[tuple[i
 def _streamed(
     of: Callable[[Transport], Iterable[_Piece]], take: Callable[[_Piece], Iterable[object]]
 ) -> _Part[Lost | None]:
-    """Give what `take` makes of the pieces of one answer; what was lost where it did not come to its end."""
+    """Pass each piece of a streamed answer to `take` and give the resulting items.  Returns the failure if the stream broke, else None."""
     yield Ask(of, streams=True)
     while True:
         piece = yield More()
@@ -357,7 +361,7 @@ def _streamed(
 
 
 def download(run: str, chosen: Sequence[str]) -> Talk:
-    """Give a File, and its bytes, for each file of the outputs of a run; `chosen` are names of outputs, or all where it is empty."""
+    """Give a File and then its bytes, for each file in the outputs of a run.  `chosen` are output names; empty selects all outputs."""
     known = yield from _artifacts(run, "", "")
     names = [each.name for each in known]
     if missing := [name for name in chosen if name not in names]:
@@ -384,7 +388,7 @@ def _artifacts(run: str, name: str, after: str) -> _Part[Sequence[Artifact]]:
 
 
 def _folder(run: str, name: str) -> _Part[None]:
-    """What is in an output that is a folder, page after page."""
+    """Give the files of an output directory, requested page by page."""
     after = ""
     yield Give(File(name, "d:", 0))
     while True:
@@ -404,7 +408,7 @@ def _file(run: str, name: str, path: str, begin: int) -> Callable[[Transport], P
 
 
 def _bytes(run: str, name: str, path: str) -> _Part[None]:
-    """The bytes of one file; where the connection breaks it goes on behind what came."""
+    """Give the bytes of one file.  A broken transfer resumes after the last byte received."""
     offset, tried = 0, 0
 
     def take(piece: bytes) -> tuple[bytes]:

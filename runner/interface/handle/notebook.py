@@ -1,4 +1,4 @@
-"""A run as a notebook shows it.  Every text of a run is a stranger's: it is escaped, and nothing of it is a link or a script."""
+"""The HTML display of a run in a notebook.  All text of the run is untrusted, so it is escaped and never becomes a link or script."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STEPS = 50
 
 
 def html(run: Status) -> str:
-    """One table: how the run stands, and its steps."""
+    """Return an HTML table with the status of a run and its first `STEPS` steps."""
     percent = f" {run.progress.percent:.0f} %" if run.progress.percent is not None else ""
     facts = [
         ("recipe", f"{run.recipe}{f' (preset {run.preset})' if run.preset else ''}"),

@@ -1,4 +1,4 @@
-"""Handles of runs by the address of what keeps them: nothing for this workspace, `postgresql://…` for a database, `https://…` for a server."""
+"""Open run handles by address: None for this workspace, `postgresql://…` for a database, `https://…` for a server."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ T = TypeVar("T")
 
 
 class How(TypedDict, total=False):
-    """How a run is submitted."""
+    """Options of `submit`."""
 
     to: (
         str | None
-    )  # where runs are kept: None: the workspace; postgresql://USER@HOST/DATABASE; https://HOST:PORT of a server
+    )  # None for the workspace, postgresql://USER@HOST/DATABASE, or the https://HOST:PORT of a server
     driver: str
     workspace: str | Path | None
     preset: str | None
@@ -43,15 +43,15 @@ class How(TypedDict, total=False):
     priority: int
     not_before: datetime | None
     key: str  # the same key with the same request is the same run
-    labels: Mapping[str, str]  # only a worker with all of these takes it
+    labels: Mapping[str, str]  # only workers with all these labels take the run
     user: str
     limits: Mapping[str, float]  # `time` in seconds, `cost` in USD
-    webhooks: Sequence[Mapping[str, object]]  # for a server
-    here: bool  # in a database: only a worker of this workspace takes it
+    webhooks: Sequence[Mapping[str, object]]  # requires a server
+    here: bool  # in a database: only workers of this workspace take the run
 
 
 def check_options(how: Mapping[str, Any]) -> None:
-    """Raises TypeError for an option that there is not, Invalid for values that a run cannot have: one that is misspelt would be left out."""
+    """Check the options of `submit`.  Raises TypeError for an unknown option, Invalid for invalid values."""
     for name in how:
         if name not in How.__annotations__:
             raise TypeError(
@@ -106,7 +106,7 @@ def check_options(how: Mapping[str, Any]) -> None:
 
 
 def open_transport(to: str | None, root: Path) -> Transport:
-    """What keeps runs at an address.  Raises RecipeError."""
+    """Open the transport to an address.  Raises RecipeError."""
     return There(to) if to is not None and is_server(to) else Here(_workspace(to, root))
 
 
@@ -122,7 +122,7 @@ def _workspace(to: str | None, root: Path) -> Workspace:
 
 
 def run_of(id: str, to: str | None, root: Path) -> Run:
-    """A handle of a run that exists.  Raises NotFound."""
+    """Return a handle of an existing run.  Raises NotFound."""
     run = Run(open_transport(to, root), id)
     try:
         run.status()
@@ -133,7 +133,7 @@ def run_of(id: str, to: str | None, root: Path) -> Run:
 
 
 async def run_of_async(id: str, to: str | None, root: Path) -> AsyncRun:
-    """The same by `await`."""
+    """Return an asynchronous handle of an existing run.  Raises NotFound."""
     run = AsyncRun(_opened_async(to, root), id)
     try:
         await run.status()
@@ -144,7 +144,7 @@ async def run_of_async(id: str, to: str | None, root: Path) -> AsyncRun:
 
 
 def submit_run(new: New, to: str | None, root: Path) -> Run:
-    """Store a run, and answer its handle.  Raises RecipeError with every problem."""
+    """Store a run and return its handle.  Raises RecipeError with all problems."""
     transport = open_transport(to, root)
     try:
         return Run(transport, next(carry_out(transport, _submit(new))))
@@ -154,7 +154,7 @@ def submit_run(new: New, to: str | None, root: Path) -> Run:
 
 
 async def submitted_async(new: New, to: str | None, root: Path) -> AsyncRun:
-    """The same by `await`."""
+    """Store a run and return its asynchronous handle.  Raises RecipeError with all problems."""
     transport = _opened_async(to, root)
     try:
         return AsyncRun(transport, await anext(given_async(transport, _submit(new))))
@@ -164,22 +164,22 @@ async def submitted_async(new: New, to: str | None, root: Path) -> AsyncRun:
 
 
 def recipes_of(to: str | None, root: Path) -> list[RecipeEntry]:
-    """The recipes that may be run at an address.  Raises RecipeError."""
+    """Return the recipes available at an address.  Raises RecipeError."""
     return list(_ask(to, root, lambda there: there.recipes()))
 
 
 async def recipes_of_async(to: str | None, root: Path) -> list[RecipeEntry]:
-    """The same by `await`."""
+    """Return the recipes available at an address, asynchronously.  Raises RecipeError."""
     return list(await _ask_async(to, root, lambda there: there.recipes()))
 
 
 def forecast(new: New, to: str | None, root: Path) -> Forecast:
-    """What a run would do at an address.  Raises RecipeError with every problem."""
+    """Return the forecast of a run at an address.  Raises RecipeError with all problems."""
     return _ask(to, root, lambda there: there.plan(new))
 
 
 async def forecast_async(new: New, to: str | None, root: Path) -> Forecast:
-    """The same by `await`."""
+    """Return the forecast of a run at an address, asynchronously.  Raises RecipeError with all problems."""
     return await _ask_async(to, root, lambda there: there.plan(new))
 
 
@@ -192,7 +192,7 @@ def _ask(to: str | None, root: Path, of: Callable[[Transport], T]) -> T:
 async def _ask_async(to: str | None, root: Path, of: Callable[[AsyncTransport], Awaitable[T]]) -> T:
     transport = _opened_async(to, root)
     try:
-        # Each question is one that the other kind of transport answers, too.
+        # AsyncTransport has the same method for each question asked here.
         asked = core.ask(cast("Callable[[Transport], object]", of))
         async with aclosing(given_async(transport, asked)) as items:
             answer: T = await anext(items)
@@ -202,7 +202,7 @@ async def _ask_async(to: str | None, root: Path, of: Callable[[AsyncTransport], 
 
 
 def _submit(new: New) -> core.Talk:
-    # An answer that was lost is asked for again under this key.
+    # Retries after a lost answer use the same key, so the run is stored once.
     return core.submit(new, new.ticket.idempotency or uuid.uuid4().hex)
 
 
