@@ -1,10 +1,10 @@
-"""Show a run to its user: live on a terminal, plain lines in a pipe, JSON for programs.
+"""Listeners that display a run: a live display on a terminal, plain lines in a pipe, JSON for programs.
 
-All three hear the same moves (`execution.terms.Listener`).  Progress goes to stderr, results to stdout.  A listener never stops a run: a stream
-that is closed or full is left alone from then on.
+Each is an `execution.terms.Listener` and receives the same events.  Progress goes to stderr, results to stdout.  A listener never stops a run: after
+a failed write, it stops writing to the stream.
 
-With `--json`, stdout has one object a line: first `{"subject": "plan", …}`, last `{"subject": "summary", …}`, between them every move as it is
-stored, `{"seq", "at", "subject", "id", "before", "after", "reason", "data"}`, and `{"subject": "note", "text"}` for what is said to people.
+With `--json`, stdout has one object per line.  The first is `{"subject": "plan", …}`, the last `{"subject": "summary", …}`.  Between them are the
+events as stored, `{"seq", "at", "subject", "id", "before", "after", "reason", "data"}`, and notes for the user, `{"subject": "note", "text"}`.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ _STYLES: Final = {
     "odd": "\x1b[33m",
 }
 _LOG_LINES = 20
-_LONGEST = 2000  # characters of one line of a log
-_REPORTS = 10  # failures that are shown with their logs
-_FEW = 200  # so many steps may each have a line, however quick they are
-_A_SECOND = 20.0  # lines about steps that went well, when there are more
+_LONGEST = 2000  # maximum characters of a log line
+_REPORTS = 10  # maximum failures shown with their logs
+_FEW = 200  # up to this number of steps, each step gets a line; with more, lines are rate-limited
+_A_SECOND = 20.0  # maximum lines per second about successful steps in large runs
 _POLL = 0.1
 _REDRAW = 0.5
 _BAR = 30
-_SLACK = 1e-6  # clocks are floats
+_SLACK = 1e-6  # tolerance for float rounding in clock comparisons
 
 
 def for_stream(
     stdout: TextIO, stderr: TextIO, *, json: bool, quiet: int, verbose: int, commands: bool
 ) -> Listener:
-    """The listener that suits these streams and flags."""
+    """Return the listener for these streams and flags."""
     if json:
         return JsonLines(stdout)
     if quiet or not stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
@@ -66,7 +66,7 @@ def for_stream(
 
 
 class _Hears:
-    """What listeners here have in common."""
+    """Default methods of the listeners in this module."""
 
     def tick(self) -> None: ...
 
@@ -77,7 +77,7 @@ class _Hears:
 
 
 class Plain(_Hears):
-    """Lines that make sense in a file: one as each step ends, failures with the end of their log, a count."""
+    """A listener for pipes and files: a line per finished step, failures with the end of their log, and a summary."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Plain(_Hears):
 
 
 class JsonLines(_Hears):
-    """Every move as one JSON object a line."""
+    """A listener that writes each event as one line of JSON."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = _Stream(out)
@@ -174,9 +174,9 @@ class JsonLines(_Hears):
 
 
 class Live(_Hears):
-    """A display that is redrawn in place: one bar over all steps, a line for each running one; what ended scrolls above it.
+    """A listener with a display that is redrawn in place: a progress bar and a line per running step.  Finished steps scroll above the display.
 
-    Each write leaves the terminal as a shell expects it (cursor shown, below the display, lines wrap): whenever we die, nothing has to be put right.
+    After each write, the cursor is visible and below the display, and lines wrap.  So the terminal stays usable if this process is killed.
     """
 
     def __init__(
@@ -201,8 +201,8 @@ class Live(_Hears):
         self._story = _Story(verbose, commands, clock)
         self._rows: dict[str, _Row] = {}
         self._above: list[Line] = []
-        self._logged: deque[str] = deque()  # from any thread
-        self._drawn: list[int] = []  # columns of each line of the display on the screen
+        self._logged: deque[str] = deque()  # log lines, appended by any thread
+        self._drawn: list[int] = []  # width of each display line on the screen, in columns
         self._frame = ""
         self._dirty = False
         self._polled = self._redrawn = self._begun = clock()
@@ -227,7 +227,7 @@ class Live(_Hears):
         self._refresh(now)
 
     def log(self, text: str) -> None:
-        """A line of the logs, from any thread: shown above the display when that is drawn next."""
+        """Show a log line above the display at the next redraw.  Thread-safe."""
         self._logged.append(text)
 
     def tick(self) -> None:
@@ -269,7 +269,7 @@ class Live(_Hears):
     def _draw(self, now: float) -> None:
         columns, height = self._size()
         self._take_logs()
-        room = max(columns - 1, 1)  # a full line would leave the cursor in doubt
+        room = max(columns - 1, 1)  # after a full line, the cursor position depends on the terminal
         rows = [self._paint_row(segments, room) for segments in self._display(now, room, height)]
         frame = "".join(f"{text}\x1b[K\r\n" for text, _ in rows)
         used = [cells for _, cells in rows]
@@ -279,20 +279,20 @@ class Live(_Hears):
         above = "".join(self._paint(text, style) + "\r\n" for text, style in self._above)
         if above:
             above = "\x1b[J" + above
-        # Without wrapping, a character that is wider than we think cannot break the display.
+        # Disable wrapping, so that a character with a wrong assumed width cannot break the display.
         self._err.write(
             f"\x1b[?25l{self._home(columns)}{above}\x1b[?7l{frame}\x1b[J\x1b[?7h\x1b[?25h"
         )
         self._above, self._drawn, self._frame = [], used, frame
 
     def _home(self, columns: int) -> str:
-        """Back to the first line of the display.  A terminal that has become narrower has wrapped what no longer fits."""
+        """Return the escape sequence that moves the cursor to the top of the display, allowing for lines wrapped by a narrower terminal."""
         up = sum(max(1, -(-cells // max(columns, 1))) for cells in self._drawn)
         return f"\r\x1b[{up}A" if up else ""
 
     def _display(self, now: float, room: int, height: int) -> list[list[Line]]:
         rows = list(self._rows.values())
-        space = max(height - 2, 0)  # the bar, and the line the cursor is on
+        space = max(height - 2, 0)  # without the lines of the bar and the cursor
         listed = rows if len(rows) <= space else rows[: max(space - 1, 0)]
         names = min(max((width(row.name) for row in listed), default=0), 32, max(room // 3, 8))
         display = [self._bar(now, room), *(row.segments(names, now, self._bars) for row in listed)]
@@ -350,7 +350,7 @@ class _Row:
         self.name = safe_ids(event.id)
         self._started = now
         self.expected = expected
-        # A relative path is one of the workspace's.
+        # Relative paths start at the workspace root.
         log = os.path.join(story.workspace, str(event.data.get("log") or ""))
         self._log = LogTail(log, story.masker)
         self._host = MetricsTail(f"{log.removesuffix('.log')}.host", story.masker)
@@ -367,25 +367,25 @@ class _Row:
         return (self._metrics is not None and self._metrics.poll(now)) or changed
 
     def seconds_since(self, now: float) -> float:
-        """Seconds since it began."""
+        """Return the seconds since the step started."""
         return now - self._started
 
     def training(self, now: float) -> Training:
-        """What it reports."""
+        """Return the training progress from the metrics of the step."""
         tail = self._metrics
         if tail is None:
             return Training()
         return Training(tail.values.get("step"), tail.total, tail.left(now))
 
     def left(self, now: float) -> float | None:
-        """Seconds until this step ends: what its metrics say, else what it took before."""
+        """Return the seconds until the step ends, estimated from its metrics, else from its earlier duration; None if unknown."""
         left = self._metrics.left(now) if self._metrics else None
         if left is None and self.expected is not None:
             return max(0.0, self.expected - (now - self._started))
         return left
 
     def share(self, now: float) -> float:
-        """How much of it is done, from 0 to 1, as far as that is known."""
+        """Return the finished fraction of the step, from 0 to 1; 0 if unknown."""
         left = self.left(now)
         passed = now - self._started
         return passed / (passed + left) if left is not None and passed + left > 0 else 0.0
@@ -405,14 +405,14 @@ class _Row:
             measured = self._metrics is not None and self._metrics.left(now) is not None
             share = (
                 "" if measured else f"  ~{(now - self._started) / (now - self._started + left):.0%}"
-            )  # by what it took before
+            )  # estimated from its earlier duration
             said.append((f"{share}  ETA {span(left)}", "good"))
         said.append((f"  {self._log.line}", "dim"))
         return said
 
 
 class _Heard:
-    """How far a run is: by the states of its steps, as its moves tell them, and by what those report that run."""
+    """The progress of a run, from the events of its steps and the metrics of its running steps."""
 
     def __init__(self, overview: Overview | None = None) -> None:
         to_run = overview.to_run if overview is not None else ()
@@ -426,27 +426,27 @@ class _Heard:
         self._due = 0.0
 
     def expand(self, instances: int) -> None:
-        """A matrix has become its instances."""
+        """Add the instances of an expanded matrix to the number of steps."""
         self.total += instances
 
     def hear(self, event: Event) -> None:
-        """Take note of the move of a step."""
+        """Record an event of a step."""
         after, known = event.after, self.states.get(event.id)
         before = event.before if known is None else known
         self.states[event.id] = after
         if before in FINAL:
             self.ended -= 1
             self.failed -= before == State.FAILED
-            self._fresh -= known is None  # it was among those whose results were there
+            self._fresh -= known is None  # the step was counted as up to date
         if after in FINAL:
             self.ended += 1
             self.failed += after == State.FAILED
             self.restored += after == State.FRESH and bool(event.data.get("restored"))
-            # One that was fresh had to run all the same.
+            # A step that counted as up to date had to run after all.
             self.total = max(self.total, self.ended)
 
     def progress(self, rows: Mapping[str, _Row], now: float) -> Progress:
-        """How far the run is; of a large one it is not counted anew for a second."""
+        """Return the progress of the run.  For a large run, the result is cached for one second."""
         if len(self.states) > WEIGHED and now < self._due:
             return self._found
         self._due = now + 1.0
@@ -467,14 +467,14 @@ class _Heard:
 
 
 def _warnings(event: Event) -> list[Line]:
-    """The lines of what a step says that people have to know, under its own."""
+    """Return a line for each warning of a step."""
     said = event.data.get("warnings")
     texts = said if isinstance(said, list) else []
     return [(f"{safe_ids(event.id)}: warning: {safe_line(str(text))}", "odd") for text in texts]
 
 
 class _Story:
-    """What of a run is worth a line."""
+    """The lines to print about a run."""
 
     def __init__(self, verbose: int, commands: bool, clock: Clock) -> None:
         self._verbose = verbose
@@ -488,7 +488,7 @@ class _Story:
         self.run = _Heard()
         self._tries: dict[str, int] = {}
         self._recipe = ""
-        self._compares = False  # whether an instance of a matrix reported metrics
+        self._compares = False  # whether a matrix instance reported metrics
         self._many = False
         self._allowed = _A_SECOND
         self._allowed_at = 0.0
@@ -505,7 +505,7 @@ class _Story:
         self._allowed_at = self._clock()
 
     def tell(self, batch: Sequence[Event]) -> list[Line]:
-        """The lines for some moves.  Of very many quick steps some have none; what went wrong always has."""
+        """Return the lines for some events.  Lines about successful steps are rate-limited in large runs; failures always get a line."""
         if self._many:
             now = self._clock()
             self._allowed = min(_A_SECOND, self._allowed + (now - self._allowed_at) * _A_SECOND)
@@ -563,7 +563,7 @@ class _Story:
         return None
 
     def _on_move(self, event: Event) -> list[Line]:
-        """Lines for a step that is to run, runs, or is to run again."""
+        """Return the lines for a step that was queued, started, or queued again."""
         name, data, before = safe_ids(event.id), event.data, event.before
         why = _why(event)
         if event.after == "RUNNING":
@@ -584,7 +584,10 @@ class _Story:
         if before == "RUNNING":
             if event.reason == "stopped":
                 return [(f"{name}: stopped, resumes later", "odd")]
-            if event.reason in ("busy", "orphaned"):  # it never began, or is looked for
+            if event.reason in (
+                "busy",
+                "orphaned",
+            ):  # the step had not started, or its process is being searched for
                 return []
             number = self._tries[event.id] = self._tries.get(event.id, 0) + 1
             limit = data.get("retries")
@@ -605,7 +608,7 @@ class _Story:
         )
 
     def failures(self, summary: Summary) -> list[Line]:
-        """What failed, with the end of its log.  Our lines begin with the step's name: output cannot pass for them."""
+        """Return the failures with the end of their logs.  Log lines are prefixed with the step's name, so that output cannot imitate recipe's messages."""
         lines: list[Line] = []
         for failure in islice(summary.failed, _REPORTS):
             lines += self._failure(failure)
@@ -636,7 +639,7 @@ class _Story:
         return report
 
     def sum(self, summary: Summary) -> list[Line]:
-        """The last lines: `12 steps: 3 ran, 9 fresh, 0 failed in 4.3s`, and how to compare the instances of a matrix."""
+        """Return the summary, such as `12 steps: 3 ran, 9 fresh, 0 failed in 4.3s`, and the command that compares the instances of a matrix."""
         counts = summary.counts
         total = sum(counts.values()) or self.run.total
         steps = f"{total} step{'' if total == 1 else 's'}"
@@ -689,7 +692,7 @@ class _Story:
         ]
 
     def _list_skipped(self, summary: Summary) -> list[Line]:
-        """Which steps were skipped, and why: in a run of nothing else it would not show."""
+        """Return the skipped steps with reasons; at most `_REPORTS`."""
         lines: list[Line] = [
             (f"  skipped {safe_ids(each)}", "dim") for each in islice(summary.skipped, _REPORTS)
         ]
@@ -699,7 +702,7 @@ class _Story:
 
 
 class _Stream:
-    """A stream that may go away while a run goes on."""
+    """An output stream that ignores writes after its first failure."""
 
     __slots__ = ("_gone", "_stream")
 
@@ -726,7 +729,7 @@ class _Stream:
 
 
 def _write_results(out: _Stream, summary: Summary) -> None:
-    """`name  path`, a line each: a path as it is for programs, safe to show for people."""
+    """Write a line `name  path` for each result.  Paths are escaped on a terminal and raw in a pipe."""
     wide = max((len(name) for name, _ in summary.results), default=0)
     out.write(
         "".join(
@@ -742,7 +745,7 @@ def _why(event: Event) -> str:
 
 
 def _finite(value: object) -> object:
-    """JSON has no form for NaN and the infinities: the words they are."""
+    """Replace NaN and infinities, which JSON cannot represent, by strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
@@ -757,4 +760,4 @@ def _terminal_size(stream: TextIO) -> tuple[int, int]:
         columns, height = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):
         columns = height = 0
-    return columns or 80, height or 24  # some pseudo-terminals say 0
+    return columns or 80, height or 24  # some pseudo-terminals report 0
