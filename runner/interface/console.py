@@ -584,10 +584,7 @@ class _Story:
         if before == "RUNNING":
             if event.reason == "stopped":
                 return [(f"{name}: stopped, resumes later", "odd")]
-            if event.reason in (
-                "busy",
-                "orphaned",
-            ):  # the step had not started, or its process is being searched for
+            if event.reason in ("busy", "orphaned"):  # never started, or its process is lost
                 return []
             number = self._tries[event.id] = self._tries.get(event.id, 0) + 1
             limit = data.get("retries")
@@ -608,7 +605,7 @@ class _Story:
         )
 
     def failures(self, summary: Summary) -> list[Line]:
-        """Return the failures with the end of their logs.  Log lines are prefixed with the step's name, so that output cannot imitate recipe's messages."""
+        """Return the failures with the end of their logs.  Log lines start with the step's name, so output cannot imitate recipe's messages."""
         lines: list[Line] = []
         for failure in islice(summary.failed, _REPORTS):
             lines += self._failure(failure)

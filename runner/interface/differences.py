@@ -1,4 +1,4 @@
-"""Say in words what differs between two pre-images, two runs, two trees."""
+"""Format differences between cache keys, runs and directory trees as text or JSON."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from ..api.differences import Difference, diff_mappings, is_tree, without_files
 from .tail import safe_ids, safe_line, span
 
-_LISTED = 10  # files of a tree, lines of a script
+_LISTED = 10  # maximum files of a tree, or lines of a script
 _WIDEST = 200
 
 
 def lines(change: Difference) -> list[str]:
-    """One difference for people: the part with both values, and of what is large only what differs in it."""
+    """Format one difference as text: the part with both values, or only the changed lines of a long value."""
     part, before, after = change.part, change.before, change.after
     if is_tree(before) and is_tree(after):
         return [
@@ -34,7 +34,7 @@ def lines(change: Difference) -> list[str]:
 
 
 def text(part: str, value: object) -> str:
-    """A value on one line."""
+    """Format a value on one line."""
     if isinstance(value, str):
         if brief(value) != value:
             return brief(value)
@@ -56,21 +56,21 @@ def text(part: str, value: object) -> str:
 
 
 def brief(value: object) -> str:
-    """A content id with as much of its digest as people compare; anything else as it is."""
+    """Shorten the digest of a content id; return any other value as text."""
     if isinstance(value, str) and len(value) == 66 and value[:2] in ("f:", "x:", "t:"):
         return value[:14] + "…"
     return str(value)
 
 
 def _file_lines(files: Mapping[str, str] | None) -> list[str]:
-    """Which files of a tree differ: `+` new, `-` gone, `~` changed."""
+    """List the changed files of a tree: `+` added, `-` removed, `~` changed."""
     if files is None:
         return ["which files changed is not known: what the earlier one held is not stored"]
     return _cut([f"{sign} {safe_line(path)}" for path, sign in files.items()], "files")
 
 
 def _inside(before: object, after: object) -> list[str]:
-    """The lines of a script, or the words of a command, that differ; empty when the whole is short enough to show."""
+    """List the changed lines of a script, words of a command or entries of a mapping.  Empty for values that are shown whole."""
     if (
         isinstance(before, str)
         and isinstance(after, str)
@@ -115,7 +115,7 @@ def _cut(lines: list[str], what: str) -> list[str]:
 
 
 def _ratio(part: str, before: object, after: object) -> str:
-    """By how much a number moved."""
+    """Return the relative change of a measured number, such as ` (+3.1%)`; empty for other values."""
     number = (int, float)
     if (
         isinstance(before, bool)
@@ -135,11 +135,11 @@ def _ratio(part: str, before: object, after: object) -> str:
 
 
 def as_json(change: Difference) -> Mapping[str, object]:
-    """One difference for programs."""
+    """Return one difference as JSON data."""
     found = {"part": change.part, "before": change.before, "after": change.after}
     return found if change.files is None else {**found, "files": change.files}
 
 
 def all_of(changes: Iterable[Difference], indent: str) -> list[str]:
-    """Differences for people, a line or more each."""
+    """Format differences as indented lines of text."""
     return [indent + line for change in changes for line in lines(change)]

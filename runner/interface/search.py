@@ -1,4 +1,4 @@
-"""Which values a search tries next: by Optuna's tree-structured Parzen estimator, from what was tried.  Decides from values alone; keeps nothing."""
+"""Propose the next input values of a search, with Optuna's tree-structured Parzen estimator.  Keeps no state between calls."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from ..language.values import Tree
 
 _TRIES: Final = 20
-"""Proposals in a row that were there already, before one is drawn from what is left."""
+"""Maximum repeated proposals in a row, before a random untried combination is drawn."""
 _DIGITS: Final = 4
-"""Significant digits of a proposed number: what a person would write."""
+"""Significant digits of a proposed float."""
 
 
 class Trial(NamedTuple):
-    """One combination of values, in the order of the axes, and what came of it; None where it failed or has not ended."""
+    """A combination of values, in the order of the axes, with its result; None if the trial failed or has not finished."""
 
     values: Sequence[Tree]
     result: float | None
@@ -29,7 +29,7 @@ class Trial(NamedTuple):
 def propose(
     where: Space, tried: Sequence[Trial], count: int, *, least: bool, seed: int
 ) -> list[list[Tree]]:
-    """Up to `count` combinations that were not tried.  The same for the same arguments; fewer, where no more are left.  Raises CannotRun."""
+    """Propose up to `count` untried combinations; fewer if the search space is exhausted.  Deterministic.  Raises CannotRun without Optuna."""
     optuna = library()
     ways = {name: _distribution(optuna, axis) for name, axis in where.axes.items()}
     sampler = optuna.samplers.TPESampler(seed=seed * 100_003 + len(tried), constant_liar=True)
@@ -45,7 +45,7 @@ def propose(
             )
     known = {_text(trial.values) for trial in tried}
     found: list[list[Tree]] = []
-    chance = random.Random(seed + len(tried))  # noqa: S311 - which is tried, not a secret
+    chance = random.Random(seed + len(tried))  # noqa: S311 - not used for secrets
     for _ in range(int(min(count, where.size - len(known)))):
         for _ in range(_TRIES):
             asked = study.ask(ways).params
@@ -60,7 +60,7 @@ def propose(
 
 
 def library() -> Any:
-    """Optuna.  Raises CannotRun where it is not installed."""
+    """Import Optuna.  Raises CannotRun if Optuna is not installed."""
     try:
         import optuna
     except ImportError as error:
@@ -72,7 +72,9 @@ def library() -> Any:
 
 
 def _distribution(optuna: Any, axis: Range | Sequence[Tree]) -> Any:
-    if not isinstance(axis, Range):  # by their numbers, for a list or an object is no category
+    if not isinstance(
+        axis, Range
+    ):  # use indices as categories, because Optuna rejects lists and objects
         return optuna.distributions.CategoricalDistribution(tuple(range(len(axis))))
     if axis.whole:
         return optuna.distributions.IntDistribution(int(axis.low), int(axis.high), log=axis.log)

@@ -1,4 +1,4 @@
-"""What steps need of rented machines, and what drivers offer, as tables for people and as data for programs."""
+"""Find the rental offers for the steps of a run, and format them as tables or JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..survey.survey import Survey
 
 THE_RUN: Final = "the run"
-"""For what an allocation is."""
+"""Label of an allocation on a cluster, which serves all steps together."""
 HEAD: Final = (
     "provider",
     "offer",
@@ -45,7 +45,7 @@ UNKNOWN: Final = "the run time on {} is unknown; its offers are listed last"
 
 
 class Asked(NamedTuple):
-    """What is asked of drivers for a step, and how the cost of the run is computed."""
+    """A request for offers for a step: the requirements `wish`, and `on`, the estimated hours by GPU type."""
 
     wish: Wish
     on: HoursOn | None = None
@@ -54,7 +54,10 @@ class Asked(NamedTuple):
 def wishes(
     ws: Workspace, found: Survey, asked: str, stack: str = "", *, cluster: bool = False
 ) -> dict[str, Asked]:
-    """What the steps that are to run need of rented machines, by the first step of each need; of a cluster, what all of them need together."""
+    """Return the machine requirements of the steps that will run, by the first step with each requirement.
+
+    For a cluster, return a single requirement for all steps together.
+    """
     from ..execution.refusals import compose_wish, estimate_takes
     from ..planning.plan import LOCAL
 
@@ -91,16 +94,16 @@ def wishes(
 
 
 def on_market_of(ws: Workspace, driver: str, wish: Wish) -> Wish:
-    """A wish on the market of a driver's settings."""
-    if wish.need == Need():  # of a cluster, which has none
+    """Return the wish with the market (such as spot or on-demand) from the driver's settings."""
+    if wish.need == Need():  # the empty need of a cluster, which has no markets
         return wish
     return wish._replace(need=replace(wish.need, market=market_of(ws.config.driver(driver))))
 
 
 def of_driver(ws: Workspace, found: Survey, name: str) -> dict[str, Shelf]:
-    """What a driver offers for the steps that are to run; nothing of one that rents nothing.
+    """Return a driver's offers for the steps that will run, by step.  Empty for a driver without rentals.
 
-    Raises Infrastructure where it cannot be asked, Invalid.
+    Raises Invalid, or Infrastructure if the provider cannot be reached.
     """
     driver = offering.driver_that_rents(ws, name)
     if driver is None:
@@ -114,14 +117,14 @@ def of_driver(ws: Workspace, found: Survey, name: str) -> dict[str, Shelf]:
 
 
 def pricing_of(ws: Workspace, asked: Iterable[Asked]) -> dict[Need, Pricing]:
-    """How the cost of a run is computed, by needs on any market: by estimates, and by what the ledger says of earlier machines."""
+    """Return the cost model of each need, from run time estimates and the ledger of earlier rentals.  Needs have the market "any"."""
     with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
         history = History.of(ledger.since(0), time.time())
     return {replace(each.wish.need, market="any"): Pricing(history, each.on) for each in asked}
 
 
 def lines(step: str, shelves: Sequence[Shelf], most: int) -> list[str]:
-    """What drivers offer for a step, for people: one table, the cheapest run first."""
+    """Format the offers of drivers for a step as one table of at most `most` rows, cheapest run first."""
     ranked = rank_offers(shelves)
     rows = [_row(offer, shelf) for shelf, offer in ranked[:most]]
     table = align([HEAD, *rows], right={3, 6, 7, 8, 9, 10, 11}) if rows else []
@@ -154,7 +157,7 @@ def _left_out(shelf: Shelf, *, several: bool) -> str:
 
 
 def _hours_said(ranked: Sequence[tuple[Shelf, Offer]]) -> list[str]:
-    """What the hours are from where no run measured them, and of which GPUs they are not known though they are of others."""
+    """Return the notes on run times: the basis of estimates, and the GPUs without an estimate if others have one."""
     totals = [(shelf.total_of(offer), offer.resources.gpu) for shelf, offer in ranked]
     bases = {total.hours.basis for total, _ in totals if total.hours and total.hours.guessed}
     unknown = {gpu or "machines without a GPU" for total, gpu in totals if total.hours is None}
@@ -188,7 +191,7 @@ def _row(offer: Offer, shelf: Shelf) -> tuple[str, ...]:
 
 
 def describe_choice(found: Mapping[str, Sequence[Shelf]]) -> list[str]:
-    """Which machine a run would rent for each step, and which come next, as `recipe plan` shows it."""
+    """Return the lines of `recipe plan` about rentals: the chosen offer of each step and its runners-up."""
     lines = []
     for step, shelves in found.items():
         ranked = rank_offers(shelves)[: 1 + offering.RUNNERS_UP]
@@ -227,7 +230,7 @@ def describe_choice(found: Mapping[str, Sequence[Shelf]]) -> list[str]:
 
 
 def rank_for_programs(step: str, shelves: Sequence[Shelf]) -> list[dict[str, object]]:
-    """What all drivers offer for a step, for programs, each offer with its place among those of all."""
+    """Return the offers of all drivers for a step as JSON data, with their rank among all offers."""
     ranks = {
         (shelf.driver, offer.id): rank
         for rank, (shelf, offer) in enumerate(rank_offers(shelves), 1)
@@ -238,7 +241,7 @@ def rank_for_programs(step: str, shelves: Sequence[Shelf]) -> list[dict[str, obj
 def as_json(
     step: str, shelf: Shelf, ranks: Mapping[tuple[str, str], int] = {}
 ) -> dict[str, object]:
-    """What a driver offers for a step, for programs.  `ranks`: of offers among those of all drivers, by driver and id, from 1."""
+    """Return the offers of a driver for a step as JSON data.  `ranks` maps driver and offer id to the rank among all drivers, from 1."""
     wish = shelf.wish
     offers = [
         {
