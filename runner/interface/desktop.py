@@ -28,9 +28,8 @@ def notify(title: str, text: str) -> bool:
 
 
 def _command(title: str, text: str) -> Sequence[str]:
-    if (
-        sys.platform == "darwin"
-    ):  # pass the texts as arguments, so that they cannot change the script
+    if sys.platform == "darwin":
+        # Pass the texts as arguments, so that they cannot change the script.
         script = (
             "on run argv",
             "display notification (item 2 of argv) with title (item 1 of argv)",

@@ -72,9 +72,8 @@ def library() -> Any:
 
 
 def _distribution(optuna: Any, axis: Range | Sequence[Tree]) -> Any:
-    if not isinstance(
-        axis, Range
-    ):  # use indices as categories, because Optuna rejects lists and objects
+    if not isinstance(axis, Range):
+        # Use indices as categories, because Optuna rejects lists and objects.
         return optuna.distributions.CategoricalDistribution(tuple(range(len(axis))))
     if axis.whole:
         return optuna.distributions.IntDistribution(int(axis.low), int(axis.high), log=axis.log)

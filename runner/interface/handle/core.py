@@ -154,7 +154,7 @@ def events(run: str, after: int, follow: bool) -> Talk:
     tried = 0
     while not over:
         stream = _Followed(after)
-        trouble = yield from _streamed(_follow(run, after), stream.take)
+        trouble = yield from _stream(_follow(run, after), stream.take)
         tried = tried + 1 if trouble is not None and stream.after == after else 0
         after, over = stream.after, stream.over
         if over:
@@ -235,7 +235,7 @@ def lines(run: str, step: str, attempt: int, follow: bool) -> Talk:
     An empty `step` selects all steps.  `attempt` 0 selects all attempts if `follow`, otherwise the last attempt of each step.
     """
 
-    def wanted(id: str, number: int) -> bool:
+    def is_wanted(id: str, number: int) -> bool:
         return attempt in (0, number) and (not step or step in (id, id.partition("[")[0]))
 
     found: list[Attempt] = []
@@ -247,18 +247,22 @@ def lines(run: str, step: str, attempt: int, follow: bool) -> Talk:
         for event in some:
             after = event.seq
             over = over or _ends(event)
-            hear(event, found, going, wanted)
+            hear(event, found, going, is_wanted)
         if some:
             nap = SOON
             continue  # read all stored events first, so that the end of each attempt is known
         if not follow and not attempt:
             found = list({each.step: each for each in found}.values())
         while shown < len(found):
-            after, heard = yield from _printed(run, found[shown], follow and not over, after)
+            each = found[shown]
+            shown += 1
+            if over or not follow:
+                yield from _read_log(run, each)
+                continue
+            after, heard = yield from _follow_log(run, each, after)
             for event in heard:
                 over = over or _ends(event)
-                hear(event, found, going, wanted)
-            shown += 1
+                hear(event, found, going, is_wanted)
         if over:
             return
         yield Nap(nap)
@@ -269,22 +273,21 @@ def hear(
     event: Event,
     found: list[Attempt],
     going: dict[str, Attempt],
-    wanted: Callable[[str, int], bool],
+    is_wanted: Callable[[str, int], bool],
 ) -> None:
     """Record the start or end of an attempt from an event: wanted attempts in `found`, running attempts by step in `going`."""
     if event.subject != "step":
         return
     number = event.data.get("attempt")
     if event.after == "RUNNING" and isinstance(number, int):
-        known = next(
-            (each for each in found if (each.step, each.number) == (event.id, number)), None
-        )
-        each = going[event.id] = known or Attempt(
-            event.id, number
-        )  # an attempt that another worker took over keeps its number
-        each.ended = False
-        if known is None and wanted(event.id, number):
-            found.append(each)
+        # An attempt that another worker took over keeps its number.
+        key = (event.id, number)
+        known = next((each for each in found if (each.step, each.number) == key), None)
+        attempt = known or Attempt(event.id, number)
+        attempt.ended = False
+        going[event.id] = attempt
+        if known is None and is_wanted(event.id, number):
+            found.append(attempt)
     elif event.before == "RUNNING" and event.id in going:
         going.pop(event.id).ended = True
 
@@ -300,7 +303,7 @@ def log(run: str, part: LogPart) -> Talk:
 
     while True:
         before = offset
-        trouble = yield from _streamed(_log(run, part._replace(offset=before)), take)
+        trouble = yield from _stream(_log(run, part._replace(offset=before)), take)
         if trouble is None:
             return
         tried = tried + 1 if offset == before else 1
@@ -313,41 +316,57 @@ def _log(run: str, part: LogPart) -> Callable[[Transport], Pieces]:
     return lambda there: there.log(run, part)
 
 
-def _printed(run: str, each: Attempt, follow: bool, after: int) -> _Part[tuple[int, list[Event]]]:
-    """Give the log lines of an attempt; if `follow`, until the attempt has finished.  Returns the last event number and the events read meanwhile.
+def _read_log(run: str, each: Attempt) -> _Part[None]:
+    """Give the log lines of an attempt so far.  Raises the failure of the last try if `FEW` tries bring nothing."""
+    tried = 0
+    while True:
+        before = each.offset
+        part = LogPart(each.step, each.number, before, follow=False)
+        trouble = yield from _stream(_log(run, part), each.take)
+        if trouble is None:
+            break
+        tried = tried + 1 if each.offset == before else 0
+        if tried >= FEW:
+            raise trouble.failure
+        yield from _nap(max(1, tried), trouble)
+    for line in each.end():
+        yield Give(line)
+
+
+def _follow_log(run: str, each: Attempt, after: int) -> _Part[tuple[int, list[Event]]]:
+    """Give the log lines of an attempt until it has finished.  Returns the last event number and the events read meanwhile.
 
     A stream may also end because the server stops, so a log is complete only if the attempt had finished before the stream was opened.
     """
     heard: list[Event] = []
     tried = 0
     while True:
-        was_over = each.ended or any(_ends(event) for event in heard)
-        part = LogPart(each.step, each.number, each.offset, follow)
+        had_ended = each.ended or any(map(_ends, heard))
         before = each.offset
-        trouble = yield from _streamed(_log(run, part), each.take)
-        tried = tried + 1 if trouble is not None and each.offset == before else 0
-        if trouble is None and (was_over or not follow):
+        part = LogPart(each.step, each.number, before, follow=True)
+        trouble = yield from _stream(_log(run, part), each.take)
+        if trouble is None and had_ended:
             break
+        is_empty = each.offset == before
+        tried = tried + 1 if trouble is not None and is_empty else 0
         if trouble is not None:
-            if not follow and tried >= FEW:
-                raise trouble.failure
             yield from _nap(max(1, tried), trouble)
-        elif each.offset == before:
+        elif is_empty:
             yield Nap(SOON)
-        if follow:
-            some = yield from _news(run, after, FOREVER)
-            after = some[-1].seq if some else after
-            each.ended = each.ended or any(
-                event.subject == "step" and event.id == each.step and event.before == "RUNNING"
-                for event in some
-            )
-            heard += some
+        some = yield from _news(run, after, FOREVER)
+        after = some[-1].seq if some else after
+        each.ended = each.ended or any(_ends_attempt(event, each.step) for event in some)
+        heard += some
     for line in each.end():
         yield Give(line)
     return after, heard
 
 
-def _streamed(
+def _ends_attempt(event: Event, step: str) -> bool:
+    return event.subject == "step" and event.id == step and event.before == "RUNNING"
+
+
+def _stream(
     of: Callable[[Transport], Iterable[_Piece]], take: Callable[[_Piece], Iterable[object]]
 ) -> _Part[Lost | None]:
     """Pass each piece of a streamed answer to `take` and give the resulting items.  Returns the failure if the stream broke, else None."""
@@ -418,7 +437,7 @@ def _bytes(run: str, name: str, path: str) -> _Part[None]:
 
     while True:
         before = offset
-        trouble = yield from _streamed(_file(run, name, path, before), take)
+        trouble = yield from _stream(_file(run, name, path, before), take)
         if trouble is None:
             return
         tried = tried + 1 if offset == before else 1

@@ -133,6 +133,14 @@ def _httpx() -> None:
         )
 
 
+def _parse_last(word: str) -> int | None:
+    """Parse `last` as 0 and `last~N` as N; None for any other word."""
+    if word == "last":
+        return 0
+    name, _, back = word.partition("~")
+    return int(back) if name == "last" and back.isdecimal() else None
+
+
 class There:
     """A persistent connection to a server.  Methods raise Invalid and Infrastructure."""
 
@@ -146,21 +154,29 @@ class There:
         )
 
     def find(self, word: str) -> str:
-        name, tilde, back = word.partition("~")
-        if name == "last" and (not tilde or back.isdecimal()):
-            return self._last(word, int(back) if tilde else 0)
-        listed = self.list_runs(Listing(LISTED)).runs if word else ()
-        near = [row.id for row in listed if word == row.name]
-        near = near[:1] or [row.id for row in listed if word in row.id]
-        if len(near) > 1 and word not in near:
-            words = f'"{word}" matches {len(near)} runs: {", ".join(near[:3])}, …'
-            raise NotFound(words, fix="use a longer part of the run ID")
-        run = near[0] if len(near) == 1 else word
+        back = _parse_last(word)
+        if back is not None:
+            return self._last(word, back)
+        run = self._expand_id(word)
         try:
             return self.run(run).id
         except NotFound:
             words = f'no run "{word}" at {self.name}'
             raise NotFound(words, fix="list the runs with `recipe runs`") from None
+
+    def _expand_id(self, word: str) -> str:
+        """Return the id of the newest run named `word`, or the only id that contains `word`, else `word` itself.  Raises NotFound if ambiguous."""
+        if not word:
+            return word
+        listed = self.list_runs(Listing(LISTED)).runs
+        for row in listed:
+            if row.name == word:
+                return row.id
+        ids = [row.id for row in listed if word in row.id]
+        if len(ids) > 1 and word not in ids:
+            words = f'"{word}" matches {len(ids)} runs: {", ".join(ids[:3])}, …'
+            raise NotFound(words, fix="use a longer part of the run ID")
+        return ids[0] if len(ids) == 1 else word
 
     def _last(self, word: str, number: int) -> str:
         rows: list[Status] = []
