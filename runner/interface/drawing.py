@@ -26,19 +26,29 @@ def layers(needs: Mapping[str, Sequence[str]]) -> list[list[str]]:
 
     `needs` maps steps to their dependencies, in topological order.
     """
-    depth: dict[str, int] = {}
-    for step, needed in needs.items():
-        depth[step] = 1 + max((depth[each] for each in needed if each in depth), default=-1)
+    depth = _depths(needs)
     rows: list[list[str]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
     for step, layer in depth.items():
         rows[layer].append(step)
     for above, row in itertools.pairwise(rows):
         place = {step: n for n, step in enumerate(above)}
-        centre = {step: [place[each] for each in needs[step] if each in place] for step in row}
-        row.sort(
-            key=lambda step: sum(centre[step]) / len(centre[step]) if centre[step] else math.inf
-        )
+        centre = {step: _centre(needs[step], place) for step in row}
+        row.sort(key=centre.__getitem__)
     return rows
+
+
+def _depths(needs: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """Return the length of the longest path from a root to each step; 0 for a root."""
+    depth: dict[str, int] = {}
+    for step, needed in needs.items():
+        depth[step] = 1 + max((depth[each] for each in needed if each in depth), default=-1)
+    return depth
+
+
+def _centre(needed: Sequence[str], place: Mapping[str, int]) -> float:
+    """Return the mean place of the dependencies in the layer above; infinite if there are none."""
+    places = [place[each] for each in needed if each in place]
+    return sum(places) / len(places) if places else math.inf
 
 
 def boxes(needs: Mapping[str, Sequence[str]]) -> tuple[list[Box], int, int]:
@@ -134,7 +144,8 @@ def align_curves(
     every = sorted({x for curve in curves for x, _ in curve})
     if len(every) <= most:
         place = {x: n for n, x in enumerate(every)}
-        return every, [_place(((place[x], y) for x, y in curve), len(every)) for curve in curves]
+        found = [[(place[x], y) for x, y in curve] for curve in curves]
+        return every, [_place(points, len(every)) for points in found]
     low, parts = every[0], max(most // 2, 1)
     width = (every[-1] - low) / parts or 1.0
     xs = [low + (n / 2 + 0.25) * width for n in range(2 * parts)]

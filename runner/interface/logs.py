@@ -140,6 +140,13 @@ class Printed(NamedTuple):
     is_last: bool = False
 
 
+def _is_idle(now: Status, patience_is_over: bool) -> bool:
+    """Whether a run has finished, is paused, or has no worker.  A queued run counts as idle only after `PATIENCE` seconds."""
+    is_unclaimed = now.waits is not None and now.waits.kind == WaitKind.SUBMITTER
+    is_left = is_unclaimed and (now.state != "QUEUED" or patience_is_over)
+    return now.over or is_left or now.state == "PAUSED"
+
+
 class Follower:
     """Follow the logs of a run, or of one step.  A thread reads each attempt; with several logs, only complete lines are written."""
 
@@ -174,18 +181,20 @@ class Follower:
             # Read the status before the events: a finished or abandoned run has stored all its events.
             now: Status = next(carry_out(self._place, core.ask(lambda there: there.run(self._run))))
             self._hear()
-            is_unclaimed = now.waits is not None and now.waits.kind == WaitKind.SUBMITTER
-            is_left = is_unclaimed and (now.state != "QUEUED" or time.monotonic() > give_up_at)
             step_is_over = step != "" and self._states.get(step) in STEP_FINAL
-            if now.over or is_left or now.state == "PAUSED" or step_is_over:
-                self._is_over = True
-                while self._begin_reading():
-                    self._write_next(POLL)
-                self._writer.end()
+            if step_is_over or _is_idle(now, time.monotonic() > give_up_at):
+                self._finish()
                 return now
             end = time.monotonic() + LOOK
             while (left := end - time.monotonic()) > 0:
                 self._write_next(left)
+
+    def _finish(self) -> None:
+        """Write the remaining output of all attempts."""
+        self._is_over = True
+        while self._begin_reading():
+            self._write_next(POLL)
+        self._writer.end()
 
     def _hear(self) -> None:
         """Read new events and start reading new attempts.  Logs of finished attempts are written before logs of later attempts."""

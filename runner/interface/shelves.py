@@ -163,14 +163,12 @@ def _hours_said(ranked: Sequence[tuple[Shelf, Offer]]) -> list[str]:
     totals = [(shelf.total_of(offer), offer.resources.gpu) for shelf, offer in ranked]
     bases = {total.hours.basis for total, _ in totals if total.hours and total.hours.guessed}
     unknown = {gpu or "machines without a GPU" for total, gpu in totals if total.hours is None}
-    return [
-        *([GUESSED.format("; ".join(sorted(bases)))] if bases else ()),
-        *(
-            [UNKNOWN.format(", ".join(sorted(unknown)))]
-            if unknown and any(total.hours for total, _ in totals)
-            else ()
-        ),
-    ]
+    notes = []
+    if bases:
+        notes.append(GUESSED.format("; ".join(sorted(bases))))
+    if unknown and any(total.hours for total, _ in totals):
+        notes.append(UNKNOWN.format(", ".join(sorted(unknown))))
+    return notes
 
 
 def _row(offer: Offer, shelf: Shelf) -> tuple[str, ...]:
