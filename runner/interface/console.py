@@ -536,25 +536,13 @@ class _Story:
         after, data = event.after, event.data
         head = f"[{self.run.ended}/{self.run.total}] {safe_ids(event.id)}  "
         if after == "DONE":
-            seconds = data.get("seconds")
-            line = head + (span(seconds) if isinstance(seconds, (int, float)) else "done")
-            metrics = data.get("metrics")
-            if self._verbose and isinstance(metrics, Mapping):
-                line += "".join(
-                    f"  {safe_line(str(name))} {safe_line(str(value))}"
-                    for name, value in metrics.items()
-                )
-            return line, ""
+            return head + self._describe_success(data), ""
         if after == "FAILED":
             return f"{head}failed: {_why(event)}", "bad"
+        if after == "FRESH" and data.get("restored"):
+            return head + "restored", ""
         if after == "FRESH":
-            return (
-                (head + "restored", "")
-                if data.get("restored")
-                else (head + "fresh", "dim")
-                if self._verbose
-                else None
-            )
+            return (head + "fresh", "dim") if self._verbose else None
         if after == "SKIPPED" and event.before == "RUNNING":
             return f"{head}stopped early ({_why(event)})", "odd"
         if after == "SKIPPED" or self._verbose or event.before == "RUNNING":
@@ -562,47 +550,54 @@ class _Story:
             return head + after.lower() + (f" ({why})" if why else ""), "odd"
         return None
 
+    def _describe_success(self, data: Mapping[str, object]) -> str:
+        """Return the duration of a successful step, and its metrics if verbose."""
+        seconds, metrics = data.get("seconds"), data.get("metrics")
+        text = span(seconds) if isinstance(seconds, (int, float)) else "done"
+        if self._verbose and isinstance(metrics, Mapping):
+            for name, value in metrics.items():
+                text += f"  {safe_line(str(name))} {safe_line(str(value))}"
+        return text
+
     def _on_move(self, event: Event) -> list[Line]:
         """Return the lines for a step that was queued, started, or queued again."""
-        name, data, before = safe_ids(event.id), event.data, event.before
-        why = _why(event)
+        before = event.before
         if event.after == "RUNNING":
-            lines: list[Line] = []
-            if note := data.get("note"):
-                lines.append((f"{name}: {safe_ids(str(note))}", "odd"))
-            if data.get("adopted"):
-                lines.append((f"{name}: still running from an earlier run, continues", "odd"))
-            if self._verbose:
-                where = f" on {safe_line(str(place))}" if (place := data.get("site")) else ""
-                lines.append((f"{name}: started{where}", "dim"))
-            if self._commands:
-                lines += [
-                    (f"{name}: $ {safe_line(line)}", "dim")
-                    for line in self._command(event.id).splitlines()
-                ]
-            return lines
+            return self._on_start(event)
         if before == "RUNNING":
-            if event.reason == "stopped":
-                return [(f"{name}: stopped, resumes later", "odd")]
-            if event.reason in ("busy", "orphaned"):  # never started, or its process is lost
-                return []
-            number = self._tries[event.id] = self._tries.get(event.id, 0) + 1
-            limit = data.get("retries")
-            return [
-                (
-                    f"{name}: retry {number}"
-                    + (f" of {limit}" if isinstance(limit, int) else "")
-                    + f" ({why})",
-                    "odd",
-                )
-            ]
+            return self._on_requeue(event)
+        name, why = safe_ids(event.id), _why(event)
         if before in FINAL:
             return [(f"{name}: runs again ({why})", "odd")]
-        return (
-            [(f"{name}: runs because {why}", "dim")]
-            if self._verbose and why and before == "READY"
-            else []
-        )
+        if self._verbose and why and before == "READY":
+            return [(f"{name}: runs because {why}", "dim")]
+        return []
+
+    def _on_start(self, event: Event) -> list[Line]:
+        name, data = safe_ids(event.id), event.data
+        lines: list[Line] = []
+        if note := data.get("note"):
+            lines.append((f"{name}: {safe_ids(str(note))}", "odd"))
+        if data.get("adopted"):
+            lines.append((f"{name}: still running from an earlier run, continues", "odd"))
+        if self._verbose:
+            where = f" on {safe_line(str(place))}" if (place := data.get("site")) else ""
+            lines.append((f"{name}: started{where}", "dim"))
+        if self._commands:
+            commands = self._command(event.id).splitlines()
+            lines += [(f"{name}: $ {safe_line(line)}", "dim") for line in commands]
+        return lines
+
+    def _on_requeue(self, event: Event) -> list[Line]:
+        name = safe_ids(event.id)
+        if event.reason == "stopped":
+            return [(f"{name}: stopped, resumes later", "odd")]
+        if event.reason in ("busy", "orphaned"):  # never started, or its process is lost
+            return []
+        number = self._tries[event.id] = self._tries.get(event.id, 0) + 1
+        limit = event.data.get("retries")
+        most = f" of {limit}" if isinstance(limit, int) else ""
+        return [(f"{name}: retry {number}{most} ({_why(event)})", "odd")]
 
     def failures(self, summary: Summary) -> list[Line]:
         """Return the failures with the end of their logs.  Log lines start with the step's name, so output cannot imitate recipe's messages."""
@@ -644,49 +639,41 @@ class _Story:
         if summary.left_running:
             left = ", ".join(map(safe_ids, islice(summary.left_running, _REPORTS)))
             lines.append((f"still running: {left} (the next run collects their results)", "odd"))
-        fresh, skipped = counts.get("FRESH", 0), counts.get("SKIPPED", 0)
         left_out = self._list_skipped(summary)
-        if (
-            summary.state == "COMPLETED"
-            and fresh
-            and fresh + skipped == total
-            and not self.run.restored
-        ):
-            return [
-                *lines,
-                (
-                    f"everything is fresh ({steps}{f', {skipped} skipped' if skipped else ''})",
-                    "good",
-                ),
-                *left_out,
-            ]
-        if summary.state == "COMPLETED" and sum(counts.values()) == skipped:
-            return [*lines, ("nothing to run: every step is skipped", "good"), *left_out]
+        if idle := self._sum_idle(summary, total, steps):
+            return [*lines, idle, *left_out]
+        head = _head_of(summary)
+        style = "good" if summary.state == "COMPLETED" else "odd" if head else "bad"
+        parts = ", ".join(self._list_counts(counts))
+        lines += [(f"{head}{steps}: {parts} in {span(summary.seconds)}", style), *left_out]
+        if self._compares:
+            lines.append((f"compare them: recipe results {self._recipe}", "dim"))
+        return lines
+
+    def _sum_idle(self, summary: Summary, total: int, steps: str) -> Line | None:
+        """Return the summary of a completed run that executed and restored nothing; None for any other run."""
+        fresh, skipped = summary.counts.get("FRESH", 0), summary.counts.get("SKIPPED", 0)
+        if summary.state != "COMPLETED":
+            return None
+        if fresh and fresh + skipped == total and not self.run.restored:
+            also = f", {skipped} skipped" if skipped else ""
+            return f"everything is fresh ({steps}{also})", "good"
+        if sum(summary.counts.values()) == skipped:
+            return "nothing to run: every step is skipped", "good"
+        return None
+
+    def _list_counts(self, counts: Mapping[str, int]) -> list[str]:
+        """Return the counts of steps by state, such as `3 ran`; rare states only if not 0."""
+        restored = f" ({self.run.restored} restored)" if self.run.restored else ""
         parts = [
             f"{counts.get('DONE', 0)} ran",
-            f"{fresh} fresh" + (f" ({self.run.restored} restored)" if self.run.restored else ""),
+            f"{counts.get('FRESH', 0)} fresh{restored}",
+            f"{counts.get('FAILED', 0)} failed",
         ]
-        parts.append(f"{counts.get('FAILED', 0)} failed")
-        parts += [
-            f"{counts[state]} {state.lower()}"
-            for state in ("SKIPPED", "BLOCKED", "CANCELLED")
-            if counts.get(state)
-        ]
-        head = (
-            "interrupted: "
-            if summary.interrupted and summary.state != "COMPLETED"
-            else "cancelled: "
-            if summary.state == "CANCELLED"
-            else ""
-        )
-        head = "paused: " if summary.state == "PAUSED" else head
-        style = "good" if summary.state == "COMPLETED" else "odd" if head else "bad"
-        lines.append((f"{head}{steps}: {', '.join(parts)} in {span(summary.seconds)}", style))
-        return [
-            *lines,
-            *left_out,
-            *([(f"compare them: recipe results {self._recipe}", "dim")] if self._compares else []),
-        ]
+        for state in ("SKIPPED", "BLOCKED", "CANCELLED"):
+            if counts.get(state):
+                parts.append(f"{counts[state]} {state.lower()}")
+        return parts
 
     def _list_skipped(self, summary: Summary) -> list[Line]:
         """Return the skipped steps with reasons; at most `_REPORTS`."""
@@ -723,6 +710,15 @@ class _Stream:
             self._stream.flush()
         except (OSError, ValueError):  # ValueError: closed
             self._gone = True
+
+
+def _head_of(summary: Summary) -> str:
+    """Return the prefix of the summary of a run that was stopped; empty for other runs."""
+    if summary.state == "PAUSED":
+        return "paused: "
+    if summary.interrupted and summary.state != "COMPLETED":
+        return "interrupted: "
+    return "cancelled: " if summary.state == "CANCELLED" else ""
 
 
 def _write_results(out: _Stream, summary: Summary) -> None:

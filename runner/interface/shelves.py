@@ -12,7 +12,7 @@ from drivers.base import Need, Offer, Wish
 
 from ..execution.signals import call_beside_loop
 from ..hosts.renting import offering
-from ..hosts.renting.needs import market_of, need_for
+from ..hosts.renting.needs import AnyMarket, market_of, need_for
 from ..hosts.renting.offering import Shelf, rank_offers
 from ..hosts.renting.totals import History, HoursOn, Pricing
 from ..storage.records.ledger import Ledger, of_user
@@ -58,39 +58,51 @@ def wishes(
 
     For a cluster, return a single requirement for all steps together.
     """
+    if cluster:
+        return _cluster_wish(ws, found)
+    market: AnyMarket = "on-demand"
+    if asked != "all" and "," not in asked:
+        market = market_of(ws.config.driver(asked))
+    keep = bool(stack) and bool(ws.config.stack(stack).keep)
+    return _rental_wishes(ws, found, market, keep=keep)
+
+
+def _cluster_wish(ws: Workspace, found: Survey) -> dict[str, Asked]:
+    """Return the requirement of all steps together; empty if no step may leave this machine."""
     from ..execution.refusals import compose_wish, estimate_takes
     from ..planning.plan import LOCAL
 
-    if cluster:
-        there = [n for n in found.todo if not found.plan.nodes[n].flags & LOCAL]
-        wish = compose_wish(found, lambda _spec: False, 0)
-        hours = estimate_takes(ws, found, {wish.need: there})[wish.need].hours if there else None
-        return {THE_RUN: Asked(wish._replace(hours=hours))} if there else {}
-    market = (
-        market_of(ws.config.driver(asked)) if asked != "all" and "," not in asked else "on-demand"
-    )
-    by_need: dict[Need, tuple[str, list[int]]] = {}
+    steps = [n for n in found.todo if not found.plan.nodes[n].flags & LOCAL]
+    wish = compose_wish(found, lambda _spec: False, 0)
+    if not steps:
+        return {}
+    hours = estimate_takes(ws, found, {wish.need: steps})[wish.need].hours
+    return {THE_RUN: Asked(wish._replace(hours=hours))}
+
+
+def _rental_wishes(
+    ws: Workspace, found: Survey, market: AnyMarket, *, keep: bool
+) -> dict[str, Asked]:
+    """Return each distinct requirement of the steps that need rented machines, by its first step."""
+    from ..execution.refusals import estimate_takes
+    from ..planning.plan import LOCAL
+
     specs = found.plan.specs()
+    steps: dict[Need, list[int]] = {}
     for n in found.todo:
-        node = found.plan.nodes[n]
-        works = specs[n].node_count > 1
-        if (
-            node.flags & LOCAL
-            or not (specs[n].resources.gpus or works)
-            or specs[n].select is not None
-        ):
+        spec = specs[n]
+        needs_machine = spec.resources.gpus or spec.node_count > 1
+        if found.plan.nodes[n].flags & LOCAL or not needs_machine or spec.select is not None:
             continue
-        by_need.setdefault(
-            need_for(specs[n], market, images=not found.request.current_python), (node.id, [])
-        )[1].append(n)
-    keep = bool(stack) and bool(ws.config.stack(stack).keep)
-    taken = estimate_takes(ws, found, {need: steps for need, (_first, steps) in by_need.items()})
-    return {
-        first: Asked(
-            Wish(need, hours=taken[need].hours, home=taken[need].home, keep=keep), taken[need].on
-        )
-        for need, (first, _steps) in by_need.items()
-    }
+        need = need_for(spec, market, images=not found.request.current_python)
+        steps.setdefault(need, []).append(n)
+    taken = estimate_takes(ws, found, steps)
+    wanted = {}
+    for need, numbers in steps.items():
+        takes = taken[need]
+        wish = Wish(need, hours=takes.hours, home=takes.home, keep=keep)
+        wanted[found.plan.nodes[numbers[0]].id] = Asked(wish, takes.on)
+    return wanted
 
 
 def on_market_of(ws: Workspace, driver: str, wish: Wish) -> Wish:
@@ -196,37 +208,32 @@ def describe_choice(found: Mapping[str, Sequence[Shelf]]) -> list[str]:
     for step, shelves in found.items():
         ranked = rank_offers(shelves)[: 1 + offering.RUNNERS_UP]
         for place, (shelf, offer) in enumerate(ranked):
-            row, total = _row(offer, shelf), shelf.total_of(offer)
-            cost = (
-                f", {row[7]} h, ${total.usd:.2f}"
-                + f" with ${total.egress:.2f} of egress" * (total.egress > 0)
-                if total.usd is not None
-                else ""
-            )
-            what = (
-                f"{'allocates' if offer.queued else 'rents'} for {step}"
-                if not place
-                else f"{'':9}else"
-            )
-            kind = (
-                row[1]
-                if offer.queued
-                else f"{offer.id}, {row[2]} of {row[3]}, {offer.region}, {offer.market}"
-            )
-            lines.append(f"{what}: {offer.driver} {kind}, ${row[6]} an hour{cost}")
+            verb = "allocates" if offer.queued else "rents"
+            head = f"{'':9}else" if place else f"{verb} for {step}"
+            lines.append(f"{head}: {_describe_offer(offer, shelf)}")
         several = len(shelves) > 1
         for shelf in shelves:
             if not shelf.offers and (not ranked or shelf.failed):
-                lines.append(
-                    f"rents for {step}: {shelf.failed or f'{shelf.driver} has no matching machine'}"
-                )
+                why = shelf.failed or f"{shelf.driver} has no matching machine"
+                lines.append(f"rents for {step}: {why}")
             ends = f"{shelf.driver}: {shelf.ends}" if several and shelf.ends else shelf.ends
-            lines += [
-                f"{'':9}{words}"
-                for words in (shelf.unsaid(), _left_out(shelf, several=several), ends)
-                if words
-            ]
+            notes = (shelf.unsaid(), _left_out(shelf, several=several), ends)
+            lines += [f"{'':9}{words}" for words in notes if words]
     return lines
+
+
+def _describe_offer(offer: Offer, shelf: Shelf) -> str:
+    """Return the driver, the machine, the hourly price and, if known, the cost of the run."""
+    row, total = dict(zip(HEAD, _row(offer, shelf), strict=True)), shelf.total_of(offer)
+    kind = f"{offer.id}, {row['GPU']} of {row['memory']}, {offer.region}, {offer.market}"
+    if offer.queued:
+        kind = row["offer"]
+    cost = ""
+    if total.usd is not None:
+        cost = f", {row['hours']} h, ${total.usd:.2f}"
+        if total.egress > 0:
+            cost += f" with ${total.egress:.2f} of egress"
+    return f"{offer.driver} {kind}, ${row['$/h']} an hour{cost}"
 
 
 def rank_for_programs(step: str, shelves: Sequence[Shelf]) -> list[dict[str, object]]:
