@@ -397,18 +397,22 @@ class _Row:
             (f"  {span(now - self._started):>6}", ""),
         ]
         if self._metrics is not None:
-            said.append((f"  {text}" if (text := self._metrics.text(bars)) else "", ""))
+            text = self._metrics.text(bars)
+            said.append((f"  {text}" if text else "", ""))
         if "gpu_utilization_percent" in self._host.values:
             said.append((f"  GPU {self._host.values['gpu_utilization_percent']:.0f}%", ""))
         left = self.left(now)
         if left is not None and left >= 1:
-            measured = self._metrics is not None and self._metrics.left(now) is not None
-            share = (
-                "" if measured else f"  ~{(now - self._started) / (now - self._started + left):.0%}"
-            )  # estimated from its earlier duration
-            said.append((f"{share}  ETA {span(left)}", "good"))
+            said.append((self._remaining(left, now), "good"))
         said.append((f"  {self._log.line}", "dim"))
         return said
+
+    def _remaining(self, left: float, now: float) -> str:
+        """Return the remaining time, with an approximate percentage if estimated from the earlier duration."""
+        if self._metrics is not None and self._metrics.left(now) is not None:
+            return f"  ETA {span(left)}"
+        passed = now - self._started
+        return f"  ~{passed / (passed + left):.0%}  ETA {span(left)}"
 
 
 class _Heard:

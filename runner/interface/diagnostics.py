@@ -38,18 +38,7 @@ def render(
         return json.dumps(_sarif(ordered), indent=2) + "\n"
     if format == "github":
         return "".join(map(_annotation, ordered))
-    if not ordered:
-        return ""
-    count = _count(ordered) + (f", {unchecked} not checked" if unchecked else "")
-    shown = sorted(
-        sorted(ordered, key=lambda problem: problem.severity != "error")[:_SHOWN], key=_place
-    )
-    more = (
-        f"… and {len(ordered) - _SHOWN} more; `recipe validate --format json` lists all\n"
-        if len(ordered) > _SHOWN
-        else ""
-    )
-    return "".join(_paragraph(problem, color) for problem in shown) + more + count + "\n"
+    return _text(ordered, color, unchecked) if ordered else ""
 
 
 def _place(problem: Problem) -> tuple[str, int, int]:
@@ -58,6 +47,18 @@ def _place(problem: Problem) -> tuple[str, int, int]:
 
 
 # --- text ---
+
+
+def _text(ordered: Sequence[Problem], color: bool, unchecked: int) -> str:
+    """Format up to `_SHOWN` problems as paragraphs, with the counts in the last line."""
+    errors_first = sorted(ordered, key=lambda problem: problem.severity != "error")
+    shown = sorted(errors_first[:_SHOWN], key=_place)
+    text = "".join(_paragraph(problem, color) for problem in shown)
+    if len(ordered) > _SHOWN:
+        more = len(ordered) - _SHOWN
+        text += f"… and {more} more; `recipe validate --format json` lists all\n"
+    count = _count(ordered) + (f", {unchecked} not checked" if unchecked else "")
+    return f"{text}{count}\n"
 
 
 def _paragraph(problem: Problem, color: bool) -> str:
@@ -109,13 +110,9 @@ def _show_char(char: str) -> str:
     if char == "\t":
         return " " * _TAB
     code = ord(char)
-    return (
-        f"\\x{code:02x}"
-        if code < 0x100
-        else f"\\u{code:04x}"
-        if code < 0x10000
-        else f"\\U{code:08x}"
-    )
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def _count(problems: Sequence[Problem]) -> str:
@@ -157,7 +154,8 @@ def _annotation(problem: Problem) -> str:
             **properties,
         }
     listed = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
-    return f"::{level} {listed}::{_data(problem.message + (f' (fix: {problem.fix})' if problem.fix else ''))}\n"
+    fix = f" (fix: {problem.fix})" if problem.fix else ""
+    return f"::{level} {listed}::{_data(problem.message + fix)}\n"
 
 
 def _data(text: str) -> str:

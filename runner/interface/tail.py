@@ -213,28 +213,38 @@ class MetricsTail:
 
     def text(self, bars: bool) -> str:
         """Return the known metrics as text, such as `step 120/1000  loss 2.134 ▇▅▃▂▁  eval_loss 2.2  1.2k tokens/s`."""
-        values, said = self.values, []
-        most = self.total
+        parts = (self._position(), self._main_value(bars), self._eval_loss(), self._rate())
+        return "  ".join(part for part in parts if part)
+
+    def _position(self) -> str:
+        """Return the step with its total and percentage, else the epoch."""
+        values, most = self.values, self.total
         if "step" in values:
-            share = (
-                f"/{_number(most)} {min(values['step'] / most, 1):.0%}"
-                if most is not None and most > 0
-                else ""
-            )
-            said.append(f"step {_number(values['step'])}{share}")
-        elif "epoch" in values:
-            said.append(f"epoch {_number(values['epoch'])}")
-        if self.main:
-            course = f" {sparkline(self._points)}" if bars and len(self._points) > 1 else ""
-            said.append(f"{safe_line(self.main)} {_number(values[self.main])}{course}")
-        if "eval_loss" in values and self.main != "eval_loss":
-            said.append(f"eval_loss {_number(values['eval_loss'])}")
-        rate = next((name for name in values if name.endswith(_RATES)), "")
-        if rate:
-            said.append(
-                f"{_short(values[rate])} {safe_line(rate.removesuffix('_per_second').removesuffix('/s'))}/s"
-            )
-        return "  ".join(said)
+            step = f"step {_number(values['step'])}"
+            if most is None or most <= 0:
+                return step
+            return f"{step}/{_number(most)} {min(values['step'] / most, 1):.0%}"
+        return f"epoch {_number(values['epoch'])}" if "epoch" in values else ""
+
+    def _main_value(self, bars: bool) -> str:
+        """Return the main metric with its last value, and with `bars` its sparkline."""
+        if not self.main:
+            return ""
+        course = f" {sparkline(self._points)}" if bars and len(self._points) > 1 else ""
+        return f"{safe_line(self.main)} {_number(self.values[self.main])}{course}"
+
+    def _eval_loss(self) -> str:
+        if "eval_loss" not in self.values or self.main == "eval_loss":
+            return ""
+        return f"eval_loss {_number(self.values['eval_loss'])}"
+
+    def _rate(self) -> str:
+        """Return the first throughput metric, such as `1.2k tokens/s`."""
+        name = next((name for name in self.values if name.endswith(_RATES)), "")
+        if not name:
+            return ""
+        unit = name.removesuffix("_per_second").removesuffix("/s")
+        return f"{_short(self.values[name])} {safe_line(unit)}/s"
 
     def _numbers(self, lines: Iterable[bytes]) -> Iterator[dict[str, float]]:
         from ..storage.metrics import parse, reader

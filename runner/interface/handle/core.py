@@ -87,7 +87,9 @@ def in_python(error: CannotAsk) -> CannotAsk:
     return CannotAsk(error.code, error.message, error.run, fix)
 
 
-def _got(of: Callable[[Transport], _Said], tries: int, clock: Clock = ENDLESS) -> _Part[_Said]:
+def _try_asking(
+    of: Callable[[Transport], _Said], tries: int, clock: Clock = ENDLESS
+) -> _Part[_Said]:
     """Return the answer to a question; ask again after a failure, up to `tries` times.  Raises the failure of the last try."""
     tried = 0
     while True:
@@ -110,16 +112,16 @@ def _nap(tried: int, lost: Lost, clock: Clock = ENDLESS) -> _Part[None]:
 
 def submit(new: New, key: str) -> Talk:
     """Store a run and give its id.  Repeated requests with the same key store one run."""
-    yield Give((yield from _got(lambda there: there.submit(new, key), FEW)))
+    yield Give((yield from _try_asking(lambda there: there.submit(new, key), FEW)))
 
 
 def ask(of: Callable[[Transport], object], tries: int = FEW) -> Talk:
     """Give the answer to one question, tried up to `tries` times.  Pass `ONCE` if the request is not safe to repeat."""
-    yield Give((yield from _got(of, tries)))
+    yield Give((yield from _try_asking(of, tries)))
 
 
 def _status(run: str, tries: int, clock: Clock = ENDLESS) -> _Part[Status]:
-    return (yield from _got(lambda there: there.run(run), tries, clock))
+    return (yield from _try_asking(lambda there: there.run(run), tries, clock))
 
 
 def runs(listing: Listing) -> Talk:
@@ -137,11 +139,11 @@ def runs(listing: Listing) -> Talk:
 
 
 def _page(listing: Listing) -> _Part[Page]:
-    return (yield from _got(lambda there: there.list_runs(listing), FEW))
+    return (yield from _try_asking(lambda there: there.list_runs(listing), FEW))
 
 
 def _news(run: str, after: int, tries: int, clock: Clock = ENDLESS) -> _Part[Sequence[Event]]:
-    return (yield from _got(lambda there: there.events(run, after), tries, clock))
+    return (yield from _try_asking(lambda there: there.events(run, after), tries, clock))
 
 
 def _ends(event: Event) -> bool:
@@ -403,7 +405,7 @@ def download(run: str, chosen: Sequence[str]) -> Talk:
 
 
 def _artifacts(run: str, name: str, after: str) -> _Part[Sequence[Artifact]]:
-    return (yield from _got(lambda there: there.artifacts(run, name, after), FEW))
+    return (yield from _try_asking(lambda there: there.artifacts(run, name, after), FEW))
 
 
 def _folder(run: str, name: str) -> _Part[None]:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, closing
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, cast
+from typing import Any, Final, TypedDict, TypeVar, cast
 
 from ...api.values import Forecast, RecipeEntry
 from ...errors import Invalid, Problem, did_you_mean
@@ -17,11 +17,18 @@ from ...execution.terms import Choice, Settings
 from ...storage.workspace import Workspace
 from . import core
 from .here import AsyncHere, Here
-from .shells import AsyncRun, Run, carry_out, given_async
+from .shells import AsyncRun, Run, carry_out, carry_out_async
 from .there import AsyncThere, There, is_server
 from .transport import AsyncTransport, New, Transport
 
 LIMITS = ("time", "cost")
+_KINDS: Final[Mapping[str, tuple[type, str]]] = {
+    "priority": (int, "a whole number"),
+    "key": (str, "text"),
+    "user": (str, "text"),
+    "labels": (Mapping, "a mapping"),
+    "limits": (Mapping, "a mapping"),
+}
 T = TypeVar("T")
 
 
@@ -54,55 +61,53 @@ def check_options(how: Mapping[str, Any]) -> None:
     """Check the options of `submit`.  Raises TypeError for an unknown option, Invalid for invalid values."""
     for name in how:
         if name not in How.__annotations__:
-            raise TypeError(
-                f"submit() has no option {name!r}{f': {fix}' if (fix := did_you_mean(name, How.__annotations__)) else ''}"
-            )
-    labels, limits, problems = how.get("labels", {}), how.get("limits", {}), []
-    kinds: dict[str, tuple[type, str]] = {
-        "priority": (int, "a whole number"),
-        "key": (str, "text"),
-        "user": (str, "text"),
-    }
-    for name, (kind, words) in {
-        **kinds,
-        "labels": (Mapping, "a mapping"),
-        "limits": (Mapping, "a mapping"),
-    }.items():
+            hint = did_you_mean(name, How.__annotations__)
+            raise TypeError(f"submit() has no option {name!r}" + (f": {hint}" if hint else ""))
+    problems = [
+        *_check_kinds(how),
+        *_check_labels(how.get("labels", {})),
+        *_check_limits(how.get("limits", {})),
+    ]
+    if problems:
+        raise Invalid(problems)
+
+
+def _check_kinds(how: Mapping[str, Any]) -> list[Problem]:
+    problems = []
+    for name, (kind, words) in _KINDS.items():
         if name in how and not isinstance(how[name], kind):
             problems.append(Problem("wrong-type", f"`{name}` is {words}, not {how[name]!r:.80}"))
     if how.get("not_before") is not None and not isinstance(how["not_before"], datetime):
-        problems.append(
-            Problem(
-                "wrong-type",
-                "`not_before` must be a datetime",
-                fix="parse the text with datetime.fromisoformat",
-            )
-        )
-    if isinstance(labels, Mapping) and not all(
-        isinstance(word, str) for pair in labels.items() for word in pair
-    ):
-        problems.append(Problem("wrong-type", "names and values of `labels` must be text"))
+        words = "`not_before` must be a datetime"
+        fix = "parse the text with datetime.fromisoformat"
+        problems.append(Problem("wrong-type", words, fix=fix))
+    return problems
+
+
+def _check_labels(labels: object) -> list[Problem]:
+    if not isinstance(labels, Mapping):
+        return []
+    words = (word for pair in labels.items() for word in pair)
+    if all(isinstance(word, str) for word in words):
+        return []
+    return [Problem("wrong-type", "names and values of `labels` must be text")]
+
+
+def _check_limits(limits: object) -> list[Problem]:
+    problems = []
     for name, limit in limits.items() if isinstance(limits, Mapping) else ():
         if name not in LIMITS:
-            problems.append(
-                Problem(
-                    "unknown-field",
-                    f"unknown limit {name!r}",
-                    fix=did_you_mean(str(name), LIMITS) or "use time or cost",
-                )
-            )
-        elif (
-            isinstance(limit, bool)
-            or not isinstance(limit, (int, float))
-            or not 0 < limit < math.inf
-        ):
-            problems.append(
-                Problem(
-                    "bad-value", f"`limits` of {name} must be a number above 0, not {limit!r:.80}"
-                )
-            )
-    if problems:
-        raise Invalid(problems)
+            fix = did_you_mean(str(name), LIMITS) or "use time or cost"
+            problems.append(Problem("unknown-field", f"unknown limit {name!r}", fix=fix))
+        elif not _is_limit(limit):
+            words = f"`limits` of {name} must be a number above 0, not {limit!r:.80}"
+            problems.append(Problem("bad-value", words))
+    return problems
+
+
+def _is_limit(limit: object) -> bool:
+    is_real = isinstance(limit, (int, float)) and not isinstance(limit, bool)
+    return is_real and 0 < cast("float", limit) < math.inf
 
 
 def open_transport(to: str | None, root: Path) -> Transport:
@@ -134,7 +139,7 @@ def run_of(id: str, to: str | None, root: Path) -> Run:
 
 async def run_of_async(id: str, to: str | None, root: Path) -> AsyncRun:
     """Return an asynchronous handle of an existing run.  Raises NotFound."""
-    run = AsyncRun(_opened_async(to, root), id)
+    run = AsyncRun(_open_transport_async(to, root), id)
     try:
         await run.status()
     except BaseException:
@@ -153,11 +158,11 @@ def submit_run(new: New, to: str | None, root: Path) -> Run:
         raise
 
 
-async def submitted_async(new: New, to: str | None, root: Path) -> AsyncRun:
+async def submit_run_async(new: New, to: str | None, root: Path) -> AsyncRun:
     """Store a run and return its asynchronous handle.  Raises RecipeError with all problems."""
-    transport = _opened_async(to, root)
+    transport = _open_transport_async(to, root)
     try:
-        return AsyncRun(transport, await anext(given_async(transport, _submit(new))))
+        return AsyncRun(transport, await anext(carry_out_async(transport, _submit(new))))
     except BaseException:
         await transport.close()
         raise
@@ -190,11 +195,11 @@ def _ask(to: str | None, root: Path, of: Callable[[Transport], T]) -> T:
 
 
 async def _ask_async(to: str | None, root: Path, of: Callable[[AsyncTransport], Awaitable[T]]) -> T:
-    transport = _opened_async(to, root)
+    transport = _open_transport_async(to, root)
     try:
         # AsyncTransport has the same method for each question asked here.
         asked = core.ask(cast("Callable[[Transport], object]", of))
-        async with aclosing(given_async(transport, asked)) as items:
+        async with aclosing(carry_out_async(transport, asked)) as items:
             answer: T = await anext(items)
             return answer
     finally:
@@ -206,7 +211,7 @@ def _submit(new: New) -> core.Talk:
     return core.submit(new, new.ticket.idempotency or uuid.uuid4().hex)
 
 
-def _opened_async(to: str | None, root: Path) -> AsyncTransport:
+def _open_transport_async(to: str | None, root: Path) -> AsyncTransport:
     if to is not None and is_server(to):
         return AsyncThere(to)
     return AsyncHere(Here(_workspace(to, root)))

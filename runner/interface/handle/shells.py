@@ -64,7 +64,7 @@ def carry_out(transport: Transport, talk: Talk) -> Iterator[Any]:
             pieces.close()
 
 
-async def given_async(transport: AsyncTransport, talk: Talk) -> AsyncGenerator[Any, None]:
+async def carry_out_async(transport: AsyncTransport, talk: Talk) -> AsyncGenerator[Any, None]:
     """Execute a generator of `core` asynchronously and yield its items.  AsyncTransport must have the methods that its questions call."""
     from asyncio import sleep
 
@@ -204,7 +204,7 @@ class AsyncRun:
         self.transport, self.id = transport, id
 
     async def _one(self, talk: Talk) -> Any:
-        async with aclosing(given_async(self.transport, talk)) as items:
+        async with aclosing(carry_out_async(self.transport, talk)) as items:
             return await anext(items)
 
     async def _ask(self, of: Callable[[Transport], Outcome]) -> Outcome:
@@ -227,11 +227,11 @@ class AsyncRun:
 
     def events(self, after: int = 0, follow: bool = False) -> AsyncIterator[Event]:
         """Yield the events with numbers above `after`, in order.  If `follow`, also yield new events until the run has finished."""
-        return given_async(self.transport, core.events(self.id, after, follow))
+        return carry_out_async(self.transport, core.events(self.id, after, follow))
 
     def logs(self, follow: bool = False, step: str = "", attempt: int = 0) -> AsyncIterator[Line]:
         """Yield the log lines, one attempt after another.  If `follow`, also yield new lines until the run has finished."""
-        return given_async(self.transport, core.lines(self.id, step, attempt, follow))
+        return carry_out_async(self.transport, core.lines(self.id, step, attempt, follow))
 
     async def metrics(self, step: str = "", attempt: int = 0, of: Of = "step") -> list[Point]:
         """Return the metrics of the steps so far, or with `of="machine"` the utilization of their machines."""
@@ -251,7 +251,7 @@ class AsyncRun:
         Raises CannotRun if a file exists with other content, unless `overwrite`.
         """
         with Download(folder, overwrite) as files:
-            async for item in given_async(self.transport, core.download(self.id, names)):
+            async for item in carry_out_async(self.transport, core.download(self.id, names)):
                 files.take(item)
         return files.paths
 
