@@ -403,11 +403,11 @@ class _Row:
             said.append((f"  GPU {self._host.values['gpu_utilization_percent']:.0f}%", ""))
         left = self.left(now)
         if left is not None and left >= 1:
-            said.append((self._remaining(left, now), "good"))
+            said.append((self._describe_left(left, now), "good"))
         said.append((f"  {self._log.line}", "dim"))
         return said
 
-    def _remaining(self, left: float, now: float) -> str:
+    def _describe_left(self, left: float, now: float) -> str:
         """Return the remaining time, with an approximate percentage if estimated from the earlier duration."""
         if self._metrics is not None and self._metrics.left(now) is not None:
             return f"  ETA {span(left)}"
