@@ -1,4 +1,4 @@
-"""The verbs around recipe files: list, validate, schema.  Starts nothing; knows no workspace but as the folder where paths begin."""
+"""The commands `recipe list`, `validate` and `schema`.  They start nothing."""
 
 from __future__ import annotations
 

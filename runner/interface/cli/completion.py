@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def answer(words: Sequence[str]) -> int:
-    """`recipe __complete WORD…`."""
+    """Execute `recipe __complete WORD…`."""
     try:
         for candidate in dict.fromkeys(candidates(list(words))):
             print(candidate)
@@ -161,7 +161,7 @@ def _flags(parser: argparse.ArgumentParser, word: str) -> Iterator[str]:
 def _values(
     verb: str, action: argparse.Action, flag: str, word: str, before: list[str]
 ) -> Iterator[str]:
-    """What may follow a flag."""
+    """Yield completions for the value of a flag."""
     place = _location_of(before)
     if action.choices is not None:
         yield from _starting_with(word, map(str, action.choices))
@@ -186,7 +186,7 @@ def _values(
 def _words(
     verb: str, parser: argparse.ArgumentParser, word: str, loose: list[str], place: Location
 ) -> Iterator[str]:
-    """What may stand without a flag: recipes, inputs of the one that is named, steps, choices."""
+    """Yield completions for positional arguments: recipes, inputs, steps and choices."""
     places = [action for action in parser._actions if not action.option_strings]
     choice = next((action.choices for action in places if action.choices is not None), None)
     if choice is not None:
@@ -249,7 +249,7 @@ def _input_values(recipe: Any, name: str, value: str) -> Iterator[str]:
 
 
 def _recipe(words: Sequence[str], place: Location) -> Any:
-    """The content of the recipe that is named, whatever is wrong with it; an empty mapping where it cannot be read."""
+    """Return the content of the named recipe without validation; an empty mapping if unreadable."""
     from ...language import document, library
 
     named = [word for before, word in pairwise(words) if before in ("-f", "--file")]
@@ -298,7 +298,7 @@ def _location_of(words: Sequence[str]) -> Location:
 
 
 def _loose(words: list[str], taking: dict[str, argparse.Action]) -> list[str]:
-    """The words that are no flags nor their values, but for the file that a flag names."""
+    """Return the positional words and the file name passed with `--file`."""
     found = []
     for before, word in zip(["", *words], words, strict=False):
         if word.startswith("-"):

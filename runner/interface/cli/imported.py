@@ -1,4 +1,4 @@
-"""`recipe import`: draft a recipe from a file of another tool, and list what could not be taken over.  Never replaces a file."""
+"""`recipe import`: draft a recipe from another tool's file and list unsupported features.  Never overwrites files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`recipe checkpoints` and `recipe path`: where what a step kept and made is, and how to resume from it."""
+"""`recipe checkpoints` and `recipe path`: locate checkpoints and outputs, and resume from a checkpoint."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def _path(args: argparse.Namespace) -> int:
 
 
 def _outputs(found: Survey, word: str) -> list[tuple[int, str]]:
-    """The outputs that STEP.OUTPUT, or STEP, means.  Raises NotFound."""
+    """Return the outputs for STEP.OUTPUT or STEP.  Raises NotFound."""
     every = [
         (n, node.id, output.name)
         for n, node in enumerate(found.plan.nodes)

@@ -1,4 +1,4 @@
-"""`recipe run` and `recipe plan`: say what would be done and why, and do it."""
+"""`recipe run` and `recipe plan`: show the plan with its reasons, and execute it."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def _add_execution(parser: argparse.ArgumentParser, verb: str) -> None:
-    """Add the flags of verbs that execute a run, now or later."""
+    """Add the execution flags."""
     results = section(parser, RESULTS)
     results.add_argument(
         "--name",
@@ -290,14 +290,14 @@ def _in_cluster(ws: Workspace, args: argparse.Namespace) -> int:
 
 
 def choice_of(args: argparse.Namespace) -> Choice:
-    """The steps that the flags ask for."""
+    """Return the step selection from the flags."""
     return Choice(
         args.only, args.until, args.begin, tuple(args.again), args.force, getattr(args, "leave", ())
     )
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
-    """How the flags say that it is carried out.  Raises Invalid."""
+    """Return the execution settings from the flags.  Raises Invalid."""
     return Settings(
         args.driver,
         tuple(args.hosts),
@@ -416,7 +416,7 @@ def _renting_drivers(ws: Workspace, args: argparse.Namespace) -> dict[str, Drive
 
 
 def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str, list[Shelf]]:
-    """What the drivers of the run offer for each step that rents."""
+    """Return the drivers' offers for each step that rents."""
     import asyncio
 
     from ...hosts.renting import offering
@@ -582,7 +582,7 @@ def carried_out(
 def as_text(
     ws: Workspace, found: Survey, expected: dict[str, float], *, commands: bool, quiet: int
 ) -> str:
-    """The plan for people: one line a step, then every reason."""
+    """Format the plan, one line per step followed by all reasons."""
     from ...survey.explain import describe_replaced, describe_resume, shown_command
 
     lines = []
@@ -628,7 +628,7 @@ def as_text(
 
 
 def _estimate_steps(ws: Workspace, found: Survey) -> dict[int, StepEstimate]:
-    """Memory and time of the steps that may run and train on GPUs."""
+    """Estimate memory and time of the GPU training steps that may run."""
     if not any(spec.resources.gpus for spec in found.plan.specs()):
         return {}
     from ...advice import estimates
@@ -637,7 +637,7 @@ def _estimate_steps(ws: Workspace, found: Survey) -> dict[int, StepEstimate]:
 
 
 def _first_lines(text: str) -> list[str]:
-    """The first lines of a file, to be looked at."""
+    """Return the first lines of a file."""
     lines = [safe_line(line) for line in text.splitlines()]
     return lines if len(lines) <= LINES else [*lines[:LINES], f"… {len(lines) - LINES} more lines"]
 
@@ -690,7 +690,7 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping
 
 
 def _run_preflight(ws: Workspace, found: Survey, args: argparse.Namespace) -> Verdict | None:
-    """What preflight rules say of the steps that will run; no host is asked for it."""
+    """Check the preflight rules for the steps to run, without contacting hosts."""
     if not (numbers := nodes_to_check(found)):
         return None
     from ...advice import preflight

@@ -1,4 +1,4 @@
-"""`recipe serve`, the REST server of a workspace, and `recipe ui`, its page."""
+"""`recipe serve`, the REST server of a workspace, and `recipe ui`, its web interface."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _place(args: argparse.Namespace) -> str:
 
 
 def _show(address: str, token: str, place: str, opens: bool) -> None:
-    """Print the address of the page, and open it where there is a desktop."""
+    """Print the page's address and open it on a desktop."""
     url = f"{address}/#token={token}{place}"
     _close_to_others(sys.stdout)
     print(f"page: {url}", flush=True)

@@ -1,4 +1,4 @@
-"""`recipe show`: a recipe's datasheet.  Decides which runs tell how long it takes; changes nothing, and needs no workspace."""
+"""`recipe show`: print a recipe's inputs, outputs and typical duration.  Read-only."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, word: str) -> int:
-    """Print how a run stands: of this workspace, of its database or of a server."""
+    """Print the state of a run from the workspace, a database or a server."""
     from . import one_run
     from .places import place_of
 

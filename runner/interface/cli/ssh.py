@@ -1,4 +1,4 @@
-"""`recipe ssh`: a shell where a step runs, or a port of it here; by OpenSSH's client, with the keys and the host key that the run itself uses."""
+"""`recipe ssh`: open a shell or forward a port to a running step, with the run's own SSH and host keys."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def _place(ws: Workspace, row: RunRow, word: str) -> str:
 
 
 def _lease(ws: Workspace, run: str, driver: str, place: str) -> LeaseRow:
-    """The lease of a place.  Raises CannotRun when it is gone."""
+    """Return the lease of a host.  Raises CannotRun if the lease is gone."""
     for path in (of_user(ws.environ), of_workspace(ws.home)):
         with Ledger.open(path, read_only=True) as ledger:
             for row in ledger.of_run(run):

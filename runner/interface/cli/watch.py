@@ -1,4 +1,4 @@
-"""`recipe watch`: run a recipe, and again whenever something that it reads has changed."""
+"""`recipe watch`: run a recipe again whenever its files change."""
 
 from __future__ import annotations
 
