@@ -114,7 +114,7 @@ def _host(ws: Workspace, args: argparse.Namespace) -> dict[str, object] | None:
 
 
 def _print_warnings(ws: Workspace, found: Survey) -> None:
-    """Print what steps that need not run had to say when they ran, such as that packing is off."""
+    """Print the stored warnings of up-to-date steps, for example disabled packing."""
     from ...execution.results import warnings_of
     from ...planning.judge import FRESH, RESTORE
 

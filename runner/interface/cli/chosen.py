@@ -61,7 +61,7 @@ def open_to_look(root: Path) -> Workspace:
 
 
 def open_existing(root: Path) -> Workspace:
-    """The workspace, to change what it remembers.  Where nothing was run nothing is made."""
+    """Open the workspace for changes, without creating one."""
     return Workspace.open(root, read_only=not _has_store(root))
 
 

@@ -286,7 +286,7 @@ def _reflinks(folder: Path) -> bool:
 
 
 def _training() -> Iterator[Finding]:
-    """Packages that recipes of the library train with, by their metadata: importing them would take seconds."""
+    """Yield findings on training packages, with versions from their metadata; imports would take seconds."""
     from importlib.metadata import PackageNotFoundError, version
 
     from drivers import install_line

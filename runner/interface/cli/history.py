@@ -235,7 +235,7 @@ def _choose_attempts(
 def _logs_of_others(
     place: Transport, args: argparse.Namespace, run: str, step: str, writer: Writer
 ) -> int:
-    """Return the logs of the attempts that produced the run's cached results."""
+    """Print the logs of the attempts that produced the run's cached results.  Raises NotFound for an unknown step."""
     steps = {each.id: each.state for each in place.run(run).steps}
     state = next((each for id, each in steps.items() if step in names(id)), "")
     made = []
@@ -264,7 +264,7 @@ def earlier(ended: float, run: str) -> str:
 
 
 def _run_and_step(place: Transport, word: str) -> tuple[str, str]:
-    """What is meant: a step of the last run by its own name, else a run, else a run and a step of it.  The step is empty for all."""
+    """Parse a step of the last run, a run, or a run with a step.  An empty step means all steps."""
     word = stored_form(word)
     is_of_last = word.partition("/")[0].partition("~")[0] == "last"
     newest = [] if is_of_last else place.list_runs(Listing(1)).runs
@@ -332,7 +332,7 @@ def _diff(place: Transport, args: argparse.Namespace) -> int:
 
 
 def _runs_to_compare(place: Transport, a: str | None, b: str | None) -> tuple[str, str]:
-    """The two runs that were named; one that would be compared with itself is compared with the run of its recipe before it.  Raises NotFound."""
+    """Return the two runs to compare, by default the last run and its recipe's previous run.  Raises NotFound."""
     second = place.find(b or "last")
     first = place.find(a) if a else second
     if b is not None or first != second:

@@ -261,7 +261,7 @@ def _outputs(found: Survey, word: str) -> list[tuple[int, str]]:
 
 
 def place(ws: Workspace, found: Survey, n: int, output: str) -> str:
-    """Where an output is: published, where that is what the step makes now, else in the store.  Raises CannotRun."""
+    """Return an output's path: the published path if up to date, otherwise the stored copy.  Raises CannotRun."""
     node, made = found.plan.nodes[n], found.made.get(n)
     content = made.outputs.get(output) if made is not None else None
     if content is None:

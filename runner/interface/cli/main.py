@@ -56,7 +56,7 @@ def _open_streams() -> None:
 
 
 def _flush(code: int) -> int:
-    """Write out the answer while an error can still be shown."""
+    """Flush standard output while errors can still be reported."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:

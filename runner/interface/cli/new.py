@@ -169,7 +169,7 @@ def _scaffold(name: str, shown: str, programs_at: str) -> dict[str, str]:
 
 
 def _tailor(args: argparse.Namespace, path: Path, name: str) -> tuple[dict[str, str], list[str]]:
-    """A recipe that uses one of the library on a kind of GPU, and what to say of it.  Raises Invalid, NotFound, CannotRun."""
+    """Draft a recipe that uses a library recipe on a GPU type, with notes for the user.  Raises Invalid, NotFound, CannotRun."""
     from ...advice.estimates import load_hardware
     from ...language import parse
     from ...storage.workspace import Workspace

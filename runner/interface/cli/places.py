@@ -69,7 +69,7 @@ def choose(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 
 
 def place_of(args: argparse.Namespace) -> Transport:
-    """What keeps the runs of a command line, to ask something of them.  Raises RecipeError."""
+    """Return the run storage for requests.  Raises RecipeError."""
     from ..handle.here import Here
     from ..handle.there import There
     from .chosen import open_existing
@@ -78,7 +78,7 @@ def place_of(args: argparse.Namespace) -> Transport:
 
 
 def looked_at(args: argparse.Namespace) -> Transport:
-    """What keeps the runs of a command line, to look at.  Raises RecipeError."""
+    """Return the run storage for reading.  Raises RecipeError."""
     from ..handle.here import Here
     from ..handle.there import There
     from .chosen import open_to_look

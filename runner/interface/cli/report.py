@@ -171,7 +171,7 @@ class Training(TypedDict):
 
 
 class Value(TypedDict):
-    """A metric of a step; min and max are of all that was reported, and null where no numbers are kept."""
+    """A metric of a step.  Minimum and maximum are null if no metric history is stored."""
 
     last: object
     min: float | None
@@ -179,7 +179,7 @@ class Value(TypedDict):
 
 
 class StepReport(TypedDict):
-    """A step that was begun, as `--json` prints it.  Memory in bytes."""
+    """A started step in `--json` output.  Memory is in bytes."""
 
     id: str
     state: str
@@ -347,7 +347,7 @@ def _cause(done: _Done) -> str:
 
 
 def _lines(points: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """What the attempts reported, a mapping a step; of what was reported twice of a step, the later counts."""
+    """Merge the reported metrics by training step; a later value for the same step wins."""
     found: dict[Any, Mapping[str, Any]] = {}
     for point in points:
         step = point.get("step", len(found))
@@ -436,7 +436,7 @@ def _alike(steps: Sequence[StepReport]) -> Iterator[list[StepReport]]:
 
 
 def _metrics(steps: Sequence[StepReport]) -> list[str]:
-    """A table of the last values of metrics, and of the best where they were better before."""
+    """Return a table of the last metric values, with earlier best values."""
     names = dict.fromkeys(
         name
         for step in steps

@@ -379,7 +379,7 @@ def _crews(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
 def _refuse_alone(
     ws: Workspace, found: Survey, args: argparse.Namespace, drivers: Mapping[str, Driver]
 ) -> None:
-    """Refuse steps of several nodes whose machines would not work together, as the run does.  Raises CannotRun."""
+    """Reject multi-node steps if their machines cannot work together.  Raises CannotRun."""
     from ...hosts.renting.needs import why_alone
 
     stack = ws.config.stack(args.stack) if args.stack else None
@@ -404,7 +404,7 @@ def _refuse_alone(
 
 
 def _renting_drivers(ws: Workspace, args: argparse.Namespace) -> dict[str, Driver]:
-    """The drivers by name whose machines the run may rent; empty where it rents none."""
+    """Return the drivers by name that may rent machines for the run; empty if none may."""
     from ...hosts.renting import offering
     from ...hosts.renting.several import driver_names
 
@@ -449,7 +449,7 @@ def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str
 def _ask_about_cost(
     ws: Workspace, request: Request, choice: Choice, args: argparse.Namespace
 ) -> bool:
-    """Whether it may cost what it will: a person is asked above the setting `confirm`.  Raises Invalid where none can be asked."""
+    """Ask the user to confirm costs above the setting `confirm`.  Raises Invalid without a terminal."""
     if args.driver == "local":
         return True
     from ...hosts.renting import offering
@@ -637,13 +637,13 @@ def _estimate_steps(ws: Workspace, found: Survey) -> dict[int, StepEstimate]:
 
 
 def _first_lines(text: str) -> list[str]:
-    """Return the first lines of a file."""
+    """Return the first lines of a text, with a count of the omitted lines."""
     lines = [safe_line(line) for line in text.splitlines()]
     return lines if len(lines) <= LINES else [*lines[:LINES], f"… {len(lines) - LINES} more lines"]
 
 
 def reasons(ws: Workspace, found: Survey) -> dict[int, list[str]]:
-    """Every reason for each verdict; for a step that runs, what changed since it last ran here."""
+    """Return the reasons for each verdict; for a step to run, the changes since its last run here."""
     from ...survey.explain import find_changes
 
     changed = find_changes(

@@ -255,7 +255,7 @@ def explain_unremembered(row: AttemptRow) -> str:
 
 
 def _causes(ws: Workspace, found: Survey, n: int) -> list[tuple[str, list[Change], list[str]]]:
-    """The steps that run for certain, of all that this one waits for: they are why it may."""
+    """Return the dependencies of node `n` that certainly run, as causes for its possible rerun."""
     running = sorted(
         need for need in found.plan.before([n]) - {n} if found.verdicts[need].answer == "run"
     )[:MANY]
