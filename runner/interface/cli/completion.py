@@ -193,41 +193,47 @@ def _words(
         yield from _starting_with(word, map(str, choice))
         return
     steps = any("STEP" in str(action.metavar) or action.dest == "step" for action in places)
-    takes = {action.dest for action in places} & {"recipe", "words"}
+    takes_recipe = any(action.dest in ("recipe", "words") for action in places)
     name, equals, value = word.partition("=")
     if equals:
         yield from _input_values(_recipe(loose, place), name, value)
         return
     if steps:
         yield from _starting_with(word, _names(_recipe(loose, place), "steps"))
-    if takes:
-        if verb != "show" and loose:
-            inputs = _section(_recipe(loose, place), "inputs")
-            given = {each.partition("=")[0] for each in loose}
-            yield from _starting_with(
-                word,
-                (
-                    f"{key}=\t{_describe_input(spec)}"
-                    for key, spec in inputs.items()
-                    if key not in given and not _is_secret(spec)
-                ),
-            )
-        if not any("=" not in each for each in loose) or verb == "validate":
-            from ...language import library
+    if not takes_recipe:
+        return
+    if verb != "show" and loose:
+        yield from _input_names(word, loose, place)
+    has_recipe = any("=" not in each for each in loose)
+    if verb == "validate" or not has_recipe:
+        yield from _recipes(word, place)
 
-            yield from _starting_with(
-                word, (f"{entry.id}\t{entry.summary}" for entry in library.entries())
-            )
-            head = "./" if not word or word.startswith("./") else ""
-            yield from _starting_with(
-                word,
-                (
-                    f"{head}{entry.path.name}\t{entry.summary}"
-                    for entry in library.list_recipes(place.here)
-                ),
-            )
-            if "/" in word:
-                yield ":files"
+
+def _input_names(word: str, loose: list[str], place: Location) -> Iterator[str]:
+    """Yield the recipe's inputs without a value in `loose`, except secrets."""
+    inputs = _section(_recipe(loose, place), "inputs")
+    given = {each.partition("=")[0] for each in loose}
+    names = (
+        f"{name}=\t{_describe_input(spec)}"
+        for name, spec in inputs.items()
+        if name not in given and not _is_secret(spec)
+    )
+    yield from _starting_with(word, names)
+
+
+def _recipes(word: str, place: Location) -> Iterator[str]:
+    """Yield library recipes, then recipes of the current directory."""
+    from ...language import library
+
+    entries = (f"{entry.id}\t{entry.summary}" for entry in library.entries())
+    yield from _starting_with(word, entries)
+    head = "./" if not word or word.startswith("./") else ""
+    files = (
+        f"{head}{entry.path.name}\t{entry.summary}" for entry in library.list_recipes(place.here)
+    )
+    yield from _starting_with(word, files)
+    if "/" in word:
+        yield ":files"
 
 
 def _input_values(recipe: Any, name: str, value: str) -> Iterator[str]:
