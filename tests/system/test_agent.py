@@ -700,7 +700,7 @@ from drivers.base import Command
 from runner.hosts.link import client
 
 async def work():
-    host = client.here(Path(sys.argv[1]), 1.0)
+    host = client.connect_local(Path(sys.argv[1]), 1.0)
     job = await host.start(Command(("/bin/sh", "-c", "echo $$ > pid.new; mv pid.new pid; exec sleep 600"), sys.argv[2], {"PATH": os.environ["PATH"]}), "theirs")
     while not Path(sys.argv[2], "pid").exists():
         await asyncio.sleep(0.02)

@@ -141,7 +141,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two tries nothing is waited for."""
     for module in ("link.wire", "transfer.upload", "transfer.download"):
-        monkeypatch.setattr(f"runner.hosts.{module}.rest", lambda _failures: 0.0)
+        monkeypatch.setattr(f"runner.hosts.{module}.retry_pause", lambda _failures: 0.0)
 
 
 @pytest.fixture

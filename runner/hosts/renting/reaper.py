@@ -183,7 +183,7 @@ def describe_stranger(lease: Lease, installation: str | None = None) -> str:
 
 
 def settle(name: str, hosts: Sequence[str], ws: Workspace, stack: str) -> list[str]:
-    """Run `tidy` for a run with nothing to execute, on a stack if one is named.  Creates no driver if there are no leases."""
+    """Run `release_leftovers` for a run with nothing to execute, on a stack if one is named.  Creates no driver if there are no leases."""
     said: list[str] = []
     if several := alternatives(ws.config, name):
         return [words for each in several for words in settle(each, hosts, ws, stack)]
