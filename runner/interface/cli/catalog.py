@@ -1,4 +1,4 @@
-"""The verbs around recipe files: list, validate, schema.  Starts nothing; knows no workspace but as the folder where paths begin."""
+"""The commands `recipe list`, `validate` and `schema`.  They start nothing."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _validate(args: argparse.Namespace) -> int:
 
 
 def write_schema(workspace: Path) -> Path:
-    """Write the schema where editors find it: once for a workspace, and where git does not see it.  Raises OSError."""
+    """Write the schema file for editors into `.recipe`, ignored by git.  Raises OSError."""
     target = workspace / SCHEMA
     target.parent.mkdir(exist_ok=True)
     for name, text in {**TAGS, target.name: library.schema_text()}.items():

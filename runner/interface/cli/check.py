@@ -1,4 +1,4 @@
-"""`recipe check`: what is known to go wrong with this recipe, these inputs, this host, and what to do.  Starts and changes nothing."""
+"""`recipe check`: known problems of a recipe with its inputs and host, and their fixes.  Read-only."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _host(ws: Workspace, args: argparse.Namespace) -> dict[str, object] | None:
 
 
 def _print_warnings(ws: Workspace, found: Survey) -> None:
-    """Print what steps that need not run had to say when they ran, such as that packing is off."""
+    """Print the stored warnings of up-to-date steps, for example disabled packing."""
     from ...execution.results import warnings_of
     from ...planning.judge import FRESH, RESTORE
 
@@ -158,7 +158,7 @@ def _print(found: Survey, verdict: Verdict, args: argparse.Namespace) -> None:
 
 
 def _needs(verdict: Verdict) -> str:
-    """What it would take to check the rest, and how many rules want it: what most of them want first."""
+    """Return a line that lists the facts missing for unchecked rules, most wanted first."""
     counts = Counter(each.why.removeprefix("needs ") for each in verdict.unchecked)
     return "to check them, provide: " + "; ".join(
         f"{safe_line(what)} ({count})" for what, count in counts.most_common()

@@ -1,4 +1,4 @@
-"""Which recipe, run and step the words of a command line mean.  Reads what the workspace remembers; changes nothing and prints nothing."""
+"""Resolve command-line words to recipes, runs and steps.  Read-only, prints nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NEAR, _ALL = 1000, 1_000_000
 
 
 def add_words(parser: argparse.ArgumentParser) -> None:
-    """Add the words and flags that say which recipes, with which inputs: by default those of the last run here."""
+    """Add the arguments for recipes and input values.  The default is the last run of the workspace."""
     request = section(parser, REQUEST)
     request.add_argument(
         "words",
@@ -61,7 +61,7 @@ def open_to_look(root: Path) -> Workspace:
 
 
 def open_existing(root: Path) -> Workspace:
-    """The workspace, to change what it remembers.  Where nothing was run nothing is made."""
+    """Open the workspace for changes, without creating one."""
     return Workspace.open(root, read_only=not _has_store(root))
 
 
@@ -86,7 +86,7 @@ def open_to_work(root: Path, request: Request, *, secrets: bool = True) -> Works
 
 
 def requests(ws: Workspace, args: argparse.Namespace) -> list[Request]:
-    """What the words ask about.  Without a recipe: what was run last here, with its inputs and these; else ./recipe.yaml."""
+    """Return the requests for the command line.  Without a recipe, reuse the last run's request, or ./recipe.yaml."""
     words, typed = split_words(args.words)
     given, origins = values_of(args, typed)
     names = [library.resolve(args.location, word) for word in words]
@@ -120,7 +120,7 @@ def requests(ws: Workspace, args: argparse.Namespace) -> list[Request]:
 
 
 def one_request(ws: Workspace, args: argparse.Namespace) -> Request:
-    """For a verb about one step."""
+    """Return the only request of the command line.  Raises NotFound if several recipes are named."""
     found = requests(ws, args)
     if len(found) > 1:
         raise NotFound(
@@ -131,7 +131,7 @@ def one_request(ws: Workspace, args: argparse.Namespace) -> Request:
 
 
 def recipe_of(ws: Workspace, location: Location, word: str | None) -> str:
-    """The recipe of runs here that a word names: its id, its name, its file; without a word that of the last run.  Raises NotFound, Invalid."""
+    """Return the recipe id for an id, name or file; for None, the last run's recipe.  Raises NotFound, Invalid."""
     versions: list[str] = []
     newest = ws.store.runs.latest(last=1)
     if not newest:
@@ -165,13 +165,13 @@ def recipe_of(ws: Workspace, location: Location, word: str | None) -> str:
 
 
 def sweep_name(recipe: str) -> str:
-    """The recipe that `recipe sweep` makes of one."""
+    """Return the id of the sweep recipe generated for a recipe id."""
     name, _, version = recipe.partition("@")
     return f"{name}-sweep@{version}"
 
 
 def has_run(ws: Workspace, word: str, recipe: str | None) -> bool:
-    """Whether a word names a step that a recent run of a recipe, or of any, had to look at."""
+    """Return True if a recent run of the recipe, or of any recipe for None, has a step named `word`."""
     return any(
         word in names(step)
         for row in ws.store.runs.latest(recipe=recipe, last=50)
@@ -219,7 +219,7 @@ def makers(ws: Workspace, row: RunRow, word: str) -> list[AttemptRow]:
 
 
 def find_nodes(found: Survey, word: str) -> list[int]:
-    """The nodes that a word names: a step, all instances of a matrix step, or all steps of one that uses another recipe."""
+    """Return the nodes for a step name, including matrix instances and the steps of a nested recipe."""
     nodes = found.plan.nodes
     if chosen := found.plan.nodes_named(word):
         return sorted(chosen)
@@ -238,7 +238,7 @@ def find_nodes(found: Survey, word: str) -> list[int]:
 
 
 def near_step(word: str, ids: list[str]) -> str:
-    """What may have been meant by a step's name."""
+    """Return a suggestion for an unknown step name, or the list of steps."""
     heads = list(dict.fromkeys(map(bare, ids)))
     return did_you_mean(word, heads + ids) or f"its steps: {', '.join(heads[:10])}" + (
         ", …" if len(heads) > 10 else ""
@@ -246,12 +246,12 @@ def near_step(word: str, ids: list[str]) -> str:
 
 
 def moment(at: float) -> str:
-    """A time as people write it, here."""
+    """Format a time in the local time zone."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def title(found: Survey) -> str:
-    """A recipe and what was given to it."""
+    """Format a recipe id with its inputs."""
     words = [found.request.recipe] if found.request.recipe != found.plan.recipe else []
     words += [f"preset {found.request.preset}"] if found.request.preset else []
     words += [f"{name}={value}" for name, value in found.request.inputs.items()]
@@ -259,12 +259,12 @@ def title(found: Survey) -> str:
 
 
 def answers(found: Survey) -> dict[str, int]:
-    """How many steps have which answer."""
+    """Count the steps by verdict."""
     return dict(Counter(verdict.answer for verdict in found.verdicts))
 
 
 def in_all(counts: Mapping[str, int]) -> str:
-    """`3 to run, 9 fresh`."""
+    """Format verdict counts, for example `3 to run, 9 fresh`."""
     words = {
         "run": "to run",
         "maybe": "perhaps",

@@ -1,4 +1,4 @@
-"""How two runs differ, as people and programs read it."""
+"""Print the differences between two runs as text or JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LISTED, _STEPS = 10, 50
 
 
 def tell(a: Status, b: Status, found: Differences, args: argparse.Namespace) -> None:
-    """Print what differs between two runs."""
+    """Print the differences between two runs."""
     if args.json:
         facts = {"a": overview(a), "b": overview(b), **_facts(found)}
         print(json.dumps(facts, indent=2))
@@ -55,7 +55,7 @@ def _facts(found: Differences) -> dict[str, object]:
 
 
 def _head(run: Status) -> str:
-    """A run on one line."""
+    """Format a run's summary line."""
     seconds = overview(run)["seconds"]
     took = f" in {span(seconds)}" if seconds is not None else ""
     tally = f"{run.counts.ran} ran, {run.counts.fresh} fresh, {run.counts.failed} failed"
@@ -63,7 +63,7 @@ def _head(run: Status) -> str:
 
 
 def _of_steps(steps: Sequence[StepDifference], *, all: bool) -> list[str]:
-    """What differs of the steps that both have."""
+    """Return the lines for the differing steps of both runs."""
     differing = [
         step
         for step in steps

@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def answer(words: Sequence[str]) -> int:
-    """`recipe __complete WORD…`."""
+    """Execute `recipe __complete WORD…`."""
     try:
         for candidate in dict.fromkeys(candidates(list(words))):
             print(candidate)
@@ -161,7 +161,7 @@ def _flags(parser: argparse.ArgumentParser, word: str) -> Iterator[str]:
 def _values(
     verb: str, action: argparse.Action, flag: str, word: str, before: list[str]
 ) -> Iterator[str]:
-    """What may follow a flag."""
+    """Yield completions for the value of a flag."""
     place = _location_of(before)
     if action.choices is not None:
         yield from _starting_with(word, map(str, action.choices))
@@ -186,48 +186,54 @@ def _values(
 def _words(
     verb: str, parser: argparse.ArgumentParser, word: str, loose: list[str], place: Location
 ) -> Iterator[str]:
-    """What may stand without a flag: recipes, inputs of the one that is named, steps, choices."""
+    """Yield completions for positional arguments: recipes, inputs, steps and choices."""
     places = [action for action in parser._actions if not action.option_strings]
     choice = next((action.choices for action in places if action.choices is not None), None)
     if choice is not None:
         yield from _starting_with(word, map(str, choice))
         return
     steps = any("STEP" in str(action.metavar) or action.dest == "step" for action in places)
-    takes = {action.dest for action in places} & {"recipe", "words"}
+    takes_recipe = any(action.dest in ("recipe", "words") for action in places)
     name, equals, value = word.partition("=")
     if equals:
         yield from _input_values(_recipe(loose, place), name, value)
         return
     if steps:
         yield from _starting_with(word, _names(_recipe(loose, place), "steps"))
-    if takes:
-        if verb != "show" and loose:
-            inputs = _section(_recipe(loose, place), "inputs")
-            given = {each.partition("=")[0] for each in loose}
-            yield from _starting_with(
-                word,
-                (
-                    f"{key}=\t{_describe_input(spec)}"
-                    for key, spec in inputs.items()
-                    if key not in given and not _is_secret(spec)
-                ),
-            )
-        if not any("=" not in each for each in loose) or verb == "validate":
-            from ...language import library
+    if not takes_recipe:
+        return
+    if verb != "show" and loose:
+        yield from _input_names(word, loose, place)
+    has_recipe = any("=" not in each for each in loose)
+    if verb == "validate" or not has_recipe:
+        yield from _recipes(word, place)
 
-            yield from _starting_with(
-                word, (f"{entry.id}\t{entry.summary}" for entry in library.entries())
-            )
-            head = "./" if not word or word.startswith("./") else ""
-            yield from _starting_with(
-                word,
-                (
-                    f"{head}{entry.path.name}\t{entry.summary}"
-                    for entry in library.list_recipes(place.here)
-                ),
-            )
-            if "/" in word:
-                yield ":files"
+
+def _input_names(word: str, loose: list[str], place: Location) -> Iterator[str]:
+    """Yield the recipe's inputs without a value in `loose`, except secrets."""
+    inputs = _section(_recipe(loose, place), "inputs")
+    given = {each.partition("=")[0] for each in loose}
+    names = (
+        f"{name}=\t{_describe_input(spec)}"
+        for name, spec in inputs.items()
+        if name not in given and not _is_secret(spec)
+    )
+    yield from _starting_with(word, names)
+
+
+def _recipes(word: str, place: Location) -> Iterator[str]:
+    """Yield library recipes, then recipes of the current directory."""
+    from ...language import library
+
+    entries = (f"{entry.id}\t{entry.summary}" for entry in library.entries())
+    yield from _starting_with(word, entries)
+    head = "./" if not word or word.startswith("./") else ""
+    files = (
+        f"{head}{entry.path.name}\t{entry.summary}" for entry in library.list_recipes(place.here)
+    )
+    yield from _starting_with(word, files)
+    if "/" in word:
+        yield ":files"
 
 
 def _input_values(recipe: Any, name: str, value: str) -> Iterator[str]:
@@ -249,7 +255,7 @@ def _input_values(recipe: Any, name: str, value: str) -> Iterator[str]:
 
 
 def _recipe(words: Sequence[str], place: Location) -> Any:
-    """The content of the recipe that is named, whatever is wrong with it; an empty mapping where it cannot be read."""
+    """Return the content of the named recipe without validation; an empty mapping if unreadable."""
     from ...language import document, library
 
     named = [word for before, word in pairwise(words) if before in ("-f", "--file")]
@@ -298,7 +304,7 @@ def _location_of(words: Sequence[str]) -> Location:
 
 
 def _loose(words: list[str], taking: dict[str, argparse.Action]) -> list[str]:
-    """The words that are no flags nor their values, but for the file that a flag names."""
+    """Return the positional words and the file name passed with `--file`."""
     found = []
     for before, word in zip(["", *words], words, strict=False):
         if word.startswith("-"):

@@ -1,4 +1,4 @@
-"""`recipe cancel`, `pause`, `resume`, `retry`, `prioritize`: ask something of a run, from any terminal."""
+"""`recipe cancel`, `pause`, `resume`, `retry` and `prioritize`: control a run from any terminal."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _stop(place: Transport, run: str, args: argparse.Namespace) -> int:
-    """Cancel or pause a run, and wait for its worker.  Raises Busy when that does not answer."""
+    """Cancel or pause a run and wait for its worker.  Raises Busy on timeout."""
     keep_hosts = args.verb == "pause" and args.keep_host
     outcome = _stop_run(place, run, args.verb, keep_hosts=keep_hosts)
     if not outcome.done and outcome.state not in FINAL and not args.no_wait:
@@ -125,7 +125,7 @@ def _stop(place: Transport, run: str, args: argparse.Namespace) -> int:
 
 
 def _stop_run(place: Transport, run: str, verb: str, *, keep_hosts: bool) -> Outcome:
-    """Ask a run to end or to pause, and say what may go on elsewhere."""
+    """Send a cancel or pause request and print its notices."""
     outcome = place.request(run, "cancel" if verb == "cancel" else "pause", keep_hosts=keep_hosts)
     for text in outcome.said:
         print(safe_line(f"recipe: {text}"), file=sys.stderr)
@@ -133,7 +133,7 @@ def _stop_run(place: Transport, run: str, verb: str, *, keep_hosts: bool) -> Out
 
 
 def _wait_for_end(place: Transport, run: str, verb: str, *, keep_hosts: bool) -> Outcome:
-    """Wait until a run is cancelled or paused.  Raises Busy."""
+    """Wait until a run is cancelled or paused.  Raises Busy on timeout."""
     deadline = time.monotonic() + PATIENCE[verb]
     while True:
         now = place.run(run)
@@ -153,7 +153,7 @@ def _prioritize(place: Transport, run: str, args: argparse.Namespace) -> int:
 
 
 def answer_of(outcome: Outcome, verb: str) -> str:
-    """Say in a sentence what came of a request."""
+    """Return a sentence with the outcome of a request."""
     run, state = outcome.run, outcome.state
     if not outcome.done and state not in FINAL:
         if verb == "resume":
@@ -179,7 +179,7 @@ def _not_answered(place: Transport, run: str, verb: str) -> Busy:
 
 
 def _continue(place: Transport, run: str, args: argparse.Namespace) -> int:
-    """Resume a run by a worker, or have its request run again."""
+    """Queue a run to resume, or retry its request as a new run."""
     if args.verb == "retry":
         print(place.retry(run, args.begin).run)
     else:
@@ -188,7 +188,7 @@ def _continue(place: Transport, run: str, args: argparse.Namespace) -> int:
 
 
 def _continue_here(place: Here, run: str, args: argparse.Namespace) -> int:
-    """The same of a run of this machine, which goes on in this terminal if no worker takes it."""
+    """Resume or retry a local run, in this terminal unless it belongs to a worker."""
     row = place.ws.store.runs.get(run)
     if args.driver is not None:
         check_driver(args.driver)
@@ -220,7 +220,7 @@ def _driver_stays() -> Invalid:
 def _carry_out(
     ws: Workspace, row: RunRow, args: argparse.Namespace, choice: Choice, resumed: str = ""
 ) -> int:
-    """Continue a run in this terminal, or run its request again here."""
+    """Execute a resumed or retried run in this terminal."""
     request = request_of_run(row)
     if request is None:
         raise requests.has_no_request(row.id)

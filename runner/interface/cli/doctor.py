@@ -1,4 +1,4 @@
-"""`recipe doctor`: what this machine and workspace, or the hosts of a driver, have, what is missing, and what to do about it.  Changes nothing."""
+"""`recipe doctor`: check this machine, the workspace, or a driver's hosts.  Read-only."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ def _workspace(root: Path) -> Iterator[Finding]:
 
 
 def _nearest_folder(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there."""
+    """Return the directory, or its nearest existing parent."""
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
     return folder
@@ -286,7 +286,7 @@ def _reflinks(folder: Path) -> bool:
 
 
 def _training() -> Iterator[Finding]:
-    """Packages that recipes of the library train with, by their metadata: importing them would take seconds."""
+    """Yield findings on training packages, with versions from their metadata; imports would take seconds."""
     from importlib.metadata import PackageNotFoundError, version
 
     from drivers import install_line

@@ -18,7 +18,7 @@ from ..tail import safe_line
 
 
 def run(args: argparse.Namespace) -> int:
-    """Download the outputs of a run of the server `args.server`.  Raises RecipeError."""
+    """Download a run's outputs from the server `args.server`.  Raises RecipeError."""
     with closing(There(args.server)) as there:
         return _fetch(there, args)
 

@@ -1,4 +1,4 @@
-"""`recipe fake-provider`: serve a provider of rented GPUs that costs nothing, with faults to order and a ledger of what it would have cost."""
+"""`recipe fake-provider`: a free GPU provider for tests, with injected faults and a cost ledger."""
 
 from __future__ import annotations
 

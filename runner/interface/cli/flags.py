@@ -1,4 +1,4 @@
-"""Flags and words that several verbs have, and what they say."""
+"""Flags and help texts shared by several commands."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EVENTS_HELP: Final = "Print one JSON event per line"
 
 
 def section(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentGroup:
-    """Return the parser's group of flags called `title`; it is created when first asked for."""
+    """Return the parser's argument group `title`; create the group if missing."""
     found = [group for group in parser._action_groups if group.title == title]
     return found[0] if found else parser.add_argument_group(title)
 
@@ -118,7 +118,7 @@ def add_where(parser: argparse.ArgumentParser) -> None:
 
 
 def recipe_and_values(args: argparse.Namespace) -> tuple[str, dict[str, object], dict[str, str]]:
-    """Which recipe the words mean, the values that they and files give, and the files of those.  Raises NotFound, Invalid."""
+    """Return the recipe, the input values and the value files.  Raises NotFound, Invalid."""
     from ...language import library
 
     words, name = list(args.inputs), args.recipe
@@ -136,7 +136,7 @@ def recipe_and_values(args: argparse.Namespace) -> tuple[str, dict[str, object],
 
 
 def request_of(args: argparse.Namespace) -> Any:
-    """The Request that the words make.  Raises NotFound, Invalid."""
+    """Return the Request for the command line.  Raises NotFound, Invalid."""
     from ...language import library
     from ...survey.request import Request
 
@@ -184,7 +184,7 @@ def take_stack(args: argparse.Namespace) -> None:
 
 
 def add_values(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that give values to inputs, beside INPUT=VALUE."""
+    """Add the flags that set input values."""
     request = section(parser, REQUEST)
     request.add_argument(
         "--preset",
@@ -233,12 +233,12 @@ def values_of(
 
 
 def published_below(args: argparse.Namespace) -> Path | None:
-    """The value of --out, from the workspace."""
+    """Return the `--out` path relative to the workspace."""
     return Path(args.location.typed(str(args.out))) if isinstance(args.out, Path) else None
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Recipes and INPUT=VALUE pairs among words that may be either."""
+    """Split words into recipes and INPUT=VALUE pairs."""
     names: list[str] = []
     given: dict[str, str] = {}
     for word in words:
@@ -251,7 +251,7 @@ def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def check_driver(name: str) -> None:
-    """That there is a driver of this name.  Raises NotFound."""
+    """Check that a driver of this name exists.  Raises NotFound."""
     if (
         name == "local" or name.partition(":")[0] == ANY
     ):  # which it chooses among is read with the settings
@@ -267,14 +267,14 @@ def check_driver(name: str) -> None:
 
 
 def color(stream: Any) -> bool:
-    """Whether colours may be written there."""
+    """Return True if colors may be written to the stream."""
     return (
         bool(stream.isatty()) and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     )
 
 
 def ask_consent(question: str, unasked: RecipeError) -> bool:
-    """Whether the person at the terminal says yes.  Raises `unasked` where there is none."""
+    """Ask the user for confirmation.  Raises `unasked` without a terminal."""
     if not sys.stdin.isatty():
         raise unasked
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""`recipe graph`: the steps and what they need, as a tree, mermaid, dot or JSON, each with the answer that `plan` gives.  Changes nothing."""
+"""`recipe graph`: print the step graph as a tree, Mermaid, DOT or JSON, with plan verdicts.  Read-only."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One node of a drawing: a step, or many instances of one."""
+    """A graph node: a step, or a collapsed group of matrix instances."""
 
     label: str
     answer: str
@@ -75,7 +75,7 @@ class Box:
 
 
 def draw(found: Survey) -> dict[str, Box]:
-    """The plan as boxes, by id, in its order; matrices of more than ten instances are one box each."""
+    """Return the plan's boxes by id, in plan order.  Matrices of more than ten instances become one box each."""
     steps = found.plan.graph
     answer = dict(zip(steps, (verdict.answer for verdict in found.verdicts), strict=True))
     instances = Counter(map(_family, steps))
@@ -109,7 +109,7 @@ def draw(found: Survey) -> dict[str, Box]:
 
 
 def tree(boxes: Mapping[str, Box]) -> list[str]:
-    """The last steps, and below each what it needs; what was drawn already is named once more, with `…`."""
+    """Return a dependency tree from the last steps.  Repeated steps are abbreviated with `…`."""
     needed = {need for box in boxes.values() for need in box.needs}
     tops = [id for id in boxes if id not in needed]
     lines: list[str] = []
@@ -141,7 +141,7 @@ def tree(boxes: Mapping[str, Box]) -> list[str]:
 
 
 def mermaid(boxes: Mapping[str, Box]) -> list[str]:
-    """A mermaid flowchart; arrows lead from what is needed to what needs it."""
+    """Return a Mermaid flowchart with arrows from dependencies to dependents."""
     number = {id: f"s{n}" for n, id in enumerate(boxes)}
     lines = ["flowchart LR"]
     lines += [
@@ -158,7 +158,7 @@ def mermaid(boxes: Mapping[str, Box]) -> list[str]:
 
 
 def dot(boxes: Mapping[str, Box], name: str) -> list[str]:
-    """A graph for Graphviz."""
+    """Return a Graphviz graph."""
     lines = [
         f"digraph {_quote(name)} {{",
         "  rankdir=LR; node [shape=box, style=filled, fontname=sans];",
@@ -172,7 +172,7 @@ def dot(boxes: Mapping[str, Box], name: str) -> list[str]:
 
 
 def as_json(found: Survey) -> Mapping[str, object]:
-    """Every node and edge, nothing collapsed."""
+    """Return all nodes and edges without collapsing matrices."""
     plan = found.plan
     nodes = [
         {
@@ -196,7 +196,7 @@ def _edges(boxes: Mapping[str, Box]) -> Iterable[tuple[str, str]]:
 
 
 def _family(id: str) -> str:
-    """The id without the values of its matrices: `sft[lr=1]/train[seed=2]` is one of `sft[]/train`."""
+    """Return a node id without its matrix values: `sft[lr=1]/train[seed=2]` belongs to `sft[]/train`."""
     parts: Sequence[str] = id.split("/") if "[" in id else (id,)
     heads = [
         part.partition("[")[0] + ("[]" if "[" in part and n < len(parts) - 1 else "")

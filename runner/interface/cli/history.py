@@ -1,4 +1,4 @@
-"""`recipe runs`, `logs` and `diff`: what was run here, what it printed, and how two runs differ, from what is stored.  Changes nothing."""
+"""`recipe runs`, `logs` and `diff`: list and compare stored runs, and print logs.  Read-only."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ RIGHT: Final = frozenset({"RAN", "FRESH", "FAILED", "TIME", "COST"})
 
 
 def _table(found: Sequence[Status]) -> list[str]:
-    """Runs, a line each."""
+    """Return the table of runs, one line per run."""
     users = {row.user for row in found}
     rows = [_cells(row, several=len(users) > 1) for row in found]
     shown_columns = [
@@ -162,7 +162,7 @@ def _table(found: Sequence[Status]) -> list[str]:
 
 
 def _cells(row: Status, *, several: bool) -> dict[str, str]:
-    """What the table shows of a run; its user if there are `several`."""
+    """Return the table cells of a run, with the user if `several`."""
     took = overview(row)["seconds"]
     words = [*([row.name] if row.name else []), *(f"#{tag}" for tag in row.tags)]
     words += [f"({row.note})"] if row.note else []
@@ -186,13 +186,13 @@ def _cells(row: Status, *, several: bool) -> dict[str, str]:
 
 
 def _axis(name: str, values: Sequence[str]) -> str:
-    """The values of one input that a sweep tried."""
+    """Format the values of a swept input, shortened after the first few."""
     more = ",…" if len(values) > TRIED else ""
     return f"{name}={','.join(values[:TRIED])}{more}"
 
 
 def _state_of(row: Status) -> str:
-    """The state of a run, and how far it is."""
+    """Return the state and progress of a run."""
     percent = row.progress.percent
     return f"{row.word} {percent:.0f}%" if percent and not row.ended else row.word
 
@@ -217,7 +217,7 @@ def _logs(place: Transport, args: argparse.Namespace) -> int:
 def _choose_attempts(
     place: Transport, run: str, step: str, args: argparse.Namespace
 ) -> list[LogPart]:
-    """The attempts whose logs were asked for: the last of each step, or those of a number.  Raises NotFound where there is no such attempt."""
+    """Return the last attempt of each step, or the requested one.  Raises NotFound if missing."""
     found: list[Attempt] = []
     going: dict[str, Attempt] = {}
     for event in carry_out(place, core.events(run, 0, False)):
@@ -235,7 +235,7 @@ def _choose_attempts(
 def _logs_of_others(
     place: Transport, args: argparse.Namespace, run: str, step: str, writer: Writer
 ) -> int:
-    """What the attempts printed whose results a run found: it did not begin the step itself."""
+    """Print the logs of the attempts that produced the run's cached results.  Raises NotFound for an unknown step."""
     steps = {each.id: each.state for each in place.run(run).steps}
     state = next((each for id, each in steps.items() if step in names(id)), "")
     made = []
@@ -259,12 +259,12 @@ def _logs_of_others(
 
 
 def earlier(ended: float, run: str) -> str:
-    """Which run made a result, and how long ago."""
+    """Describe the origin run and age of a cached result."""
     return f"from run {run}, {span(max(0.0, time.time() - ended))} ago"
 
 
 def _run_and_step(place: Transport, word: str) -> tuple[str, str]:
-    """What is meant: a step of the last run by its own name, else a run, else a run and a step of it.  The step is empty for all."""
+    """Parse a step of the last run, a run, or a run with a step.  An empty step means all steps."""
     word = stored_form(word)
     is_of_last = word.partition("/")[0].partition("~")[0] == "last"
     newest = [] if is_of_last else place.list_runs(Listing(1)).runs
@@ -282,7 +282,7 @@ def _run_and_step(place: Transport, word: str) -> tuple[str, str]:
 
 
 def _has_run(place: Transport, word: str, recipe: str | None) -> bool:
-    """Whether a word names a step of a recent run: a server would have to be asked for each."""
+    """Return True if a recent local run has a step named `word`; always False for a server's runs."""
     return isinstance(place, Here) and has_run(place.ws, word, recipe)
 
 
@@ -332,7 +332,7 @@ def _diff(place: Transport, args: argparse.Namespace) -> int:
 
 
 def _runs_to_compare(place: Transport, a: str | None, b: str | None) -> tuple[str, str]:
-    """The two runs that were named; one that would be compared with itself is compared with the run of its recipe before it.  Raises NotFound."""
+    """Return the two runs to compare, by default the last run and its recipe's previous run.  Raises NotFound."""
     second = place.find(b or "last")
     first = place.find(a) if a else second
     if b is not None or first != second:

@@ -1,4 +1,4 @@
-"""`recipe import`: draft a recipe from a file of another tool, and list what could not be taken over.  Never replaces a file."""
+"""`recipe import`: draft a recipe from another tool's file and list unsupported features.  Never overwrites files."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def _snakemake(name: str, source: Path, root: Path, args: argparse.Namespace) ->
 
 
 def _python_of_snakemake() -> str:
-    """The Python that has Snakemake: that of the program on PATH, else ours.  Raises CannotRun."""
+    """Return the Python with Snakemake: the one of the program on PATH, otherwise our own.  Raises CannotRun."""
     program = shutil.which("snakemake")
     if program is not None:
         with open(program, "rb") as file:
@@ -204,7 +204,7 @@ def _dvc(name: str, source: Path, pipeline: Table, root: Path) -> Imported:
 
 
 def _base(source: Path, root: Path) -> str:
-    """The folder of a file, from the root.  Raises CannotRun."""
+    """Return a file's directory relative to the workspace root.  Raises CannotRun."""
     home, top = source.resolve().parent, root.resolve()
     if not home.is_relative_to(top):
         raise CannotRun(
@@ -225,7 +225,7 @@ def _params(path: Path) -> Any:
 
 
 def _folders(lock: Path) -> set[str]:
-    """The outputs that were folders when the pipeline last ran, by what its lock says of their digests."""
+    """Return the outputs recorded as directories in the pipeline's lock file."""
     if not lock.is_file():
         return set()
     stages = _read(lock, lock.name).get("stages") or {}

@@ -1,4 +1,4 @@
-"""`recipe checkpoints` and `recipe path`: where what a step kept and made is, and how to resume from it."""
+"""`recipe checkpoints` and `recipe path`: locate checkpoints and outputs, and resume from a checkpoint."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def _path(args: argparse.Namespace) -> int:
 
 
 def _outputs(found: Survey, word: str) -> list[tuple[int, str]]:
-    """The outputs that STEP.OUTPUT, or STEP, means.  Raises NotFound."""
+    """Return the outputs for STEP.OUTPUT or STEP.  Raises NotFound."""
     every = [
         (n, node.id, output.name)
         for n, node in enumerate(found.plan.nodes)
@@ -261,7 +261,7 @@ def _outputs(found: Survey, word: str) -> list[tuple[int, str]]:
 
 
 def place(ws: Workspace, found: Survey, n: int, output: str) -> str:
-    """Where an output is: published, where that is what the step makes now, else in the store.  Raises CannotRun."""
+    """Return an output's path: the published path if up to date, otherwise the stored copy.  Raises CannotRun."""
     node, made = found.plan.nodes[n], found.made.get(n)
     content = made.outputs.get(output) if made is not None else None
     if content is None:

@@ -1,4 +1,4 @@
-"""`recipe lock`: write the lock that `python: {lock: …}` needs, with every package at one version and by hash."""
+"""`recipe lock`: write a Python lock file with pinned versions and hashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `recipe` command: which verb, with what, and its exit code.  Imports a verb's module only when it is that verb."""
+"""The `recipe` command: dispatch to a command module and return its exit code.  Modules are imported on demand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; the exit code is its answer."""
+    """Execute a command line and return its exit code."""
     _open_streams()
     code = _flush(_answer(list(sys.argv[1:] if argv is None else argv)))
     # Python ends by SIGINT if a KeyboardInterrupt ever left an `exec`, such as that of a dataclass, and forgets it with the next.
@@ -56,7 +56,7 @@ def _open_streams() -> None:
 
 
 def _flush(code: int) -> int:
-    """Write out the answer while an error can still be shown."""
+    """Flush standard output while errors can still be reported."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -69,7 +69,7 @@ def _flush(code: int) -> int:
 
 
 def _unheard() -> int:
-    """stdout was closed (EPIPE): exit quietly."""
+    """Exit quietly after stdout was closed (EPIPE)."""
     _discard()
     return 0
 
@@ -82,7 +82,7 @@ def _discard() -> None:
 
 
 def explain(error: Exception, words: Sequence[str] = ()) -> int:
-    """Say what is wrong; the exit code.  Problems are printed as the `--format` among the words says."""
+    """Print an error in the requested `--format` and return its exit code."""
     from ...errors import Invalid, RecipeError
     from ...planning.ids import readable
 

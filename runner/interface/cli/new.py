@@ -127,7 +127,7 @@ def write(location: Location, path: Path, files: dict[str, str]) -> list[str]:
 
 
 def _parse_target(word: str) -> tuple[Path, str]:
-    """The file to write and the name of the recipe in it.  Raises Invalid."""
+    """Return the file to write and the recipe name.  Raises Invalid."""
     path = Path(word)
     if path.suffix not in (".yaml", ".yml"):
         path = Path(f"{word}.yaml")
@@ -169,7 +169,7 @@ def _scaffold(name: str, shown: str, programs_at: str) -> dict[str, str]:
 
 
 def _tailor(args: argparse.Namespace, path: Path, name: str) -> tuple[dict[str, str], list[str]]:
-    """A recipe that uses one of the library on a kind of GPU, and what to say of it.  Raises Invalid, NotFound, CannotRun."""
+    """Draft a recipe that uses a library recipe on a GPU type, with notes for the user.  Raises Invalid, NotFound, CannotRun."""
     from ...advice.estimates import load_hardware
     from ...language import parse
     from ...storage.workspace import Workspace
@@ -205,7 +205,7 @@ def _tailor(args: argparse.Namespace, path: Path, name: str) -> tuple[dict[str, 
 
 
 def _draft_script(location: Location, recipe: Path, name: str, script: Path) -> Draft:
-    """A recipe around a script.  Raises NotFound, Invalid."""
+    """Draft a recipe for a script.  Raises NotFound, Invalid."""
     from dataclasses import replace
 
     from ...language.imports import Start

@@ -1,4 +1,4 @@
-"""`recipe offers`: what could be rented now, for any step or for those of a recipe, and what of it would be taken."""
+"""`recipe offers`: list rentable GPU offers for a recipe or for given requirements."""
 
 from __future__ import annotations
 

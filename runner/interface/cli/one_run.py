@@ -1,4 +1,4 @@
-"""One run as people and programs read it: how it stands, its steps and outputs, from what the API says of it."""
+"""Print one run with its steps and outputs, as text or JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHOWN: Final = ("loss", "train_loss", "eval_loss")
 
 
 def show(found: Status, args: argparse.Namespace) -> int:
-    """Print one run: how it stands, its steps and outputs."""
+    """Print the state, steps and outputs of one run."""
     if args.json:
         print(json.dumps(plain(found), indent=2))
         return 0
@@ -88,7 +88,7 @@ def _waits(found: Status) -> str:
 
 
 def _activity_of(step: StepStatus) -> str:
-    """How far a running step is, or why it is in its state."""
+    """Return the progress of a running step, or the reason for its state."""
     at, total, percent, eta = step.progress
     if step.state != "RUNNING":
         return safe_line(step.reason)
@@ -104,7 +104,7 @@ def _activity_of(step: StepStatus) -> str:
 
 
 def _failure(failed: Failed) -> list[str]:
-    """The failure of a run, with the last lines that its step printed, which begin with the name of the step."""
+    """Return a run's failure with the last log lines of the failed step."""
     name = safe_ids(failed.step)
     text = [
         f"{name}: failed: {safe_ids(failed.words)}" if name else f"failed: {safe_ids(failed.words)}"
@@ -114,30 +114,30 @@ def _failure(failed: Failed) -> list[str]:
 
 
 def plain(found: NamedTuple) -> dict[str, object]:
-    """Return a value for programs: with the names of the fields of tuples."""
+    """Convert a named tuple to a JSON-ready mapping."""
     return {name: _as_json(value) for name, value in found._asdict().items()}
 
 
 def _as_json(value: object) -> object:
-    """A value as JSON has it, with the names of the fields of tuples."""
+    """Convert a value for JSON; named tuples become mappings and other tuples lists."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return {name: _as_json(inner) for name, inner in value._asdict().items()}
     return [_as_json(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def inputs_as_typed(found: Status) -> str:
-    """Return the inputs of a run as they are typed."""
+    """Format the preset and inputs of a run as on the command line."""
     words: Sequence[str] = [f"--preset {found.preset}"] if found.preset else []
     return " ".join([*words, *(f"{name}={value}" for name, value in found.inputs.items())])
 
 
 def moment_of(text: str) -> str:
-    """Return a time of RFC 3339 as people write it here."""
+    """Format an RFC 3339 time in the local time zone."""
     return moment(datetime.fromisoformat(text).timestamp()) if text else ""
 
 
 def took_of(found: Status) -> str:
-    """Return how long a run that is over took; empty for one that goes on."""
+    """Return the duration of a finished run; empty for an unfinished run."""
     if not found.ended or not found.created:
         return ""
     return span(

@@ -1,4 +1,4 @@
-"""`recipe outbox`: messages that wait, and those that were given up."""
+"""`recipe outbox`: list pending and failed webhook deliveries, or retry them."""
 
 from __future__ import annotations
 

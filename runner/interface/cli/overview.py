@@ -1,4 +1,4 @@
-"""A run in short, as people and programs read it, of what the API says of it."""
+"""Run summaries for tables and JSON output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class StepCounts(TypedDict):
-    """How many steps of a run came to which end."""
+    """Step counts of a run by outcome."""
 
     ran: int
     fresh: int
@@ -20,7 +20,7 @@ class StepCounts(TypedDict):
 
 
 class ProgressOverview(TypedDict):
-    """How far a run is, as `--json` prints it."""
+    """Progress of a run in `--json` output."""
 
     step: int
     total: int | None
@@ -29,7 +29,7 @@ class ProgressOverview(TypedDict):
 
 
 class RunOverview(TypedDict):
-    """A run as `--json` prints it.  Times are in seconds."""
+    """Summary of a run in `--json` output.  Times are in seconds."""
 
     id: str
     name: str
@@ -52,7 +52,7 @@ class RunOverview(TypedDict):
 
 
 def overview(found: Status) -> RunOverview:
-    """Return a run for programs; the table shows a part of it."""
+    """Return the summary of a run for JSON output."""
     step, total, percent, eta = found.progress
     ran, fresh, failed, other = found.counts
     created, ended = seconds_of(found.created) or 0.0, seconds_of(found.ended)
@@ -79,5 +79,5 @@ def overview(found: Status) -> RunOverview:
 
 
 def seconds_of(text: str | None) -> float | None:
-    """Return a time of RFC 3339 in seconds since the epoch."""
+    """Convert an RFC 3339 time to seconds since the epoch."""
     return datetime.fromisoformat(text).timestamp() if text else None

@@ -213,7 +213,7 @@ def _many(count: int, word: str, plural: str = "") -> str:
 
 
 def _check(ws: Workspace, args: argparse.Namespace) -> int:
-    """A written pack, against itself."""
+    """Verify a packed dataset against its own manifest."""
     folder = ws.absolute(args.location.typed(args.verify))
     pack = packed.read(folder)
     with Bar(args, "checking") as bar:
@@ -231,7 +231,7 @@ def _check(ws: Workspace, args: argparse.Namespace) -> int:
 
 
 def _compare(ws: Workspace, args: argparse.Namespace) -> int:
-    """A dataset, read anew, against a pack or an id."""
+    """Compare a dataset with a pack or an id."""
     path = _there(ws, args)
     wanted, before = _expected_content(ws, args)
     if path.is_dir():
@@ -287,7 +287,7 @@ def _expected_content(
 
 
 class Bar:
-    """One line on a terminal that says how far it is, how fast, and how long it will take; nothing elsewhere."""
+    """A terminal progress bar with speed and remaining time; silent without a terminal."""
 
     def __init__(self, args: argparse.Namespace, what: str) -> None:
         self._what = what

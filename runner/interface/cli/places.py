@@ -1,4 +1,4 @@
-"""Where the runs are that a verb is about: in this workspace, in a database, or behind a server (`--to`, or `RECIPE_SERVER`)."""
+"""Select the run storage for a command: the workspace, a database or a server (`--to`, `RECIPE_SERVER`)."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def choose(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 
 
 def place_of(args: argparse.Namespace) -> Transport:
-    """What keeps the runs of a command line, to ask something of them.  Raises RecipeError."""
+    """Return the run storage for requests.  Raises RecipeError."""
     from ..handle.here import Here
     from ..handle.there import There
     from .chosen import open_existing
@@ -78,7 +78,7 @@ def place_of(args: argparse.Namespace) -> Transport:
 
 
 def looked_at(args: argparse.Namespace) -> Transport:
-    """What keeps the runs of a command line, to look at.  Raises RecipeError."""
+    """Return the run storage for reading.  Raises RecipeError."""
     from ..handle.here import Here
     from ..handle.there import There
     from .chosen import open_to_look
@@ -87,7 +87,7 @@ def looked_at(args: argparse.Namespace) -> Transport:
 
 
 def recipe_at(place: Transport, args: argparse.Namespace) -> str:
-    """The recipe of runs that `args.recipe` names.  Raises NotFound, Invalid."""
+    """Return the recipe id for `args.recipe`.  Raises NotFound, Invalid."""
     from ..handle.here import Here
     from .chosen import recipe_of
 

@@ -1,4 +1,4 @@
-"""`recipe submit` and `recipe worker`: runs that are asked for here, and carried out by whichever worker takes them."""
+"""`recipe submit` and `recipe worker`: queue runs and execute queued runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`recipe queue`: which runs wait, and why, and who takes them.  Changes nothing."""
+"""`recipe queue`: list waiting runs with their reasons, and workers.  Read-only."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _workers(workers: Sequence[WorkerStatus]) -> list[str]:
 
 
 def _takes(worker: WorkerStatus) -> str:
-    """Which runs a worker takes."""
+    """Describe the runs that a worker claims."""
     if not worker.takes_runs:
         return "its own run"
     words = [f"driver {worker.driver}"] if worker.driver else []

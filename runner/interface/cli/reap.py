@@ -1,4 +1,4 @@
-"""`recipe reap`: the rented machines of all workspaces, what each costs, and the end of unused ones."""
+"""`recipe reap`: list rented machines of all workspaces with their cost, and terminate unused ones."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def _enter_in_ledger(args: argparse.Namespace, strange: Sequence[Lease]) -> list
 
 
 def _ask_to_end(args: argparse.Namespace, lines: Sequence[str], option: str) -> bool:
-    """Whether a person wants these ended.  Raises Invalid where none can be asked."""
+    """Ask the user to confirm the termination.  Raises Invalid without a terminal."""
     if args.yes:
         return True
     unasked = Problem(
@@ -225,7 +225,7 @@ def _ask_to_end(args: argparse.Namespace, lines: Sequence[str], option: str) -> 
 def _choose_leases(
     args: argparse.Namespace, known: Sequence[OpenLease], keys: Sequence[str]
 ) -> list[OpenLease]:
-    """What is to be ended.  Raises NotFound, CannotRun, Invalid."""
+    """Return the leases to terminate.  Raises NotFound, CannotRun, Invalid."""
     for key in keys:
         find_endable_lease(known, key)
     ends = [each for each in known if (each.fate.end and not args.keys) or each.row.key in keys]

@@ -1,4 +1,4 @@
-"""`recipe report`: how a run went, and where the time of its trainings went, from what is stored.  Decides nothing about either; changes nothing."""
+"""`recipe report`: summarize a run's time, bottlenecks and cost from stored data.  Read-only."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _Done(NamedTuple):
 
     @property
     def running_metrics(self) -> Path | None:
-        """What the attempt that runs reports."""
+        """Return the path of the running attempt's metrics; None if no attempt is running."""
         return Path(f"{self.going.raw.removesuffix('.log')}.metrics") if self.going else None
 
 
@@ -127,7 +127,7 @@ def _costs(found: costs.Costs, args: argparse.Namespace) -> int:
 
 
 def _html(ws: Workspace, row: RunRow, output: str | None) -> int:
-    """Write the report as a page.  Raises CannotRun where it cannot be written."""
+    """Write the report as an HTML page.  Raises CannotRun on a write error."""
     from ..page import of_run
 
     text = of_run(ws, row.id, ws.run_views.summaries([row])[0].word)
@@ -148,14 +148,14 @@ def _html(ws: Workspace, row: RunRow, output: str | None) -> int:
 
 
 class Part(TypedDict):
-    """A part of a training step."""
+    """A phase of a training step."""
 
     seconds: float
     share: float
 
 
 class Training(TypedDict):
-    """What a step printed of its training, as `--json` prints it."""
+    """Training statistics of a step in `--json` output."""
 
     steps: int
     last_step: object
@@ -171,7 +171,7 @@ class Training(TypedDict):
 
 
 class Value(TypedDict):
-    """A metric of a step; min and max are of all that was reported, and null where no numbers are kept."""
+    """A metric of a step.  Minimum and maximum are null if no metric history is stored."""
 
     last: object
     min: float | None
@@ -179,7 +179,7 @@ class Value(TypedDict):
 
 
 class StepReport(TypedDict):
-    """A step that was begun, as `--json` prints it.  Memory in bytes."""
+    """A started step in `--json` output.  Memory is in bytes."""
 
     id: str
     state: str
@@ -201,7 +201,7 @@ class StepReport(TypedDict):
 
 
 class RunReport(TypedDict):
-    """A run and its steps, as `--json` prints it."""
+    """A run and its steps in `--json` output."""
 
     id: str
     recipe: str
@@ -219,7 +219,7 @@ class RunReport(TypedDict):
 
 
 def describe_run(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
-    """A run and its steps, for programs; the text is a part of it.  Raises NotFound when it has no such step."""
+    """Return the report of a run for JSON output.  Raises NotFound for an unknown step."""
     view = ws.run_views.of(row)
     seconds = row.ended - row.created if row.ended is not None else None
     if seconds is None and ws.store.runs.live(row.id):
@@ -254,7 +254,7 @@ def describe_run(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
 
 
 def _steps(ws: Workspace, row: RunRow, view: RunView) -> list[_Done]:
-    """The steps that were begun, and those that are yet to begin."""
+    """Return the started steps and the pending steps."""
     there: dict[str, dict[str, float]] = {}  # by place and step, seconds
     for step in view.steps.values():
         for place, seconds in step.spent.items():
@@ -338,7 +338,7 @@ def _report_of(ws: Workspace, run: str, done: _Done, inputs: Mapping[str, Any]) 
 
 
 def _cause(done: _Done) -> str:
-    """Why a step failed, or does not get on; empty where nothing is wrong."""
+    """Return the reason for a failed or stalled step; empty if the step is healthy."""
     if done.view.failure is not None:
         return done.view.failure.kind
     if done.running_metrics is None or done.state != "RUNNING":
@@ -347,7 +347,7 @@ def _cause(done: _Done) -> str:
 
 
 def _lines(points: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """What the attempts reported, a mapping a step; of what was reported twice of a step, the later counts."""
+    """Merge the reported metrics by training step; a later value for the same step wins."""
     found: dict[Any, Mapping[str, Any]] = {}
     for point in points:
         step = point.get("step", len(found))
@@ -425,7 +425,7 @@ def as_text(run: RunReport) -> list[str]:
 
 
 def _alike(steps: Sequence[StepReport]) -> Iterator[list[StepReport]]:
-    """Steps with metrics, the instances of one together."""
+    """Group the steps with metrics by matrix."""
     groups: dict[str, list[StepReport]] = {}
     for step in steps:
         if any(
@@ -436,7 +436,7 @@ def _alike(steps: Sequence[StepReport]) -> Iterator[list[StepReport]]:
 
 
 def _metrics(steps: Sequence[StepReport]) -> list[str]:
-    """A table of the last values of metrics, and of the best where they were better before."""
+    """Return a table of the last metric values, with earlier best values."""
     names = dict.fromkeys(
         name
         for step in steps

@@ -1,4 +1,4 @@
-"""`recipe run` and `recipe plan`: say what would be done and why, and do it."""
+"""`recipe run` and `recipe plan`: show the plan with its reasons, and execute it."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def _add_execution(parser: argparse.ArgumentParser, verb: str) -> None:
-    """Add the flags of verbs that execute a run, now or later."""
+    """Add the execution flags."""
     results = section(parser, RESULTS)
     results.add_argument(
         "--name",
@@ -290,14 +290,14 @@ def _in_cluster(ws: Workspace, args: argparse.Namespace) -> int:
 
 
 def choice_of(args: argparse.Namespace) -> Choice:
-    """The steps that the flags ask for."""
+    """Return the step selection from the flags."""
     return Choice(
         args.only, args.until, args.begin, tuple(args.again), args.force, getattr(args, "leave", ())
     )
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
-    """How the flags say that it is carried out.  Raises Invalid."""
+    """Return the execution settings from the flags.  Raises Invalid."""
     return Settings(
         args.driver,
         tuple(args.hosts),
@@ -379,7 +379,7 @@ def _crews(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
 def _refuse_alone(
     ws: Workspace, found: Survey, args: argparse.Namespace, drivers: Mapping[str, Driver]
 ) -> None:
-    """Refuse steps of several nodes whose machines would not work together, as the run does.  Raises CannotRun."""
+    """Reject multi-node steps if their machines cannot work together.  Raises CannotRun."""
     from ...hosts.renting.needs import why_alone
 
     stack = ws.config.stack(args.stack) if args.stack else None
@@ -404,7 +404,7 @@ def _refuse_alone(
 
 
 def _renting_drivers(ws: Workspace, args: argparse.Namespace) -> dict[str, Driver]:
-    """The drivers by name whose machines the run may rent; empty where it rents none."""
+    """Return the drivers by name that may rent machines for the run; empty if none may."""
     from ...hosts.renting import offering
     from ...hosts.renting.several import driver_names
 
@@ -416,7 +416,7 @@ def _renting_drivers(ws: Workspace, args: argparse.Namespace) -> dict[str, Drive
 
 
 def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str, list[Shelf]]:
-    """What the drivers of the run offer for each step that rents."""
+    """Return the drivers' offers for each step that rents."""
     import asyncio
 
     from ...hosts.renting import offering
@@ -449,7 +449,7 @@ def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str
 def _ask_about_cost(
     ws: Workspace, request: Request, choice: Choice, args: argparse.Namespace
 ) -> bool:
-    """Whether it may cost what it will: a person is asked above the setting `confirm`.  Raises Invalid where none can be asked."""
+    """Ask the user to confirm costs above the setting `confirm`.  Raises Invalid without a terminal."""
     if args.driver == "local":
         return True
     from ...hosts.renting import offering
@@ -582,7 +582,7 @@ def carried_out(
 def as_text(
     ws: Workspace, found: Survey, expected: dict[str, float], *, commands: bool, quiet: int
 ) -> str:
-    """The plan for people: one line a step, then every reason."""
+    """Format the plan, one line per step followed by all reasons."""
     from ...survey.explain import describe_replaced, describe_resume, shown_command
 
     lines = []
@@ -628,7 +628,7 @@ def as_text(
 
 
 def _estimate_steps(ws: Workspace, found: Survey) -> dict[int, StepEstimate]:
-    """Memory and time of the steps that may run and train on GPUs."""
+    """Estimate memory and time of the GPU training steps that may run."""
     if not any(spec.resources.gpus for spec in found.plan.specs()):
         return {}
     from ...advice import estimates
@@ -637,13 +637,13 @@ def _estimate_steps(ws: Workspace, found: Survey) -> dict[int, StepEstimate]:
 
 
 def _first_lines(text: str) -> list[str]:
-    """The first lines of a file, to be looked at."""
+    """Return the first lines of a text, with a count of the omitted lines."""
     lines = [safe_line(line) for line in text.splitlines()]
     return lines if len(lines) <= LINES else [*lines[:LINES], f"… {len(lines) - LINES} more lines"]
 
 
 def reasons(ws: Workspace, found: Survey) -> dict[int, list[str]]:
-    """Every reason for each verdict; for a step that runs, what changed since it last ran here."""
+    """Return the reasons for each verdict; for a step to run, the changes since its last run here."""
     from ...survey.explain import find_changes
 
     changed = find_changes(
@@ -690,7 +690,7 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping
 
 
 def _run_preflight(ws: Workspace, found: Survey, args: argparse.Namespace) -> Verdict | None:
-    """What preflight rules say of the steps that will run; no host is asked for it."""
+    """Check the preflight rules for the steps to run, without contacting hosts."""
     if not (numbers := nodes_to_check(found)):
         return None
     from ...advice import preflight

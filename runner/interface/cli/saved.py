@@ -1,4 +1,4 @@
-"""`recipe config save | list | show | diff | restore`: inputs of a recipe under a name, with a note, kept in the workspace."""
+"""`recipe config save | list | show | diff | restore`: manage named input sets in the workspace."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Saved(NamedTuple):
-    """What was saved under a name.  `recipe` and paths are as the workspace calls them."""
+    """A named input set.  The recipe and paths are relative to the workspace."""
 
     name: str
     recipe: str
@@ -80,7 +80,7 @@ def _path(ws: Workspace, name: str) -> Path:
 
 
 def load(ws: Workspace, name: str) -> Saved:
-    """What was saved under a name.  Raises NotFound, Corrupt."""
+    """Load a named input set.  Raises NotFound, Corrupt."""
     path = _path(ws, name)
     try:
         return Saved(**json.loads(path.read_text("utf-8")))
@@ -169,7 +169,7 @@ def _diff(args: argparse.Namespace, found: Sequence[Saved]) -> int:
 
 
 def _restore(args: argparse.Namespace, found: Sequence[Saved]) -> int:
-    """Write the values into a file, and print the line that runs with it."""
+    """Write the values into a file and print the matching run command."""
     each = found[0]
     target: Path = args.location.root / (args.output or f"{each.name}.json")
     data = json.dumps(dict(each.inputs), indent=2) + "\n"

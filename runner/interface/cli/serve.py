@@ -1,4 +1,4 @@
-"""`recipe serve`, the REST server of a workspace, and `recipe ui`, its page."""
+"""`recipe serve`, the REST server of a workspace, and `recipe ui`, its web interface."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _load_server() -> ModuleType:
-    """The server, which SIGTERM ends from now on as Ctrl-C does.  Raises Infrastructure where it is not installed."""
+    """Import the server and handle SIGTERM like Ctrl-C.  Raises Infrastructure if the server is not installed."""
     try:
         from ...server import serving
     except ModuleNotFoundError as error:
@@ -113,7 +113,7 @@ def _load_server() -> ModuleType:
 
 
 def page(workspace: Path, place: str, *, port: int = 0, opens: bool = True) -> int:
-    """Show the page at a place, as its address has it: of the server that runs, or of one that is started and ends with Ctrl-C."""
+    """Open a run's page on the running server, or start a server that stops on Ctrl-C."""
     serving = _load_server()
     if (found := serving.find_server(workspace)) is not None:
         address, token = found
@@ -136,7 +136,7 @@ def page(workspace: Path, place: str, *, port: int = 0, opens: bool = True) -> i
 
 
 def _place(args: argparse.Namespace) -> str:
-    """Which run the page begins with, as a part of its address.  Raises NotFound."""
+    """Return the URL part for the page's initial run.  Raises NotFound."""
     if not args.run:
         return ""
     from ...api.finding import find_run
@@ -147,7 +147,7 @@ def _place(args: argparse.Namespace) -> str:
 
 
 def _show(address: str, token: str, place: str, opens: bool) -> None:
-    """Print the address of the page, and open it where there is a desktop."""
+    """Print the page's address and open it on a desktop."""
     url = f"{address}/#token={token}{place}"
     _close_to_others(sys.stdout)
     print(f"page: {url}", flush=True)
@@ -161,7 +161,7 @@ def _show(address: str, token: str, place: str, opens: bool) -> None:
 
 
 def _close_to_others(stream: TextIO) -> None:
-    """Make a file that a token is about to be written to readable by its owner alone, and say so."""
+    """Restrict a token file to its owner before the token is written, and report the change."""
     found = os.fstat(stream.fileno())
     if not stat.S_ISREG(found.st_mode) or not found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         return

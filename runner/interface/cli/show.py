@@ -1,4 +1,4 @@
-"""`recipe show`: a recipe's datasheet.  Decides which runs tell how long it takes; changes nothing, and needs no workspace."""
+"""`recipe show`: print a recipe's inputs, outputs and typical duration.  Read-only."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, word: str) -> int:
-    """Print how a run stands: of this workspace, of its database or of a server."""
+    """Print the state of a run from the workspace, a database or a server."""
     from . import one_run
     from .places import place_of
 
@@ -158,7 +158,7 @@ def _values(recipe: Recipe, args: argparse.Namespace, typed: Mapping[str, str]) 
 
 
 def _show_value(value: Tree) -> str:
-    """A value as a file of values says it: text that could be taken for a number is in quotes."""
+    """Format a value as in a values file; text that looks like a number is quoted."""
     from ...language.yaml_text import scalar
 
     text = scalar(value)
@@ -166,7 +166,7 @@ def _show_value(value: Tree) -> str:
 
 
 def took(root: Path, recipe: str) -> dict[str | None, Took]:
-    """What whole runs of a recipe in this workspace took, by preset.  Runs in which something was fresh say nothing about all of it."""
+    """Return the durations of complete runs by preset.  Runs with cached steps are skipped."""
     from ..datasheet import Took
     from .chosen import open_to_look
 
@@ -244,7 +244,7 @@ def estimate_presets(root: Path, recipe: Recipe) -> dict[str | None, list[str]]:
 
 
 def data(recipe: Recipe) -> list[Data]:
-    """The data sets that the recipe's presets bring, with the licence that is beside each."""
+    """Return the datasets of the recipe's presets with their licences."""
     from ..datasheet import Data, fixtures
 
     found = {}
@@ -265,7 +265,7 @@ def data(recipe: Recipe) -> list[Data]:
 
 
 def describe_locks(recipe: Recipe) -> dict[str, str]:
-    """What the locks hold, in a few words: how many packages, and the versions of those that matter to a training."""
+    """Summarize lock files: the package count and the versions of the main training packages."""
     from ..datasheet import locks
 
     found = {}

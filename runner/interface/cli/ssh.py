@@ -1,4 +1,4 @@
-"""`recipe ssh`: a shell where a step runs, or a port of it here; by OpenSSH's client, with the keys and the host key that the run itself uses."""
+"""`recipe ssh`: open a shell or forward a port to a running step, with the run's own SSH and host keys."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def add_way(parser: argparse.ArgumentParser) -> None:
-    """The flags that say what is done there."""
+    """Add the flags for a shell, a command or a forwarded port."""
     parser.add_argument(
         "command",
         nargs="*",
@@ -87,7 +87,7 @@ async def _enter(ws: Workspace, row: RunRow, place: str, args: argparse.Namespac
 
 
 def enter(place: str, host: Host | None, forwards: Sequence[str], command: Sequence[str]) -> int:
-    """A shell on a host, its ports here, or what a command there answers; the exit code of the client.  Raises CannotRun."""
+    """Open a shell, forward ports or execute a command on a host; return the SSH client's exit code.  Raises CannotRun."""
     if host is None:
         raise Infrastructure(
             f"{place} is not running",
@@ -122,7 +122,7 @@ def enter(place: str, host: Host | None, forwards: Sequence[str], command: Seque
 
 
 def _call(words: Sequence[str]) -> int:
-    """The exit code of a program that has this terminal.  It gets what ends this process; Ctrl-C is its own."""
+    """Run a program in this terminal and return its exit code.  SIGTERM ends the program, Ctrl-C reaches it directly."""
     try:
         program = subprocess.Popen(words)
     except FileNotFoundError as error:
@@ -139,7 +139,7 @@ def _call(words: Sequence[str]) -> int:
 
 
 def _place(ws: Workspace, row: RunRow, word: str) -> str:
-    """Where a step of a run runs now.  Raises NotFound, and CannotRun for one that does not run, or runs here."""
+    """Return the location of a running step.  Raises NotFound; raises CannotRun for a local step or one that is not running."""
     steps = [step for step in ws.store.runs.steps(row.id).values() if word in names(step.step)]
     if not steps:
         raise NotFound(
@@ -166,7 +166,7 @@ def _place(ws: Workspace, row: RunRow, word: str) -> str:
 
 
 def _lease(ws: Workspace, run: str, driver: str, place: str) -> LeaseRow:
-    """The lease of a place.  Raises CannotRun when it is gone."""
+    """Return the lease of a host.  Raises CannotRun if the lease is gone."""
     for path in (of_user(ws.environ), of_workspace(ws.home)):
         with Ledger.open(path, read_only=True) as ledger:
             for row in ledger.of_run(run):

@@ -1,4 +1,4 @@
-"""`recipe stack`: the machine that a stack keeps: make it, start it, stop it, end it, and what it costs."""
+"""`recipe stack`: create, start, stop and terminate a stack's machine, and show its cost."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ async def _done(ws: Workspace, stack: Stack, args: argparse.Namespace) -> int:
 
 
 def _describe_stack(stack: Stack) -> list[str]:
-    """What a stack is, for people."""
+    """Describe a stack in text."""
     settings = ", ".join(f"{name} {value}" for name, value in stack.settings.items())
     lines = [f"{stack.name}: {stack.driver}{settings and f', {settings}'}"]
     if stack.head is not None:
@@ -183,7 +183,7 @@ def _lines(stack: Stack, leases: KeptLeases, found: stacks.StackState) -> list[s
 
 
 def _as_json(leases: KeptLeases, found: stacks.StackState) -> str:
-    """The same for programs."""
+    """Describe a stack in JSON."""
     machine = found.machine
     if machine is None:
         return json.dumps({"machine": None})

@@ -1,4 +1,4 @@
-"""`recipe status`: what is fresh and what is not, files edited by hand or left by earlier runs, runs under way or dead.  Changes nothing."""
+"""`recipe status`: list outdated steps, edited and stale outputs, and unfinished runs.  Read-only."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def runs_as_text(found: Unfinished) -> list[str]:
-    """The runs that are not over, a line or more each."""
+    """Format the unfinished runs."""
     text = []
     for row in found.running:
         since = f"since {moment(row['created'])}{_far(row)}{_cost_so_far(row)}"
@@ -101,7 +101,7 @@ def _since(row: Begun) -> str:
 
 
 class StepStatus(TypedDict):
-    """A step that is not fresh, as `--json` prints it."""
+    """An outdated step in `--json` output."""
 
     id: str
     answer: str
@@ -109,7 +109,7 @@ class StepStatus(TypedDict):
 
 
 class RecipeStatus(TypedDict):
-    """How things stand with one recipe, as `--json` prints it."""
+    """Status of a recipe in `--json` output."""
 
     recipe: str
     title: str
@@ -121,7 +121,7 @@ class RecipeStatus(TypedDict):
 
 
 class Begun(TypedDict):
-    """A run that was begun, as `--json` prints it."""
+    """A started run in `--json` output."""
 
     run: str
     recipe: str
@@ -138,7 +138,7 @@ class Begun(TypedDict):
 
 
 def report(ws: Workspace, found: Survey) -> RecipeStatus:
-    """How things stand with one recipe."""
+    """Return the status of a recipe."""
     steps: list[StepStatus] = []
     going = [
         n for n, verdict in enumerate(found.verdicts) if verdict.answer not in (FRESH, SKIPPED)
@@ -205,7 +205,7 @@ def as_text(report: RecipeStatus, *, all: bool) -> list[str]:
 
 
 class Unfinished(NamedTuple):
-    """Runs that are not over: under way, without their worker, waiting for one, and paused."""
+    """Unfinished runs: running, without a worker, queued and paused."""
 
     running: list[Begun]
     died: list[Begun]
@@ -215,7 +215,7 @@ class Unfinished(NamedTuple):
 
 
 def find_unfinished(place: Transport) -> Unfinished:
-    """Return the runs that are not over, the newest first."""
+    """Return the unfinished runs, newest first."""
     found = Unfinished([], [], [], [])
     for row in runs_of(place, Listing(LISTED, ("ACTIVE", "QUEUED", "PAUSED"))):
         run = place.run(row.id)
@@ -231,7 +231,7 @@ def find_unfinished(place: Transport) -> Unfinished:
 
 
 def _made_good(place: Transport, run: Status) -> bool:
-    """Whether a later run of its recipe is COMPLETED."""
+    """Return True if a later run of the recipe is COMPLETED."""
     newest = [*runs_of(place, Listing(1, ("COMPLETED",), run.recipe))]
     return bool(newest) and newest[0].created > run.created
 
@@ -255,12 +255,12 @@ def _begun_of(run: Status) -> Begun:
 
 
 def _pace(progress: StepProgress) -> dict[str, float]:
-    """How far a step is, as far as that is known."""
+    """Return the known progress of a step."""
     return {name: each for name, each in progress._asdict().items() if each is not None}
 
 
 def pulse(sample: Mapping[str, float], numbers: Sequence[str]) -> str:
-    """`step 120/1000 12%, ETA 3m05s, loss 0.21, GPU 87%, 22.1 GB; processors 35%`."""
+    """Format a step's progress: `step 120/1000 12%, ETA 3m05s, loss 0.21, GPU 87%, 22.1 GB; processors 35%`."""
     from ...survey.samples import describe_samples
 
     said = []
@@ -284,7 +284,7 @@ def _last_numbers(row: Begun, step: str) -> list[str]:
 
 
 def _far(row: Begun) -> str:
-    """How far a run is."""
+    """Format the progress of a run."""
     percent, eta = row["progress"]["percent"], row["progress"]["eta"]
     said = f", {percent:.0f}%" if percent else ""
     return f"{said}, {span(eta)} left" if eta else said

@@ -1,4 +1,4 @@
-"""`recipe push`, `pull`, `config`: put results into a shared store, bring them from there, and show the settings in force.  Says what it did."""
+"""`recipe push`, `pull` and `config`: transfer results to and from a shared store, and show settings."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def open_store(ws: Workspace, name: str | None) -> RemoteCache:
-    """The store that was asked for, or the default one; what is wrong with it is an error.  Raises NotFound when there is none."""
+    """Open the requested or default shared store.  Raises NotFound if none is configured."""
     found = ws.share(name or ws.config.store or None)
     if found is None:
         raise NotFound(
@@ -221,7 +221,7 @@ def _summary(
 def _meter(
     args: argparse.Namespace, count: Callable[[], int]
 ) -> Iterator[Callable[[str, int], None]]:
-    """Tell how much has been moved and how fast: a line for each step, and on a terminal one that changes."""
+    """Print transfer progress and speed."""
     import threading
 
     begun, over = time.monotonic(), threading.Event()

@@ -1,4 +1,4 @@
-"""`recipe sweep`: a recipe once for each combination of values of its inputs, and the table of what came of it."""
+"""`recipe sweep`: run a recipe for combinations of input values and print a results table."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Asked(NamedTuple):
-    """What is swept: a recipe, as it was called and where it is, and what is given to it."""
+    """A sweep request: the recipe and its input values."""
 
     args: argparse.Namespace
     recipe: Recipe
@@ -124,7 +124,7 @@ class _Asked(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """Where recipes of sweeps lie."""
+        """Return the directory of sweep recipes."""
         return Path(os.path.abspath(self.args.workspace)) / ".recipe/sweeps"
 
     @property
@@ -159,7 +159,7 @@ class _Asked(NamedTuple):
 
 
 def _try_combinations(ws: Workspace, asked: _Asked) -> int:
-    """Every combination, or some by chance."""
+    """Run all combinations, or a random sample."""
     from ...api.sweeps import draft
 
     args = asked.args
@@ -257,7 +257,7 @@ def _results(ws: Workspace, found: Survey, metric: str) -> dict[int, float]:
 
 
 def _announce(where: Space, known: int, new: Sequence[Sequence[Tree]]) -> None:
-    """What would be tried next."""
+    """Print the next trials."""
     for n, point in enumerate(new, known):
         print(
             f"trial {n}: "

@@ -1,4 +1,4 @@
-"""`recipe adopt`, `clean`, `gc`: take files for results, remove what was published, remove what is stored and not needed.  Says what it did."""
+"""`recipe adopt`, `clean`, `gc` and `rm`: accept edited outputs, and delete outputs, cached data or run history."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def _gc(ws: Workspace, args: argparse.Namespace) -> int:
 
 
 def _rm(ws: Workspace, args: argparse.Namespace) -> int:
-    """Forget runs.  Raises Busy where one is under way, NotFound, CannotRun."""
+    """Delete run history.  Raises Busy for a running run, NotFound, CannotRun."""
     rows = list({row.id: row for row in (find_run(ws.store, word) for word in args.runs)}.values())
     beside = []
     for row in rows:

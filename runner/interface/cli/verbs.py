@@ -1,4 +1,4 @@
-"""The table of verbs, and the command line read by it.  A verb is a module with `arguments(parser, verb)` and `run(args) -> int`, imported late."""
+"""Command table and parser.  A command module defines `arguments(parser, verb)` and `run(args) -> int`, and is imported on demand."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ Exit codes: 0 success, 1 step failed, 2 cannot run, 3 invalid recipe or inputs, 
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
-    """Wraps paragraphs to the terminal, and leaves indented lines, such as commands, as they are."""
+    """Help formatter that wraps paragraphs but keeps indented lines, such as commands."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n".join(
@@ -137,7 +137,7 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors suggest what was meant, and exit with 3: nothing was started."""
+    """Argument parser with spelling suggestions.  Errors exit with code 3."""
 
     words: Sequence[str] = ()
     """What it was given."""
@@ -165,7 +165,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def run(words: Sequence[str]) -> int:
-    """Find the verb, read its flags, and do it."""
+    """Parse a command line and execute its command."""
     words = list(words)
     place = next(
         (
@@ -216,7 +216,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _input_of(words: Sequence[str], flag: str, options: Iterable[str]) -> str:
-    """That what was typed as a flag is an input of the recipe that was named, or of recipe.yaml, or like none; empty where that is not known."""
+    """Return a hint if the flag looks like an input of a named recipe or recipe.yaml; otherwise an empty string."""
     from difflib import get_close_matches
 
     written, equals, value = flag.partition("=")
@@ -240,7 +240,7 @@ def _input_of(words: Sequence[str], flag: str, options: Iterable[str]) -> str:
 
 
 def _recipes_named(words: Sequence[str], root: Path) -> Iterator[Recipe]:
-    """The recipes that words may mean, and recipe.yaml; what is none is passed over."""
+    """Yield the recipes named on the command line, then recipe.yaml.  Unreadable recipes are skipped."""
     from ...errors import RecipeError
     from ...language import parse
     from ...language.library import find
@@ -252,7 +252,7 @@ def _recipes_named(words: Sequence[str], root: Path) -> Iterator[Recipe]:
 
 
 def parser_of(verb: str) -> tuple[Parser, Any]:
-    """Return the parser of a verb, and the module that runs it."""
+    """Return a command's parser and module."""
     module = import_module(f".{VERBS[verb][0]}", __package__)
     parser = Parser(
         prog=f"recipe {verb}",
@@ -299,7 +299,7 @@ def parser_of(verb: str) -> tuple[Parser, Any]:
 
 
 def _usage(parser: Parser) -> str:
-    """Return `recipe run [OPTIONS] [RECIPE] [INPUT=VALUE ...]`: the words, without the flags that follow below it."""
+    """Return the usage line with positional arguments, for example `recipe run [OPTIONS] [RECIPE] [INPUT=VALUE ...]`."""
     words = []
     for action in parser._actions:
         if action.option_strings:

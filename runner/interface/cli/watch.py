@@ -1,4 +1,4 @@
-"""`recipe watch`: run a recipe, and again whenever something that it reads has changed."""
+"""`recipe watch`: run a recipe again whenever its files change."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _once(args: argparse.Namespace, request: Request, choice: Choice) -> int:
 
 
 def _was_edited(before: _Seen, after: _Seen) -> bool:
-    """Whether something that a step reads was changed while the run went on: a key that was known is another."""
+    """Return True if a step's inputs changed during the run: a known cache key has a new value."""
     if isinstance(before, str) or isinstance(after, str) or len(before) != len(after):
         return before != after
     return any(
@@ -86,7 +86,7 @@ def _was_edited(before: _Seen, after: _Seen) -> bool:
 def _await_change(
     args: argparse.Namespace, request: Request, choice: Choice, before: _Seen
 ) -> None:
-    """Wait until a look finds something else than `before`, and then until two looks find the same: an editor may still be writing."""
+    """Wait for a change from `before`, then for two equal polls in a row, because an editor may still be writing."""
     found, seconds = before, 0.0
     while found == before:
         time.sleep(max(LEAST, SHARE * seconds))
@@ -97,7 +97,7 @@ def _await_change(
 
 
 def _look(args: argparse.Namespace, request: Request, choice: Choice) -> tuple[_Seen, float]:
-    """What a look finds, and how many seconds it took."""
+    """Preview the recipe; return its verdicts with cache keys, or the error text, and the elapsed seconds."""
     began = time.monotonic()
     try:
         with open_to_work(args.workspace, request) as ws:

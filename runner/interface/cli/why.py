@@ -1,4 +1,4 @@
-"""`recipe why STEP`: what changed since a step last ran, from the stored pre-image of its key, or who made it and when.  Changes nothing."""
+"""`recipe why STEP`: explain a step's changed cache key, or the origin of its result.  Read-only."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(slots=True)
 class Answer:
-    """Everything that is known about why one step is as it is."""
+    """Explanation of one step's verdict."""
 
     id: str
     answer: str
@@ -195,7 +195,7 @@ class Answer:
 def explain_nodes(
     ws: Workspace, found: Survey, numbers: list[int], against: str | None
 ) -> list[Answer]:
-    """One answer for each of these nodes; `against`: a run to compare with, else its last attempt in any."""
+    """Explain each node against its attempt in the run `against`, or its last attempt in any run."""
     nodes = found.plan.nodes
     rows = ws.store.runs.latest_attempts(
         found.plan.recipe, [nodes[n].id for n in numbers], run=against
@@ -240,7 +240,7 @@ def explain_nodes(
 
 
 def differences(found: Survey, n: int, row: AttemptRow | None) -> list[Change] | None:
-    """What differs between an attempt's pre-image and the present one; None when one of the two is not known."""
+    """Return the differences between an attempt's key inputs and the current ones; None if either is unknown."""
     image = preimage_of(found, n)
     if row is None or image is None or not isinstance(row.preimage, dict):
         return None
@@ -248,14 +248,14 @@ def differences(found: Survey, n: int, row: AttemptRow | None) -> list[Change] |
 
 
 def explain_unremembered(row: AttemptRow) -> str:
-    """Why a step runs though nothing that its key is made of is another."""
+    """Explain the rerun of a step with an unchanged cache key."""
     if row.outcome != "done":
         return describe_end(row)
     return "the result of the last attempt is not stored: an input changed during the attempt, or `recipe gc` removed it"
 
 
 def _causes(ws: Workspace, found: Survey, n: int) -> list[tuple[str, list[Change], list[str]]]:
-    """The steps that run for certain, of all that this one waits for: they are why it may."""
+    """Return the dependencies of node `n` that certainly run, as causes for its possible rerun."""
     running = sorted(
         need for need in found.plan.before([n]) - {n} if found.verdicts[need].answer == "run"
     )[:MANY]
@@ -274,7 +274,7 @@ def _causes(ws: Workspace, found: Survey, n: int) -> list[tuple[str, list[Change
 
 
 def _describe_origin(trace: Trace, metrics: Mapping[str, object]) -> list[str]:
-    """Who made what a step left, and at what cost."""
+    """Return the origin and cost of a step's result."""
     facts = dict(trace.facts)
     who = (
         "adopted with `recipe adopt`"
