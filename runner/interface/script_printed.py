@@ -57,7 +57,7 @@ def _lines(tree: ast.AST) -> Iterator[list[_Piece]]:
 
 
 def _named_texts(tree: ast.AST) -> dict[str, ast.expr]:
-    """Map each name that is assigned once, to a formatted text such as `f"loss {loss}"`, to its expression."""
+    """Map each name assigned once to a text, such as `f"loss {loss}"`, or another constant to its expression."""
     found: dict[str, list[ast.expr]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
