@@ -1,4 +1,4 @@
-"""Options that a training script takes as globals: absl's flags, and names that nanoGPT's `configurator.py` sets.  From syntax alone."""
+"""Read absl flags and the globals set by nanoGPT's `configurator.py` from a script's syntax tree, without running the script."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _EXECUTED: Final = re.compile(r"open\(\s*['\"][^'\"]+\.py['\"]")
 
 
 def of_globals(tree: ast.Module, notes: list[str]) -> Iterator[Declared]:
-    """All that a script takes so, in its order.  What is not understood is said in `notes`."""
+    """Yield the absl flags, then the `configurator.py` globals.  Append a note for each skipped option to `notes`."""
     yield from _flags(tree, notes)
     yield from _find_globals(tree, notes)
 
 
 def _flags(tree: ast.Module, notes: list[str]) -> Iterator[Declared]:
-    """Flags of absl."""
+    """Yield the absl flags of the script."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     required = {
         text_of(each)
@@ -68,7 +68,7 @@ def _flags(tree: ast.Module, notes: list[str]) -> Iterator[Declared]:
 
 
 def _find_globals(tree: ast.Module, notes: list[str]) -> Iterator[Declared]:
-    """The plain globals that stand above `exec(open("configurator.py").read())`, which sets them by `--NAME=VALUE`."""
+    """Yield the global constants above `exec(open("configurator.py").read())`, which are set with `--NAME=VALUE`."""
     at = next((n for n, node in enumerate(tree.body) if _executes(node)), None)
     if at is None:
         return
@@ -98,7 +98,7 @@ def _executes(node: ast.stmt) -> bool:
 
 
 def _kind(node: ast.expr) -> str | None:
-    """The type of a plain value; None for what is none."""
+    """Return the type name of a literal bool, int, float or str, or None for any other expression."""
     try:
         value = ast.literal_eval(node)
     except (ValueError, TypeError):

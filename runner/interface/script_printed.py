@@ -1,4 +1,4 @@
-"""The line with a loss that a training script prints: print and logging, f-strings, `.format`, `%`, and what tqdm shows.  From syntax alone."""
+"""Derive a metrics pattern from the print, logging and tqdm calls in a script's syntax tree, without running the script."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Piece = str | ast.expr
 
 
 def find_loss_pattern(tree: ast.AST) -> str | bool:
-    """A pattern for the line with a loss that a script prints; False where it prints none that can be read."""
+    """Return a regular expression for the script's printed loss line, or False if no such line is found."""
     best: tuple[int, str] = (0, "")
     for pieces in _lines(tree):
         pattern, names = _as_pattern(pieces)
@@ -43,7 +43,7 @@ def _word(node: ast.expr) -> str:
 
 
 def _lines(tree: ast.AST) -> Iterator[list[_Piece]]:
-    """What each call shows, as texts and what is put between them."""
+    """Yield the message of each print, logging and progress bar call, as literal texts and value expressions."""
     texts = _named_texts(tree)
     for call in _calls(tree):
         word = _word(call.func)
@@ -57,7 +57,7 @@ def _lines(tree: ast.AST) -> Iterator[list[_Piece]]:
 
 
 def _named_texts(tree: ast.AST) -> dict[str, ast.expr]:
-    """Names of texts that are put together before they are printed: `line = f"loss {loss}"`, assigned once."""
+    """Map each name assigned once to a text, such as `f"loss {loss}"`, or another constant to its expression."""
     found: dict[str, list[ast.expr]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
@@ -80,7 +80,7 @@ def _pieces_of_print(args: list[ast.expr], texts: dict[str, ast.expr]) -> list[_
 
 
 def _postfix(call: ast.Call) -> list[_Piece]:
-    """As tqdm writes it: `loss=0.25, lr=0.001`."""
+    """Return the pieces of a tqdm postfix such as `loss=0.25, lr=0.001`."""
     names = sorted(each.arg for each in call.keywords if each.arg not in (None, "refresh"))
     if call.args and isinstance(call.args[0], ast.Dict):
         names = [*map(text_of, call.args[0].keys), *names]  # in its order, then keywords sorted
@@ -92,7 +92,7 @@ def _postfix(call: ast.Call) -> list[_Piece]:
 
 
 def _pieces(node: ast.expr, texts: dict[str, ast.expr]) -> list[_Piece]:
-    """A text as its parts: what stands in it, and the values between."""
+    """Split a text expression into literal texts and value expressions."""
     if isinstance(node, ast.Name) and node.id in texts:
         return _pieces(texts[node.id], {})
     if isinstance(node, ast.Constant):
@@ -124,7 +124,7 @@ def _pieces(node: ast.expr, texts: dict[str, ast.expr]) -> list[_Piece]:
 
 
 def _pieces_of_format(text: str, call: ast.Call) -> list[_Piece]:
-    """The parts of `text.format(…)`."""
+    """Split `text.format(…)` into literal texts and value expressions."""
     named = {each.arg: each.value for each in call.keywords if each.arg}
     pieces: list[_Piece] = []
     count = 0
@@ -147,7 +147,7 @@ def _pieces_of_format(text: str, call: ast.Call) -> list[_Piece]:
 
 
 def _old(text: str, values: list[ast.expr]) -> list[_Piece]:
-    """The parts of `text % values`."""
+    """Split `text % values` into literal texts and value expressions."""
     pieces: list[_Piece] = []
     end = count = 0
     pairs = {}
