@@ -1,4 +1,4 @@
-"""Put drafts together into a Plan: who makes what, in which order, what is published."""
+"""Assemble drafts into a Plan: output collisions, topological order, skips and published outputs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ def assemble(
     digest: Digest,
     replaced: Limits | None,
 ) -> Plan:
-    """The plan of `recipe`, whose own limits `replaced` may replace.  Raises Invalid with every problem of the sketch, and those found here."""
+    """Build the plan of `recipe`; values in `replaced` override the recipe's limits.
+
+    Raises Invalid with all problems of the sketch and of the assembly.
+    """
     _collisions(sketch)
     publish = _publish(sketch, recipe)
     if sketch.problems:
@@ -106,7 +109,7 @@ def assemble(
 
 
 def _choices(draft: Draft) -> list[int]:
-    """The nodes whose skip is no reason to skip this one, by number."""
+    """Return the numbers of the producers that a step chooses among: skipping one of them alone does not skip the step."""
     if not draft.choices:
         return []
     perhaps = {d.number for group in draft.choices for d in group}
@@ -114,7 +117,7 @@ def _choices(draft: Draft) -> list[int]:
 
 
 def run_settings(recipe: Recipe, replaced: Limits | None = None) -> RunSettings:
-    """What a recipe says of a whole run, whose limits `replaced` may replace."""
+    """Return the run-wide settings of a recipe; values in `replaced` override its limits."""
     limits = LimitSpec(
         recipe.limits.time if replaced is None or replaced.time is None else replaced.time,
         recipe.limits.cost if replaced is None or replaced.cost is None else replaced.cost,
@@ -124,7 +127,10 @@ def run_settings(recipe: Recipe, replaced: Limits | None = None) -> RunSettings:
 
 
 def _publish(sketch: Sketch, recipe: Recipe) -> list[tuple[Draft, str, str, str]]:
-    """What is shown in the workspace: who makes it, as which output, its path, and its name among the recipe's outputs, empty where it lists none."""
+    """Return the published outputs as (producer, output, path, name).
+
+    The name is the one in the recipe's `outputs`, or empty if the recipe declares none.
+    """
     assert sketch.top is not None
     found: list[tuple[Draft, str, str, str]] = []
     if recipe.outputs is None:
@@ -169,7 +175,7 @@ def _publish(sketch: Sketch, recipe: Recipe) -> list[tuple[Draft, str, str, str]
 
 
 def _collisions(sketch: Sketch) -> None:
-    """Two makers of one path, or of paths one below the other, as the disk of the workspace compares them."""
+    """Report outputs with the same path, and outputs inside other outputs, as the workspace disk compares paths."""
     seen: dict[str, tuple[Draft, str, str]] = {}
     reported: set[tuple[int, str]] = set()
     for draft in [*sketch.drafts, *sketch.ghosts]:
@@ -250,7 +256,7 @@ def _two_makers(
 
 
 def drop_echoes(problems: Sequence[Problem]) -> Iterator[Problem]:
-    """Without what the rendering of a text found in a mention that is a problem by itself: one mistake, one error."""
+    """Yield the problems, without template errors inside a mention that has a problem of its own."""
     mentions = [found.where for found in problems if found.code != "template" and found.where]
     for found in problems:
         is_echo = found.code == "template" and found.where is not None
@@ -259,14 +265,14 @@ def drop_echoes(problems: Sequence[Problem]) -> Iterator[Problem]:
 
 
 def _covers(mention: Location, place: Location | None) -> bool:
-    """Whether a place lies within a mention."""
+    """Return whether `place` lies inside `mention`."""
     if place is None or mention[:2] != place[:2]:
         return False
     return 0 <= place.column - mention.column < mention.length
 
 
 def _sort_drafts(sketch: Sketch) -> list[Draft]:
-    """Topological order, otherwise as written.  Raises Invalid where steps need each other."""
+    """Sort drafts topologically, otherwise in recipe order.  Raises Invalid for a cycle."""
     needs = {
         draft.order: [producer.order for producer in producers(draft)] for draft in sketch.drafts
     }
@@ -295,7 +301,7 @@ def _number_drafts(drafts: list[Draft]) -> list[Draft]:
 
 
 def _skip(drafts: Iterable[Draft]) -> None:
-    """What needs a skipped step is skipped: one, or all instances of a matrix.  `drafts` are in topological order."""
+    """Skip each step with a required step whose instances are all skipped.  `drafts` are in topological order."""
     skipped: dict[int, bool] = {}  # by a list of drafts, which instances of a matrix share
 
     def is_skipped(group: list[Draft]) -> bool:
@@ -319,7 +325,7 @@ def _skip(drafts: Iterable[Draft]) -> None:
 
 
 def _apart(upstream: dict[str, tuple[Draft, str, str]]) -> dict[str, tuple[Draft, str, str]]:
-    """Without the files of an output that the step also takes as a whole."""
+    """Drop files below an output that the step also reads as a whole."""
     if not any(below for _, _, below in upstream.values()):
         return upstream
     whole = {name for name, (_, _, below) in upstream.items() if not below}

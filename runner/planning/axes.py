@@ -1,6 +1,6 @@
-"""The matrix of a step: the values of its axes, and the names of its instances.
+"""Expand the matrix of a step: axis values and instance ids.
 
-An axis over files that a step makes stays pending until that step is done.
+An axis over files that another step creates stays pending until that step is done.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from ..language.values import Where
 
 MOST_STEPS: Final = 100_000
-"""Steps of one plan."""
+"""Maximum number of steps in a plan."""
 
 
 class Found(NamedTuple):
-    """Where a match comes from: an axis of a recipe, and the place of its pattern."""
+    """Origin of a glob match: the recipe, the axis, and the location of its pattern."""
 
     recipe: Recipe
     axis: str
@@ -37,21 +37,27 @@ class Found(NamedTuple):
 
 
 class Axes:
-    """The axes of one plan.  `globs` has the matches of each pattern known so far; those of `left_out` are no values."""
+    """Matrix axes of one plan.
+
+    `globs` maps each pattern to its known matches.  Matches in `left_out` are ignored.
+    """
 
     def __init__(
         self, sketch: Sketch, globs: Mapping[str, tuple[str, ...]], left_out: Collection[str]
     ) -> None:
         self.sketch, self.globs, self.left_out = sketch, globs, left_out
         self.samples: dict[tuple[str, str], dict[str, Any]] = {}
-        """By prefix and step: of each axis what is common to its values."""
+        """Type or common value of each axis, by prefix and step."""
         self.lost: dict[tuple[str, str], Draft] = {}
-        """By prefix and step: the skipped step that would make what its axis goes over."""
+        """The skipped producer of an axis's files, by prefix and step."""
         self.full = False  # there are more steps than a plan may have
         self.found: dict[str, Found] = {}  # workspace paths that became values of an axis
 
     def combinations(self, scope: Scope, step: Step) -> list[dict[str, Any]] | None:
-        """Every combination of the matrix, one empty one without; None while an axis is not known, or when there are too many."""
+        """Return all combinations of axis values: one empty combination for a step without a matrix.
+
+        Return None if an axis is unknown or the plan would be too large.
+        """
         axes = self._axes(scope, step)
         return (
             None
@@ -62,7 +68,7 @@ class Axes:
         )
 
     def _axes(self, scope: Scope, step: Step) -> Mapping[str, Sequence[Any]] | None:
-        """The values of each axis; one without any where there is a problem."""
+        """Return the values of each axis, or None if one is unknown.  An axis with a problem has no values."""
         axes: dict[str, list[Any]] = {}
         samples: dict[str, Any] = {}
         self.samples[scope.prefix, step.id] = samples
@@ -117,7 +123,7 @@ class Axes:
         return axes if not waits and self._fits(scope, step, axes) else None
 
     def _fits(self, scope: Scope, step: Step, axes: Mapping[str, Sequence[Any]]) -> bool:
-        """Whether a plan can hold all instances of a step; a problem, the first time that it cannot."""
+        """Return whether the plan has room for all instances of a step.  The first failure is reported as a problem."""
         if len(self.sketch.drafts) + math.prod(map(len, axes.values())) <= MOST_STEPS:
             return True
         if not self.full:
@@ -201,7 +207,7 @@ class Axes:
     def _empty(
         self, scope: Scope, step: Step, given: Mapping[str, Any], pattern: str, where: Where
     ) -> None:
-        """Note an axis without a value, which may be meant, or refused."""
+        """Record an axis without values, or report a problem if `allow_empty` is false."""
         if never(step.when, Scene({"inputs": scope.inputs})):
             return
         allowed = given.get("allow_empty")
@@ -215,7 +221,7 @@ class Axes:
 
 
 def instance_id(scope: Scope, id: str, combination: Mapping[str, Any]) -> str:
-    """The id of a step's instance, without brackets where it has no matrix."""
+    """Return the id of a step instance.  An id without a matrix has no brackets."""
     return f"{scope.prefix}{id}" + (
         f"[{','.join(f'{k}={encode_value(v)}' for k, v in combination.items())}]"
         if combination

@@ -1,10 +1,15 @@
-"""Compile a Recipe and its inputs into a Plan.  Pure: what the disk says (glob matches, other recipes) is handed in.
+"""Compile a Recipe and its inputs into a Plan.  Pure: glob matches and used recipes are passed in.
 
-mention = edge      each `steps.x.y` of the branches that a step's leaves take, as far as values tell, is an edge; wrong names are errors in any
-reads = key         every named value that a leaf mentions is part of the author's half of the key, without files of branches that are not taken
-matrix              a step becomes one node per combination; an axis over files that a step makes stays pending until that step is done
-globs               no match is a path that a step of the plan makes, holds or is below one: compiled with all matches, then without those
-uses                the other recipe's steps, ids `outer/inner`, keys as if it had been run alone; only publishing knows the prefix
+Edges. A step depends on each `steps.x.y` in the template branches that its values select.  Unknown
+names are errors in any branch.
+Keys. Every named value that a template mentions is part of the author half of the cache key, except
+files of branches that are not selected.
+Matrix. A step becomes one node per combination.  An axis over a step's files stays pending until
+that step is done.
+Globs. A path created by a step of the plan is not a match: the plan is compiled with all matches,
+then without those paths.
+Uses. The steps of a used recipe have ids `outer/inner` and the same keys as when that recipe runs
+alone.  Only published paths have the prefix.
 """
 
 from __future__ import annotations
@@ -97,12 +102,13 @@ def compile_plan(
     trial: Trial | None = None,
     as_disk: Callable[[str], str] = str,
 ) -> Plan:
-    """Bind `values` (one per declared input) and expand every step.
+    """Expand every step of `recipe` for its bound `values`, one per declared input.
 
-    `used` has each recipe of a `uses`, as `mentions.which` names it; `globs` the sorted matches of
-    each workspace pattern (`pattern`) and of each pattern below an output (`step/output:pattern`)
-    known so far; `bind` and `kind_of` are `language.inputs`'.  `as_disk` answers the same text for
-    two paths that the disk of the workspace takes for one.  `trial` gains what no attempt can render.  Raises Invalid with every other problem.
+    `used` maps `mentions.resolve_recipe` names to recipes.  `globs` maps workspace patterns, and
+    patterns below an output (`step/output:pattern`), to their sorted matches.  `bind` and `kind_of`
+    are functions of `language.inputs`.  `as_disk` returns the same text for two paths that are one
+    file on the workspace disk.  `trial` collects templates that no attempt can render.  Raises
+    Invalid with all other problems.
     """
     left_out: dict[str, Found] = {}
     while True:
@@ -158,11 +164,11 @@ class _Compiler:
         self.axes = Axes(self.sketch, globs, left_out)
         self.depth: list[str] = []
         self._axis_steps: dict[tuple[str, str], tuple[set[str], set[str]]] = {}
-        """By prefix and step: the steps that its matrix needs, and may need."""
+        """Steps that a matrix needs, and steps that it may need, by prefix and step."""
         self.uses = UsedRecipes(self.sketch, self.axes, used, bind, self.depth, self.add)
 
     def makes(self) -> MadePaths:
-        """Every path that a step makes, if there is a match that may be one."""
+        """Return all output paths of the plan, or none if no glob match could be an output."""
         return (
             MadePaths(d.prefix + path for d in self.sketch.drafts for path, _ in d.outputs.values())
             if self.axes.found or self.left_out
@@ -226,7 +232,7 @@ class _Compiler:
         return scope
 
     def _take(self, recipe: Recipe, values: Mapping[str, Tree]) -> dict[str, Tree]:
-        """Input values as templates see them: files, datasets and models become the names under which an attempt finds them."""
+        """Return the inputs as templates see them.  Files, datasets and models become paths in the attempt directory."""
         seen: dict[str, Tree] = {}
         for name, spec in recipe.inputs.items():
             if spec.type == "secret":
@@ -243,7 +249,7 @@ class _Compiler:
         return seen
 
     def _name_path(self, value: Tree, folder: str, spec: Input, type: str) -> Tree:
-        """One value; a path gets the name under which an attempt finds it, which keeps its last part: programs go by suffixes."""
+        """Return one input value.  A path becomes its path in the attempt directory, with the same file name, so that suffixes are kept."""
         if isinstance(value, PathValue):
             base = _last(value.name) or spec.name
             given = value.kind in ("step", "below", "dep") or not spec.only
@@ -334,7 +340,7 @@ class _Compiler:
             scope.results[step.id] = {o.name: output_of(drafts[0], o.name) for o in step.outputs}
 
     def _ghost(self, scope: Scope, step: Step, chosen: Preset | None, *, known: bool) -> None:
-        """Compile one instance of a step that waits, for what is wrong with it already."""
+        """Compile a sample instance of a waiting step, to report its problems early."""
         matrix = self.axes.samples.get((scope.prefix, step.id), {})
         id = f"{scope.prefix}{step.id}"
         draft = Draft(
@@ -348,7 +354,7 @@ class _Compiler:
         foresee(scope, draft)
 
     def _skipped_makers(self, scope: Scope, step: Step) -> list[Draft]:
-        """The skipped steps that would make what a matrix without an instance goes over."""
+        """Return the skipped producers of the values of an empty matrix."""
         if maker := self.axes.lost.get((scope.prefix, step.id)):
             return [maker]
         names = {"inputs": scope.inputs, "steps": KnownResults(self.sketch, scope)}
@@ -359,7 +365,7 @@ class _Compiler:
     def _absent(
         self, scope: Scope, step: Step, chosen: Preset | None, makers: list[Draft], *, known: bool
     ) -> None:
-        """Add one skipped node for a matrix whose instances are not known, and never will be."""
+        """Add one skipped node for a matrix whose values come from skipped steps."""
         id = f"{scope.prefix}{step.id}"
         draft = Draft(
             id, step, scope.recipe, scope.home, scope.prefix, scope.inputs, {},
@@ -417,7 +423,7 @@ class _Compiler:
             scope.makers[path] = (step.id, output.name)
 
     def _state(self, scope: Scope, step: Step, state: State, places: Namespaces) -> str:
-        """The path of a state."""
+        """Return the path of a state."""
         where = (*step.origin, "state", state.name, "path")
         value = self.sketch.evaluate(scope, state.path, places, where)
         if isinstance(value, Unknown):
@@ -540,7 +546,7 @@ class _Compiler:
         )
 
     def _tools(self, scope: Scope, step: Step, own: _Settled) -> tuple[str, ...]:
-        """The programs whose files are part of the key."""
+        """Return the programs whose files are part of the cache key."""
         if not own.image:
             return scope.recipe.tools if step.tools is None else step.tools
         if step.tools:
@@ -553,7 +559,7 @@ class _Compiler:
         return ()
 
     def _needs(self, scope: Scope, draft: Draft) -> None:
-        """Note the steps that a draft needs, and those that it may need."""
+        """Record the steps that a draft needs, and those that it may need."""
         step = draft.step
         axes = self._axis_steps.get((scope.prefix, step.id))
         if axes is None:
@@ -568,7 +574,7 @@ class _Compiler:
         draft.choices = [each for each in draft.choices if not any(each is w for w in draft.wants)]
 
     def _may_be_skipped(self, draft: Draft) -> bool:
-        """Whether a step that is not skipped by now may be skipped in a run: an edge of `deps` is not known yet."""
+        """Return whether the run may still skip a step.  Edges of `deps` are not known yet."""
         if draft.flags & SKIP:
             return False
         return (
@@ -579,7 +585,7 @@ class _Compiler:
         )
 
     def _shell_variables(self, recipe: Recipe, step: Step) -> None:
-        """A shell expands what some variables hold: a value there would be source."""
+        """Report templates in variables that a shell expands, because their values would be executed."""
         for origin, env in ((("env",), recipe.env), ((*step.origin, "env"), step.env)):
             for name, value in env.items():
                 if isinstance(value, str) and "{{" in value:
@@ -605,10 +611,10 @@ class _Compiler:
         inside: Mapping[str, str],
         near: PathIndex,
     ) -> None:
-        """Turn `deps` into edges and files of the workspace.
+        """Convert `deps` into edges and workspace files.
 
-        `made` is every output of the recipe, by its path as if it ran alone; `inside` names one output below each folder that holds any, and `near`
-        those that a pattern may reach.
+        `made` maps output paths, as if the recipe ran alone, to their producers.  `inside` maps
+        each directory to an output below it.  `near` finds outputs that a pattern may match.
         """
         step = draft.step
         given = set(map(as_pattern, draft.upstream)) if step.deps else set()
@@ -687,7 +693,7 @@ class _Compiler:
     def _dep(
         self, scope: Scope, draft: Draft, dep: str | Glob, where: Where
     ) -> tuple[Any, list[str]]:
-        """A path or pattern as it is for one instance, and what it excludes."""
+        """Return the path or pattern of a dependency for one instance, and its excluded patterns."""
         # What a glob found is the name of a file, whatever is in it.
         matrix = {
             axis: as_pattern(value) if isinstance(value, PathValue) else value
@@ -709,7 +715,7 @@ class _Compiler:
         ]
 
     def _when(self, scope: Scope, draft: Draft, names: Mapping[str, Any]) -> None:
-        """Decide a `when`, or leave it to the run where that depends on what steps will do."""
+        """Evaluate `when`, or leave the decision to the run if it depends on step results."""
         step = draft.step
         if step.when is None:
             return
@@ -726,7 +732,7 @@ class _Compiler:
             draft.flags |= WHEN_LATE
 
     def _nodes(self, scope: Scope, draft: Draft, names: Namespaces) -> int | str | None:
-        """On how many machines a step runs; its expression where that reads metrics, None where it does not say."""
+        """Return the node count of a step, its expression if it reads metrics, or None if it is unset."""
         step, where = draft.step, (*draft.step.origin, "nodes")
         value: Any = step.nodes
         if isinstance(value, str):
@@ -763,7 +769,7 @@ class _Compiler:
 
 
 class _Settled(NamedTuple):
-    """What a step has where it, its recipe and the chosen preset all have a say."""
+    """Step settings after merging the step, its recipe and the chosen preset."""
 
     resources: Resources
     env: dict[str, Leaf]
@@ -799,7 +805,10 @@ def _settle_step(scope: Scope, step: Step, chosen: Preset | None) -> _Settled:
 
 
 def _settle_resources(scope: Scope, step: Step, chosen: Preset | None) -> Resources:
-    """Return the resources of a step: its own over its recipe's, and over these what its user and a preset ask."""
+    """Return the resources of a step.
+
+    Step values override recipe values.  Values of `uses` and of the preset override both.
+    """
     recipe = scope.recipe
     preset = _UNSAID
     if chosen is not None and chosen.resources:
@@ -816,7 +825,7 @@ def _settle_resources(scope: Scope, step: Step, chosen: Preset | None) -> Resour
 
 
 def _author(step: Step, recipe: Recipe, own: _Settled) -> Author:
-    """The author's half of the key, before what its expressions read is known."""
+    """Return the author half of the cache key, without the values that its templates read."""
     author: Author = {
         "outputs": {o.name: [o.path, output_flags(o) & ~TEMPORARY] for o in step.outputs}
     }
@@ -848,14 +857,14 @@ def _author(step: Step, recipe: Recipe, own: _Settled) -> Author:
 
 
 def _code_text(item: str | Glob | AutoCode, step: Step, env: Mapping[str, object]) -> str:
-    """An item of `code` as a node holds it."""
+    """Return the form of a `code` item that a node stores."""
     if isinstance(item, AutoCode):
         return encode_automatic(find_starts(step.run, step.accelerate), python_path(env))
     return item if isinstance(item, str) else encode_pattern(item.pattern, item.exclude)
 
 
 def _boolean(leaf: str, names: Mapping[str, Any]) -> bool | None:
-    """The value of a condition; None where it is not known."""
+    """Return the value of a condition, or None if it is unknown."""
     from ..language.template import TemplateError, evaluate
 
     try:
@@ -866,12 +875,12 @@ def _boolean(leaf: str, names: Mapping[str, Any]) -> bool | None:
 
 
 def _globs(step: Step) -> list[Mapping[str, Any]]:
-    """The axes of a step that are globs."""
+    """Return the glob axes of a step."""
     return [axis for axis in (step.matrix or {}).values() if isinstance(axis, dict)]
 
 
 def _makers(recipe: Recipe, among: Iterable[str], reads: Sequence[str]) -> list[str]:
-    """The steps among these whose outputs may be read by these paths, as far as text tells."""
+    """Return the steps in `among` with outputs that the paths `reads` may match, judging by text."""
     return [
         id
         for id in among
@@ -880,6 +889,6 @@ def _makers(recipe: Recipe, among: Iterable[str], reads: Sequence[str]) -> list[
 
 
 def _last(path: str) -> str:
-    """The last name in a path; empty where it has none."""
+    """Return the last name in a path, or an empty string."""
     name = posixpath.basename(posixpath.normpath(path))
     return "" if name in (".", "..") else name

@@ -1,4 +1,4 @@
-"""What a plan is made of while it is compiled: nodes that have no numbers yet, the names of one recipe, and what is wrong.  Decides nothing."""
+"""Data of a plan under compilation: drafts of nodes, the namespace of each recipe, and problems.  Makes no decisions."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 
 Namespaces: TypeAlias = "Mapping[str, Mapping[str, Tree]]"
-"""What a template can mention while a plan is compiled: `inputs`, `steps`, `matrix` and so on, each with its names."""
+"""Names that a template can mention at compile time, by namespace: `inputs`, `steps`, `matrix` and so on."""
 UNKNOWN_PATH: Final = ""
-"""Stands for the path of an output that depends on what is not known."""
+"""Path of an output that depends on unknown values."""
 UNCOMPILED: Final = StepSpec("", "", {})
-"""What a draft does before it is compiled."""
+"""Spec of a draft that is not compiled yet."""
 
 
 LATE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -47,13 +47,14 @@ LATE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "nodes": ("count", "addresses"),
     "host": ("gpus", "cpus"),
 }
-"""What only an attempt knows, by its first name."""
+"""Names that are known only in an attempt, by namespace."""
 
 
 class PathValue(str):
-    """The name of a path in the attempt directory, and where it comes from: a caller's file, a model, or outputs of a step.
+    """Path in the attempt directory, and its origin: a file of the caller, a model, or an output of a step.
 
-    As text it has `member` behind it: the `:NAME` of what is meant in a Python file, or nothing.
+    The text of a PathValue is `name` followed by `member`, the `:NAME` of an object in a Python
+    file.
     """
 
     name: str
@@ -69,7 +70,7 @@ class PathValue(str):
 
 @dataclass(slots=True)
 class Draft:
-    """A node being made; producers are drafts until numbers are known."""
+    """Node under construction.  Its producers are drafts too, until nodes are numbered."""
 
     id: str
     step: Step
@@ -110,17 +111,17 @@ class Draft:
 
     @property
     def ghost(self) -> bool:
-        """Whether it stands for the instances of a step that waits, and is no node."""
+        """Return whether the draft is the sample of a waiting step and not a node."""
         return self.order < 0
 
     @property
     def several(self) -> bool:
-        """Whether it stands for instances that may be several."""
+        """Return whether the draft may stand for several instances."""
         return self.ghost and any(map(holds_unknown, self.matrix.values()))
 
 
 class Instance(NamedTuple):
-    """One combination of a matrix: its values, what it makes, and its nodes."""
+    """One combination of a matrix: its values, outputs and drafts."""
 
     matrix: Mapping[str, Tree]
     outputs: Mapping[str, Tree]
@@ -128,7 +129,7 @@ class Instance(NamedTuple):
 
 
 class Scope:
-    """The namespace of one recipe while it is compiled: what `steps.x` means there."""
+    """Namespace of one recipe under compilation, which resolves `steps.x`."""
 
     def __init__(
         self,
@@ -155,25 +156,28 @@ class Scope:
         self.inner: dict[str, list[Draft]] = {}  # uses steps: every draft below
         self.made: dict[str, list[Instance]] = {}  # by step with a matrix
         self.pairs: dict[tuple[str, tuple[str, ...]], dict[tuple[str, ...], Any]] = {}
-        """By step and some of its axes: its instances, by their values of these."""
+        """Instances by their values of some axes, for each step and choice of axes."""
         self.makers: dict[str, tuple[str, str]] = {}
         self.variables = {
             name: spec.env or "" for name, spec in recipe.inputs.items() if spec.type == "secret"
         }  # where each secret comes from
 
     def awaits(self, refs: Iterable[Reference]) -> bool:
-        """Whether one of these names a step of this recipe that waits for an expansion."""
+        """Return whether a reference names a waiting step of this recipe."""
         return any(
             ref.path[0] == "steps" and len(ref.path) > 1 and ref.path[1] in self.pending
             for ref in refs
         )
 
     def group(self, id: str) -> list[Draft]:
-        """The nodes of a step; of one with `uses` all below it."""
+        """Return the drafts of a step.  For a `uses` step, these are all drafts below it."""
         return self.groups.get(id) or self.inner.get(id) or []
 
     def instances(self, step: str) -> list[Draft]:
-        """What `select` compares: the instances of a step of this recipe, `train`, or of one inside a recipe that is used, `s/train`."""
+        """Return the instances that `select` compares.
+
+        `step` is a step of this recipe, such as `train`, or of a used recipe, such as `s/train`.
+        """
         head, _, inside = step.partition("/")
         if not inside:
             return self.groups.get(head, [])
@@ -185,14 +189,14 @@ class Scope:
 
 
 class Standing(NamedTuple):
-    """What is known of whether a step is skipped: surely, or perhaps."""
+    """Known skip state of a step: skipped, or possibly skipped."""
 
     skipped: bool
     doubtful: bool
 
 
 class Sketch:
-    """All drafts of one plan, in the order in which they were made, and every problem so far."""
+    """All drafts of one plan in order of creation, and all problems so far."""
 
     def __init__(self, as_disk: Callable[[str], str] = str) -> None:
         self.as_disk = as_disk  # of two paths that are one file the same text
@@ -217,7 +221,7 @@ class Sketch:
         self._standings: dict[int, Standing] = {}  # by a list of drafts, which steps share
 
     def skip_state(self, group: list[Draft]) -> Standing:
-        """Whether a step is skipped, as far as that is known.  Its instances are complete."""
+        """Return the skip state of a step, from all its instances."""
         if not group:
             return Standing(False, False)
         found = self._standings.get(id(group))
@@ -228,7 +232,10 @@ class Sketch:
         return found
 
     def wait(self, scope: Scope, step: Step, needs: Iterable[str]) -> None:
-        """A step of a recipe waits for an expansion; `needs` are the steps of that recipe that it needs, besides the makers of what is expanded."""
+        """Mark a step as waiting for an expansion.
+
+        `needs` are its dependencies in the same recipe, in addition to the producers of its axes.
+        """
         scope.pending.add(step.id)
         id = f"{scope.prefix}{step.id}"
         makers = [pending.producer for pending in self.pending if pending.step == id]
@@ -290,7 +297,7 @@ class Sketch:
         )
 
     def references(self, scope: Scope, leaf: object, where: Where) -> tuple[Reference, ...]:
-        """What a leaf mentions; nothing, and a problem, when it is no template."""
+        """Return the references in a leaf.  An invalid template is reported and has none."""
         from ..language.template import TemplateError, references
 
         if not isinstance(leaf, str) or "{{" not in leaf:
@@ -302,7 +309,7 @@ class Sketch:
             return ()
 
     def evaluate(self, scope: Scope, leaf: Tree, names: Namespaces, where: Where) -> Any:
-        """The value of a leaf, or of all in a list or mapping; None, and a problem, where there is none."""
+        """Evaluate a leaf, or all leaves of a list or mapping.  An invalid template is reported and has the value None."""
         if isinstance(leaf, list):
             return [self.evaluate(scope, item, names, (*where, n)) for n, item in enumerate(leaf)]
         if isinstance(leaf, dict):
@@ -312,7 +319,7 @@ class Sketch:
     def try_render(
         self, scope: Scope, leaf: Tree, names: Namespaces, where: Where
     ) -> tuple[Any, bool]:
-        """The value of a leaf, and whether it has one: else None, and a problem."""
+        """Return the value of a leaf and True, or report a problem and return None and False."""
         if not isinstance(leaf, str) or "{{" not in leaf:
             return leaf, True
         from ..language.template import TemplateError, evaluate
@@ -324,7 +331,7 @@ class Sketch:
             return None, False
 
     def condition(self, scope: Scope, step: Step, names: Mapping[str, Any]) -> bool | None:
-        """The value of a `when`; None where it is not known, or with a problem."""
+        """Return the value of a `when`, or None if it is unknown or has a problem."""
         where = (*step.origin, "when")
         value, sound = self.try_render(scope, step.when, names, where)
         if isinstance(value, bool):
@@ -342,7 +349,7 @@ class Sketch:
         return None
 
     def mentions_known(self, scope: Scope, step: Step) -> bool:
-        """Every step and output that a step mentions exists."""
+        """Return whether all steps and outputs that a step mentions exist, and report those that do not."""
         good = True
         for where, leaf in templates(step, step.env):
             for ref in self.references(scope, leaf, where):
@@ -350,7 +357,10 @@ class Sketch:
         return good
 
     def step_name(self, scope: Scope, ref: Reference, where: Where) -> bool:
-        """Whether a mention, if it is of a step, is of one that exists and of something that it makes."""
+        """Check that a reference to a step names an existing step and output.
+
+        Return True for references to other namespaces.
+        """
         if ref.path[0] != "steps":
             return True
         if len(ref.path) < 2:
@@ -411,7 +421,7 @@ class Sketch:
     def _same_name(
         self, scope: Scope, target: Step, known: list[str], ref: Reference, where: Where
     ) -> bool:
-        """Whether the same instance of a step can be meant here, and makes this."""
+        """Check that `steps.ID.same.NAME` has a matching instance and a known output."""
         step = scope.recipe.steps.get(str(where[1])) if where[0] == "steps" else None
         if step is None or (target.matrix or {}).keys().isdisjoint(step.matrix or {}):
             self._report_no_common_axis(scope, target, ref, where)
@@ -435,7 +445,7 @@ class Sketch:
 
 
 def _left_out(recipe: Recipe, path: tuple[str, ...], where: Where) -> bool:
-    """Whether a name is in the document of a recipe that could be read in part only."""
+    """Return whether a partly readable recipe contains a name in its document."""
     written: Any = recipe.document.value
     root, *names = path
     if root not in ("inputs", "steps") and where[:1] == ("steps",):
@@ -459,7 +469,7 @@ def _show_value(value: Any) -> str:
 
 
 def _where_written(recipe: Recipe, where: Where) -> Where:
-    """Where the recipe says what is in a step's `env`: there, or for all steps."""
+    """Return the location of a value in a step's `env`: the step itself, or the recipe-wide `env`."""
     if where[2:3] != ("env",) or where[3:4] == () or where[3] not in recipe.env:
         return where
     step = recipe.steps.get(str(where[1]))
@@ -467,7 +477,7 @@ def _where_written(recipe: Recipe, where: Where) -> Where:
 
 
 class Results(Mapping[str, "dict[str, Tree]"]):
-    """`steps` as templates see it."""
+    """`steps` namespace as templates see it."""
 
     def __init__(self, scope: Scope, same: Callable[[str], Any] | None = None) -> None:
         self._scope, self._same = scope, same
@@ -485,7 +495,7 @@ class Results(Mapping[str, "dict[str, Tree]"]):
 
 
 def producers(draft: Draft) -> list[Draft]:
-    """All that come before a draft, some of them perhaps twice."""
+    """Return all producers of a draft, possibly with duplicates."""
     return [
         *(p for p, _, _ in draft.upstream.values()),
         *draft.late.values(),
@@ -495,7 +505,7 @@ def producers(draft: Draft) -> list[Draft]:
 
 
 def plain_value(value: Tree) -> Tree:
-    """The same as JSON has it: a path is its name."""
+    """Convert a value to plain JSON data.  A path becomes its text."""
     if isinstance(value, PathValue):
         return str(value)
     if isinstance(value, (list, tuple)):
@@ -506,19 +516,19 @@ def plain_value(value: Tree) -> Tree:
 
 
 def is_path_value(value: object) -> bool:
-    """Whether a value is a path of an attempt directory, or a list with one."""
+    """Return whether a value is a path in the attempt directory, or a list with such a path."""
     return isinstance(value, PathValue) or (
         isinstance(value, list) and any(isinstance(item, PathValue) for item in value)
     )
 
 
 def output_of(draft: Draft, output: str) -> PathValue:
-    """An output as templates of later steps see it."""
+    """Return an output as the templates of later steps see it."""
     return PathValue(draft.outputs[output][0], "step", (draft, output))
 
 
 def output_flags(output: Output) -> int:
-    """What an output may be, as a number."""
+    """Return the flags of an output."""
     return (
         (OPTIONAL if output.optional else 0)
         | (NONEMPTY if output.nonempty else 0)
@@ -528,7 +538,7 @@ def output_flags(output: Output) -> int:
 
 
 def resource_spec(asked: Resources) -> ResourceSpec:
-    """What a step asks for, as its spec has it."""
+    """Convert requested resources to a ResourceSpec."""
     return ResourceSpec(
         asked.cpus,
         asked.memory,

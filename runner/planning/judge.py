@@ -1,7 +1,7 @@
-"""Decide for one step whether it is fresh, can be restored, must run, or may have to, and every reason.  Knows Facts, never the world behind them.
+"""Decide whether a step is fresh, restorable, must run or may run, with all reasons.  Works on Facts alone.
 
-The answer of `plan` and of a run come from this one function: planning asks it with what is known beforehand, a run asks again once the upstream is
-final.
+`plan` and a run share this function.  Planning calls it with the known facts, and a run calls it
+again once the upstream steps are final.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FRESH, RESTORE, RUN, MAYBE, SKIPPED = "fresh", "restore", "run", "maybe", "skip"
 
 
 class Remembered(Protocol):
-    """The part of a trace that judging reads."""
+    """Part of a cache entry that judging reads."""
 
     @property
     def outputs(self) -> Sequence[Sequence[str]]: ...  # [name, path, content]
@@ -47,7 +47,7 @@ def _not_kept(key: str, rule: MetricsSpec) -> None:
 
 @dataclass(slots=True)
 class Facts:
-    """What the world looked like when it was surveyed."""
+    """Surveyed state of the workspace, the store and the sources."""
 
     traces: Traces
     trees: Mapping[str, Mapping[str, str]]  # content of a tree -> path in it -> content
@@ -80,7 +80,7 @@ class Facts:
     numbers: Numbers = _not_kept  # metrics by a rule that the trace knows none of, read from what is kept of its attempt; None: nothing is
 
     def strange(self, path: str) -> bool:
-        """Whether what is published there is somebody else's: neither what we put there last nor anything that we hold, and so could give back."""
+        """Return whether a published path has foreign content: content that recipe neither put there last nor stores."""
         now = self.there.get(path)
         return (
             now is not None
@@ -90,7 +90,10 @@ class Facts:
 
 
 class Made(NamedTuple):
-    """What a final step left: contents by output name (absent optional ones left out) and last metrics.  `ok` is false for failed or skipped ones."""
+    """Result of a final step: content by output name, without missing optional outputs, and its last metrics.
+
+    `ok` is False for a failed or skipped step.
+    """
 
     ok: bool
     outputs: Mapping[str, str]
@@ -110,7 +113,7 @@ class Verdict(NamedTuple):
         None  # the key that it had while its metrics rule was part of it; None where its own has a trace
     )
     forced: bool = False
-    """Whether the step was asked to run whatever is remembered."""
+    """Whether the caller forced the step to run."""
 
 
 def judge(
@@ -122,9 +125,10 @@ def judge(
     force: bool = False,
     targets: Mapping[int, Sequence[Target]] | None = None,
 ) -> Verdict:
-    """Judge node `n`.  `made` holds what is known of its producers; one that is missing makes the answer `maybe`.
+    """Judge node `n`.
 
-    `targets`: where outputs must lie, by node.
+    `made` holds the known results of its producers.  If one is missing, the verdict is `maybe`.
+    `targets` maps nodes to the required places of their outputs.
     """
     node = plan.nodes[n]
     if node.flags & SKIP:
@@ -192,7 +196,7 @@ def judge(
 
 
 def _why_skipped(plan: Plan, n: int) -> str:
-    """Why the plan itself skips a step."""
+    """Return the reason for which the plan itself skips a step."""
     node = plan.nodes[n]
     before = {*(u.producer for u in node.upstream), *(m.producer for m in node.late), *node.after}
     gone = [each for each in sorted(before) if plan.nodes[each].flags & SKIP]
@@ -203,7 +207,7 @@ def _why_skipped(plan: Plan, n: int) -> str:
 
 
 def rule_of(plan: Plan, n: int) -> MetricsSpec:
-    """How the metrics of a node are read."""
+    """Return the metrics rule of a node."""
     rule = plan.specs()[n].metrics
     assert rule is not None
     return rule
@@ -212,7 +216,7 @@ def rule_of(plan: Plan, n: int) -> MetricsSpec:
 def _find_trace(
     plan: Plan, n: int, key: Digest, world: fingerprint.World, facts: Facts
 ) -> tuple[Remembered | None, Digest | None]:
-    """The trace of a key; where there is none, that of the key which the step had while its metrics rule was part of it, and that key."""
+    """Return the cache entry of a key, or the entry under the former key, which included the metrics rule, with that key."""
     trace = facts.traces.get(key)
     if trace is not None or not plan.nodes[n].rule:
         return trace, None
@@ -225,7 +229,10 @@ def _find_trace(
 def _judge_targets(
     left: Made, key: Digest | None, why: tuple[str, ...], facts: Facts, targets: Sequence[Target]
 ) -> Verdict:
-    """Fresh if what was left is where it must, for the reason `why`; else to be put there, or made again if it is not stored."""
+    """Return FRESH if all outputs are at their targets, RESTORE if the store has the missing outputs, otherwise RUN.
+
+    `why` is the reason of a FRESH verdict.
+    """
     outputs, there = left.outputs, facts.there
     gone = [
         target
@@ -253,7 +260,7 @@ def _judge_targets(
 
 
 def _find_skipped_need(plan: Plan, node: Node, made: Mapping[int, Made]) -> str:
-    """A step that this one needs and of which nothing ran.  What failed is none: it would hold this one up, or is allowed to fail."""
+    """Return a required step without a finished instance, or an empty string.  A step that may fail counts as finished."""
     needed = {*(u.producer for u in node.upstream), *(m.producer for m in node.late), *node.after}
     some_ran: dict[str, bool] = {}
     for n in needed.difference(node.choices):
@@ -264,7 +271,7 @@ def _find_skipped_need(plan: Plan, node: Node, made: Mapping[int, Made]) -> str:
 
 
 def _needed_step(plan: Plan, node: Node, n: int) -> str:
-    """The step by which `node` needs node `n`: what it only waits for is named as its recipe does."""
+    """Return the id by which `node` needs node `n`.  A step in `after` has the name that the node's recipe uses."""
     id = plan.nodes[n].id
     if n in node.after:
         id = node.prefix + id.removeprefix(node.prefix).partition("/")[0]
@@ -272,7 +279,7 @@ def _needed_step(plan: Plan, node: Node, n: int) -> str:
 
 
 def _find_skipped_choice(plan: Plan, n: int, made: Mapping[int, Made]) -> str:
-    """A step that this one chose, and of which nothing ran."""
+    """Return a chosen step without a finished instance, or an empty string."""
     from .choices import ANY_STATE, LATE, leaves_of, needed_steps
 
     node, spec = plan.nodes[n], plan.specs()[n]
@@ -286,7 +293,7 @@ def _find_skipped_choice(plan: Plan, n: int, made: Mapping[int, Made]) -> str:
 
 
 def _lost_choices(plan: Plan, node: Node, made: Mapping[int, Made]) -> list[str]:
-    """The steps that a node chooses among and that were skipped, by the names that its templates have for them."""
+    """Return the skipped steps among which a node chooses, by their names in its templates."""
     lost: dict[str, bool] = {}
     for number in node.choices:
         other = plan.nodes[number]
@@ -299,7 +306,7 @@ def _lost_choices(plan: Plan, node: Node, made: Mapping[int, Made]) -> list[str]
 def world_of(
     node: Node, facts: Facts, made: Mapping[int, Made]
 ) -> tuple[fingerprint.World, list[str]]:
-    """The world's half of the key, and what keeps it from being known."""
+    """Return the world half of the key, and the reasons for which it is unknown."""
     world: fingerprint.World = []
     missing: list[str] = []
     for dep in node.deps:
@@ -348,7 +355,7 @@ def world_of(
 
 
 def when(spec: StepSpec, made: Mapping[int, Made], plan: Plan, n: int) -> bool:
-    """The value of a `when` that reads metrics."""
+    """Return the value of a `when` that reads metrics.  Raises CannotRun if it is not a boolean or a metric is missing."""
     from ..errors import CannotRun
     from ..language.template import TemplateError, evaluate
 
@@ -367,7 +374,10 @@ def when(spec: StepSpec, made: Mapping[int, Made], plan: Plan, n: int) -> bool:
 
 
 def scope_of(spec: StepSpec, plan: Plan, n: int, made: Mapping[int, Made]) -> dict[str, object]:
-    """The namespace of a step's templates, without what only an attempt knows: metrics filled in, outputs of failed instances left out."""
+    """Return the values for a step's templates that are known before an attempt.
+
+    Metrics are filled in, and outputs of failed instances are left out.
+    """
     node = plan.nodes[n]
     steps = _known_outputs(spec, plan, node, made)
     for id, wanted in spec.asks.items():
@@ -383,7 +393,7 @@ def scope_of(spec: StepSpec, plan: Plan, n: int, made: Mapping[int, Made]) -> di
 def _known_outputs(
     spec: StepSpec, plan: Plan, node: Node, made: Mapping[int, Made]
 ) -> dict[str, dict[str, object]]:
-    """Outputs by step, as the templates of a node find them."""
+    """Return the outputs of other steps as the templates of a node see them."""
     lost: set[str] = set()
     for each in node.upstream:
         if each.producer in made and not made[each.producer].ok:
@@ -407,7 +417,7 @@ def _known_outputs(
 
 
 def _without_lost(value: object, lost: Collection[str], gone: Collection[object]) -> object:
-    """An output without what failed instances would have made; null where the step was skipped."""
+    """Remove outputs of failed instances from a value.  An output of a skipped step becomes null."""
     if isinstance(value, str):
         return None if value in gone else value
     if not isinstance(value, list):
@@ -419,12 +429,12 @@ def _without_lost(value: object, lost: Collection[str], gone: Collection[object]
 
 
 def _nulls(names: Mapping[str, object]) -> dict[str, object]:
-    """The same names, and nothing under them."""
+    """Return the same names with null values."""
     return {n: _nulls(v) if isinstance(v, Mapping) else None for n, v in names.items()}
 
 
 def _skipped_names(plan: Plan, node: Node, made: Mapping[int, Made]) -> set[str]:
-    """The paths of outputs that are not there because the step that makes them, of which another may be taken, is skipped."""
+    """Return the paths of outputs of skipped steps among which a node chooses."""
     return {
         each.name
         for each in node.upstream
@@ -459,7 +469,7 @@ def _metrics(
 def _same_metrics(
     wanted: Sequence[MetricAsked], node: Node, plan: Plan, made: Mapping[int, Made]
 ) -> dict[str, object]:
-    """Metrics of the instances that have a node's axes."""
+    """Return metrics of the instances that share a node's axis values."""
     found: dict[str, object] = {}
     for metric, many, same in wanted:
         values = [
@@ -503,7 +513,10 @@ def _select(
 
 
 def _conflicts(targets: Sequence[Target], facts: Facts) -> tuple[str, ...]:
-    """Places that hold something we did not put there.  What is stored is ours: a worker may have died before it wrote down where it put it."""
+    """Return the target paths with foreign content.
+
+    Stored content is never foreign: a worker may have died before it recorded the publication.
+    """
     return tuple(target.path for target in targets if facts.strange(target.path))
 
 

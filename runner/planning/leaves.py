@@ -1,7 +1,7 @@
-"""Read the templates of one step: its edges, what goes into its key, and names that are not there.
+"""Read the templates of one step: its edges, the values in its cache key, and unknown names.
 
-What decides whether a step runs (`when`), and on how many nodes, does not decide what is made, and is no part of the
-key.  What `deps` name is read by content.
+The templates of `when` and `nodes` do not change the outputs and are not part of the key.  Files in
+`deps` are keyed by content.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class _Mention(NamedTuple):
-    """A name in a template: where it is, and whether its value is used, or may be."""
+    """Mention of a name in a template: its location, and whether its value is certainly needed."""
 
     ref: Reference
     where: Where
@@ -42,7 +42,7 @@ class _Mention(NamedTuple):
 
     @property
     def in_key(self) -> bool:
-        """Whether the value is part of the key."""
+        """Return whether the value is part of the key."""
         return self.part not in ("when", "nodes", "deps")
 
     @property
@@ -51,9 +51,10 @@ class _Mention(NamedTuple):
 
 
 class LeafReader:
-    """Reads the templates of one draft.
+    """Reader of the templates of one draft.
 
-    `names` are the values that they may read, `known_now` gives what is known of all names, `state` the paths of its states.
+    `names` are the available values, `known_now` returns the known values of all names, and `state`
+    maps states to their paths.
     """
 
     def __init__(
@@ -68,14 +69,14 @@ class LeafReader:
         self._sketch, self._scope, self._draft = sketch, scope, draft
         self._names, self._known_now, self._state = names, known_now, state
         self.reads: dict[str, Tree] = {}
-        """Every named value that is part of the key."""
+        """Values that are part of the key, by name."""
         self.outputs: dict[str, dict[str, Any]] = {}
-        """By step: outputs that it reads of others."""
+        """Outputs of other steps that the step reads, by step."""
         self.metrics: dict[str, list[MetricAsked]] = {}
-        """By step: metrics that it reads of others."""
+        """Metrics of other steps that the step reads, by step."""
 
     def read(self, leaf: str, where: Where) -> None:
-        """Note what a leaf mentions and reads."""
+        """Record all mentions in a leaf."""
         from ..language.template import TemplateError, references
 
         part = str(where[len(self._draft.step.origin)])
@@ -132,7 +133,7 @@ class LeafReader:
             self.reads[f"state.{rest[0]}"] = self._state[rest[0]]
 
     def _value(self, mention: _Mention, root: str, rest: tuple[str, ...]) -> None:
-        """Note a value of an input, an output or an axis; a root alone means all of them."""
+        """Record the value of an input, output or axis.  A namespace alone means all its names."""
         known = self._names[root]
         if root == "inputs" and rest:
             spec = self._scope.recipe.inputs.get(rest[0])
@@ -202,7 +203,7 @@ class LeafReader:
                 take(self._draft, value)
 
     def _same(self, mention: _Mention) -> None:
-        """Note what a step reads of the same instance of another."""
+        """Record an output or metric of the matching instance of another step."""
         _, id, _, name, *rest = mention.ref.path
         draft = self._draft
         if draft.ghost or (name != "metrics" and name not in self._scope.results.get(id, {})):
@@ -246,7 +247,7 @@ class LeafReader:
 
 
 def take(draft: Draft, value: Tree) -> None:
-    """Have a draft get the files that a value names."""
+    """Add the files in a value to the edges, dependencies or sources of a draft."""
     if isinstance(value, list):
         for item in value:
             take(draft, item)
@@ -263,7 +264,7 @@ def take(draft: Draft, value: Tree) -> None:
 
 
 def _is_left_out(ref: Reference, choice: Needs, names: Mapping[str, Any]) -> bool:
-    """Whether a mention stands in a branch that is not taken, and would bring files."""
+    """Return whether a mention is in an unselected branch and would add files to the key."""
     if ref.path in choice.certain or ref.path in choice.possible:
         return False
     value: Any = names

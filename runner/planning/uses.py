@@ -1,6 +1,7 @@
-"""A recipe inside a recipe: the steps that `uses` brings, and what they take and give.
+"""Compile used recipes: the steps, inputs and outputs of a `uses`.
 
-Their ids are `outer/inner`, and their keys as if that recipe had been run alone; only publishing knows the prefix.
+Inner steps have ids `outer/inner` and the same keys as when the recipe runs alone.  Only published
+paths have the prefix.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ if TYPE_CHECKING:
 
 
 class UsedRecipes:
-    """The recipes that the steps of one plan use, as `which` names them.
+    """Compiler of the recipes that the steps of one plan use.
 
-    `depth` are the recipes being compiled, outermost first; `compile_recipe` adds the steps of one more and returns its names.
+    `used` maps `resolve_recipe` names to recipes.  `depth` holds the ids of the recipes under
+    compilation, outermost first.  `compile_recipe` adds the steps of one recipe and returns its
+    scope.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class UsedRecipes:
         )
 
     def add(self, scope: Scope, step: Step, uses: Uses, preset: str | None) -> None:
-        """Add the steps of the recipe that a step uses, once for each of its instances."""
+        """Add the steps of a used recipe, once per instance of the `uses` step."""
         recipe = scope.recipe
         other = self.used.get(resolve_recipe(recipe, uses))
         where = (*step.origin, "uses")
@@ -145,7 +148,7 @@ class UsedRecipes:
     def _bind_with(
         self, scope: Scope, step: Step, uses: Uses, other: Recipe, names: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        """What one instance hands on by `with`: values of inputs, and the variables of secrets."""
+        """Return the values and the secret variables that one instance passes by `with`."""
         given: dict[str, Any] = {}
         variables: dict[str, str] = {}
         for name, leaf in uses.given.items():
@@ -187,7 +190,7 @@ class UsedRecipes:
         return given, variables
 
     def _condition(self, scope: Scope, step: Step, names: Mapping[str, Any]) -> bool | None:
-        """Whether one instance is to run; None where that is not known."""
+        """Return whether one instance runs, or None if unknown."""
         if step.when is None:
             return True
         place = (*step.origin, "when")
@@ -217,7 +220,7 @@ class UsedRecipes:
         )
 
     def _names_paths(self, scope: Scope, leaf: Any, names: Mapping[str, Any], where: Where) -> bool:
-        """Whether a leaf mentions a path in the attempt directory."""
+        """Return whether a leaf mentions a path in the attempt directory."""
         for _, text in walk(leaf, where):
             for ref in self.sketch.references(scope, text, where):
                 value: Any = names
@@ -228,7 +231,7 @@ class UsedRecipes:
         return False
 
     def _hand_secret(self, scope: Scope, name: str, leaf: Any, where: Where) -> dict[str, str]:
-        """A secret handed on by `with`: the inner input's variable gets the value of the outer one's."""
+        """Return the variable for an inner secret input: the variable of the outer secret in `with`."""
         refs = self.sketch.references(scope, leaf, where)
         if (
             len(refs) == 1
@@ -247,7 +250,7 @@ class UsedRecipes:
         return {}
 
     def _export_outputs(self, inner: Scope, other: Recipe, prefix: str) -> dict[str, Any]:
-        """A used recipe's outputs, found by the outer recipe below `prefix`."""
+        """Return the outputs of a used recipe, with paths below `prefix`."""
         found: dict[str, Any] = {}
         if other.outputs is None:
             for made in inner.results.values():
@@ -275,5 +278,5 @@ class UsedRecipes:
 
 
 def _of_metrics(ref: Reference) -> bool:
-    """Whether an expression reads what a step reports."""
+    """Return whether a reference is to metrics of a step."""
     return ref.path[0] == "steps" and ref.path[2:3] == ("metrics",)
