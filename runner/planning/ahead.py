@@ -28,7 +28,7 @@ def foresee(scope: Scope, draft: Draft) -> None:
     draft.spec = draft.spec._replace(names=names)
 
 
-def tried_ghosts(sketch: Sketch) -> list[Problem]:
+def find_ghost_problems(sketch: Sketch) -> list[Problem]:
     """Return the problems that every attempt of a waiting step would hit."""
     trial = Trial(wanted={draft.id for draft in sketch.ghosts}.__contains__)
     trial.try_all(sketch)

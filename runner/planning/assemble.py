@@ -10,7 +10,16 @@ from ..digest import Digest
 from ..errors import Invalid, Location, Problem
 from ..paths import heads
 from .choices import choose_branches
-from .drafts import UNKNOWN_PATH, Draft, PathValue, Results, Sketch, plain_value, producers
+from .drafts import (
+    UNKNOWN_PATH,
+    Draft,
+    PathValue,
+    Results,
+    Scope,
+    Sketch,
+    plain_value,
+    producers,
+)
 from .fingerprint import author_digest
 from .plan import SELECT, SKIP, Ahead, Node, Plan
 from .step import (
@@ -41,50 +50,14 @@ def assemble(
 
     Raises Invalid with all problems of the sketch and of the assembly.
     """
-    _collisions(sketch)
-    publish = _publish(sketch, recipe)
+    _report_collisions(sketch)
+    publish = _find_published(sketch, recipe)
     if sketch.problems:
         raise Invalid(drop_echoes(sketch.problems))
     drafts = _sort_drafts(sketch)
-    _skip(drafts)
+    _skip_dependents(drafts)
     publish = [item for item in publish if not item[0].flags & SKIP]
-    nodes = []
-    for d in drafts:
-        nodes.append(
-            Node(
-                d.id,
-                author_digest(d.author),
-                list(dict.fromkeys(d.deps)),
-                d.code,
-                d.home,
-                list(d.takes.values()),
-                [
-                    Upstream(p.number, output, name, below)
-                    for name, (p, output, below) in _apart(d.upstream).items()
-                ],
-                [
-                    *(
-                        LateValue(
-                            p.number, metric, f"steps.{p.id[len(d.prefix) :]}.metrics.{metric}"
-                        )
-                        for (_, metric), p in d.late.items()
-                    ),
-                    *(
-                        LateValue(p.number, metric, "")
-                        for (id, metric), p in d.asked.items()
-                        if (id, metric) not in d.late
-                    ),
-                ],
-                sorted({p.number for p in d.after}),
-                [OutputSpec(name, path, flags) for name, (path, flags) in d.outputs.items()],
-                d.prefix,
-                d.lock,
-                d.flags,
-                d.spec.metrics.rule if d.spec.metrics is not None else "",
-                list(d.tools),
-                _choices(d),
-            )
-        )
+    nodes = [_node(draft) for draft in drafts]
     specs = [d.spec for d in drafts]
     shown = {k: plain_value(v) for k, v in values.items() if recipe.inputs[k].type != "secret"}
     return Plan(
@@ -98,14 +71,52 @@ def assemble(
         shown,
         lambda: specs,
         run_settings(recipe, replaced),
-        ahead=[
-            Ahead(d.id, d.home, list(d.takes.values()), d.deps, d.code)
-            for d in sketch.ghosts
-            if not d.flags & SKIP
-        ],
+        ahead=[_ahead(ghost) for ghost in sketch.ghosts if not ghost.flags & SKIP],
         empty=sketch.empty,
         globs=[(step, text, allowed) for (step, text), allowed in sketch.globs.items()],
     )
+
+
+def _node(draft: Draft) -> Node:
+    """Return the node of a numbered draft."""
+    metrics = draft.spec.metrics
+    return Node(
+        draft.id,
+        author_digest(draft.author),
+        list(dict.fromkeys(draft.deps)),
+        draft.code,
+        draft.home,
+        list(draft.takes.values()),
+        [
+            Upstream(producer.number, output, name, below)
+            for name, (producer, output, below) in _drop_files_of_wholes(draft.upstream).items()
+        ],
+        _late_values(draft),
+        sorted({producer.number for producer in draft.after}),
+        [OutputSpec(name, path, flags) for name, (path, flags) in draft.outputs.items()],
+        draft.prefix,
+        draft.lock,
+        draft.flags,
+        metrics.rule if metrics is not None else "",
+        list(draft.tools),
+        _choices(draft),
+    )
+
+
+def _late_values(draft: Draft) -> list[LateValue]:
+    """Return the metrics that a step reads.  Metrics outside the key have no name."""
+    found = []
+    for (_, metric), producer in draft.late.items():
+        step = producer.id[len(draft.prefix) :]
+        found.append(LateValue(producer.number, metric, f"steps.{step}.metrics.{metric}"))
+    for read, producer in draft.asked.items():
+        if read not in draft.late:
+            found.append(LateValue(producer.number, read[1], ""))
+    return found
+
+
+def _ahead(ghost: Draft) -> Ahead:
+    return Ahead(ghost.id, ghost.home, list(ghost.takes.values()), ghost.deps, ghost.code)
 
 
 def _choices(draft: Draft) -> list[int]:
@@ -126,7 +137,7 @@ def run_settings(recipe: Recipe, replaced: Limits | None = None) -> RunSettings:
     return RunSettings(list(recipe.setup), list(recipe.cleanup), limits, health)
 
 
-def _publish(sketch: Sketch, recipe: Recipe) -> list[tuple[Draft, str, str, str]]:
+def _find_published(sketch: Sketch, recipe: Recipe) -> list[tuple[Draft, str, str, str]]:
     """Return the published outputs as (producer, output, path, name).
 
     The name is the one in the recipe's `outputs`, or empty if the recipe declares none.
@@ -142,39 +153,42 @@ def _publish(sketch: Sketch, recipe: Recipe) -> list[tuple[Draft, str, str, str]
             if not flags & TEMPORARY
         ]
     for name, leaf in recipe.outputs.items():
-        where = ("outputs", name)
-        refs = sketch.references(sketch.top, leaf, where)
-        known = [sketch.step_name(sketch.top, ref, where) for ref in refs]
-        if sketch.top.awaits(refs) or not all(known):
-            continue
-        names = {"inputs": sketch.top.inputs, "steps": Results(sketch.top)}
-        choice = choose_branches(sketch, sketch.top, leaf, names)
-        if choice.late:
-            message = f'the step of the output "{name}" is not known before the run'
-            fix = "choose in a step with a command, and use that step's output"
-            sketch.problem(recipe, "late-name", message, where, fix=fix)
-        value = sketch.evaluate(sketch.top, leaf, choice.names, where)
-        if value is None and choice.names is not names:
-            continue  # of a step that is skipped
-        for item in value if isinstance(value, list) else [value]:
-            if not isinstance(item, PathValue) or item.kind != "step":
-                sketch.problem(
-                    recipe,
-                    "output",
-                    f'output "{name}" does not name a step output',
-                    where,
-                    fix='use a step output, for example "{{ steps.train.model }}"',
-                )
-                continue
-            draft, output = item.address
-            if not draft.flags & SKIP and not (
-                output in draft.outputs and draft.outputs[output][1] & TEMPORARY
-            ):
-                found.append((draft, output, item.name, name))
+        for draft, output, path in _named_output(sketch, sketch.top, recipe, name, leaf):
+            is_temporary = output in draft.outputs and draft.outputs[output][1] & TEMPORARY
+            if not draft.flags & SKIP and not is_temporary:
+                found.append((draft, output, path, name))
     return found
 
 
-def _collisions(sketch: Sketch) -> None:
+def _named_output(
+    sketch: Sketch, top: Scope, recipe: Recipe, name: str, leaf: Tree
+) -> Iterator[tuple[Draft, str, str]]:
+    """Yield the producer, output and path of each step output in an entry of the recipe's `outputs`."""
+    where = ("outputs", name)
+    refs = sketch.references(top, leaf, where)
+    known = [sketch.step_name(top, ref, where) for ref in refs]
+    if top.awaits(refs) or not all(known):
+        return
+    names = {"inputs": top.inputs, "steps": Results(top)}
+    choice = choose_branches(sketch, top, leaf, names)
+    if choice.late:
+        message = f'the step of the output "{name}" is not known before the run'
+        fix = "choose in a step with a command, and use that step's output"
+        sketch.problem(recipe, "late-name", message, where, fix=fix)
+    value = sketch.evaluate(top, leaf, choice.names, where)
+    if value is None and choice.names is not names:
+        return  # the chosen step is skipped
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, PathValue) and item.kind == "step":
+            draft, output = item.address
+            yield draft, output, item.name
+        else:
+            message = f'output "{name}" does not name a step output'
+            fix = 'use a step output, for example "{{ steps.train.model }}"'
+            sketch.problem(recipe, "output", message, where, fix=fix)
+
+
+def _report_collisions(sketch: Sketch) -> None:
     """Report outputs with the same path, and outputs inside other outputs, as the workspace disk compares paths."""
     seen: dict[str, tuple[Draft, str, str]] = {}
     reported: set[tuple[int, str]] = set()
@@ -185,24 +199,33 @@ def _collisions(sketch: Sketch) -> None:
             if path == UNKNOWN_PATH:
                 continue
             if draft.several:
-                _two_makers(sketch, draft, output, path, draft, path)
+                _report_same_path(sketch, draft, output, path, draft, path)
                 continue
             whole = sketch.as_disk(draft.prefix + path)
             other = seen.get(whole)
             if other is not None:
                 if (id(draft.step), output) not in reported:
-                    _two_makers(sketch, draft, output, path, other[0], other[2])
+                    _report_same_path(sketch, draft, output, path, other[0], other[2])
                 reported.add((id(draft.step), output))
             else:
                 seen[whole] = (draft, output, path)
+    _report_nested(sketch, seen)
+    _report_ghosts_inside(sketch, seen)
+
+
+def _report_nested(sketch: Sketch, seen: Mapping[str, tuple[Draft, str, str]]) -> None:
+    """Report outputs inside other outputs."""
     for whole, (draft, output, path) in seen.items():
         at = whole.rfind("/")
         while at > 0:
             other = seen.get(whole[:at])
             if other is not None:
-                _inside(sketch, draft, output, path, other)
+                _report_inside(sketch, draft, output, path, other)
             at = whole.rfind("/", 0, at)
 
+
+def _report_ghosts_inside(sketch: Sketch, seen: Mapping[str, tuple[Draft, str, str]]) -> None:
+    """Report outputs of waiting steps whose path is unknown, but starts inside another output."""
     for draft in sketch.ghosts:
         for made in draft.step.outputs:
             if draft.outputs[made.name][0] != UNKNOWN_PATH:
@@ -210,10 +233,10 @@ def _collisions(sketch: Sketch) -> None:
             folder = made.path.partition("{{")[0].rpartition("/")[0]
             for head in heads(sketch.as_disk(draft.prefix + folder)) if folder else ():
                 if head in seen:
-                    _inside(sketch, draft, made.name, made.path, seen[head])
+                    _report_inside(sketch, draft, made.name, made.path, seen[head])
 
 
-def _inside(
+def _report_inside(
     sketch: Sketch, draft: Draft, output: str, path: str, other: tuple[Draft, str, str]
 ) -> None:
     sketch.problem(
@@ -225,7 +248,7 @@ def _inside(
     )
 
 
-def _two_makers(
+def _report_same_path(
     sketch: Sketch, draft: Draft, output: str, path: str, other: Draft, others_path: str
 ) -> None:
     where = (*draft.step.origin, "outputs", output)
@@ -300,7 +323,7 @@ def _number_drafts(drafts: list[Draft]) -> list[Draft]:
     return drafts
 
 
-def _skip(drafts: Iterable[Draft]) -> None:
+def _skip_dependents(drafts: Iterable[Draft]) -> None:
     """Skip each step with a required step whose instances are all skipped.  `drafts` are in topological order."""
     skipped: dict[int, bool] = {}  # by a list of drafts, which instances of a matrix share
 
@@ -324,7 +347,9 @@ def _skip(drafts: Iterable[Draft]) -> None:
             draft.flags |= SKIP
 
 
-def _apart(upstream: dict[str, tuple[Draft, str, str]]) -> dict[str, tuple[Draft, str, str]]:
+def _drop_files_of_wholes(
+    upstream: dict[str, tuple[Draft, str, str]],
+) -> dict[str, tuple[Draft, str, str]]:
     """Drop files below an output that the step also reads as a whole."""
     if not any(below for _, _, below in upstream.values()):
         return upstream

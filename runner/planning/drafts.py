@@ -422,8 +422,7 @@ class Sketch:
         self, scope: Scope, target: Step, known: list[str], ref: Reference, where: Where
     ) -> bool:
         """Check that `steps.ID.same.NAME` has a matching instance and a known output."""
-        step = scope.recipe.steps.get(str(where[1])) if where[0] == "steps" else None
-        if step is None or (target.matrix or {}).keys().isdisjoint(step.matrix or {}):
+        if not _shares_axis(scope.recipe, target, where):
             self._report_no_common_axis(scope, target, ref, where)
             return False
         name = ref.path[3]
@@ -442,6 +441,14 @@ class Sketch:
         self.problem(
             scope.recipe, "same-instance", message, where, fix=fix, offset=ref.offset, length=ref.length
         )  # fmt: skip
+
+
+def _shares_axis(recipe: Recipe, target: Step, where: Where) -> bool:
+    """Return whether the step at a location has an axis of `target`."""
+    step = recipe.steps.get(str(where[1])) if where[0] == "steps" else None
+    if step is None:
+        return False
+    return not (target.matrix or {}).keys().isdisjoint(step.matrix or {})
 
 
 def _left_out(recipe: Recipe, path: tuple[str, ...], where: Where) -> bool:

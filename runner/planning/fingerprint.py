@@ -78,21 +78,25 @@ def _form(parts: Mapping[_Part, object], part: _Part) -> bytes | None:
 
 
 def _parts(image: Mapping[str, object]) -> Iterable[tuple[_Part, object]]:
-    author = image["author"]
+    """Yield all parts of a key's content with their values."""
+    author, world = image["author"], image["world"]
     assert isinstance(author, dict)
-    for name, value in author.items():
-        if name == "metrics" and any(value):
-            continue  # of an attempt that was stored while such a rule was part of the key
-        if not isinstance(value, dict) or (name != "reads" and not value):
-            yield (name, name), value
-            continue
-        for inner, each in value.items():
-            yield (_shown_name(name, inner), name), each
-    world = image["world"]
     assert isinstance(world, Sequence)
+    yield from _author_parts(author)
     for kind, name, value in world:
         shown = str(name) if kind == "value" else f"{kind} {name}"
         yield (shown, f"world {kind}"), value
+
+
+def _author_parts(author: Mapping[str, object]) -> Iterable[tuple[_Part, object]]:
+    for section, value in author.items():
+        if section == "metrics" and isinstance(value, Sequence) and any(value):
+            continue  # an earlier version stored the metrics rule here
+        if isinstance(value, dict) and (value or section == "reads"):
+            for name, each in value.items():
+                yield (_shown_name(section, name), section), each
+        else:
+            yield (section, section), value
 
 
 def _shown_name(section: str, name: str) -> str:

@@ -423,9 +423,8 @@ def _without_lost(value: object, lost: Collection[str], gone: Collection[object]
     if not isinstance(value, list):
         return value
     left = [item for item in value if item not in lost]
-    if value and not left and all(item in gone for item in value):
-        return None
-    return left
+    is_skipped = bool(value) and not left and all(item in gone for item in value)
+    return None if is_skipped else left
 
 
 def _nulls(names: Mapping[str, object]) -> dict[str, object]:

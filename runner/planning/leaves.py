@@ -100,11 +100,11 @@ class LeafReader:
                 self._unknown(mention, mention.name, [f"{root}.{n}" for n in LATE_NAMES[root]])
         elif root == "steps":
             if len(rest) >= 2:
-                self._step(mention)
+                self._note_step(mention)
         elif root == "state":
             self._note_state(mention, rest)
         elif root in ("inputs", "outputs", "matrix"):
-            self._value(mention, root, rest)
+            self._note_value(mention, root, rest)
         else:
             known = ["inputs", "steps", "outputs", "state", "matrix", *LATE_NAMES]
             self._unknown(mention, root, known)
@@ -132,16 +132,12 @@ class LeafReader:
         elif not rest[1:]:
             self.reads[f"state.{rest[0]}"] = self._state[rest[0]]
 
-    def _value(self, mention: _Mention, root: str, rest: tuple[str, ...]) -> None:
+    def _note_value(self, mention: _Mention, root: str, rest: tuple[str, ...]) -> None:
         """Record the value of an input, output or axis.  A namespace alone means all its names."""
+        if root == "inputs" and rest and self._is_secret(rest[0]):
+            self._report_secret(mention, rest[0])
+            return
         known = self._names[root]
-        if root == "inputs" and rest:
-            spec = self._scope.recipe.inputs.get(rest[0])
-            if spec is not None and spec.type == "secret":
-                message = f'"{rest[0]}" is a secret and cannot be used in a template'
-                fix = f"list the secret in `secrets: [{rest[0]}]`; the command gets its value as ${spec.env}"
-                self._problem(mention, "secret", message, fix)
-                return
         if rest and rest[0] not in known:
             self._unknown(mention, mention.name, [f"{root}.{name}" for name in known])
         elif mention.in_key:
@@ -149,12 +145,22 @@ class LeafReader:
                 self.reads.setdefault(f"{root}.{name}", known[name])
                 take(self._draft, known[name])
 
+    def _is_secret(self, name: str) -> bool:
+        spec = self._scope.recipe.inputs.get(name)
+        return spec is not None and spec.type == "secret"
+
+    def _report_secret(self, mention: _Mention, name: str) -> None:
+        variable = self._scope.recipe.inputs[name].env
+        message = f'"{name}" is a secret and cannot be used in a template'
+        fix = f"list the secret in `secrets: [{name}]`; the command gets its value as ${variable}"
+        self._problem(mention, "secret", message, fix)
+
     # -- other steps --
 
-    def _step(self, mention: _Mention) -> None:
+    def _note_step(self, mention: _Mention) -> None:
         id, name = mention.ref.path[1:3]
         if is_same(mention.ref.path) and SAME not in self._scope.results.get(id, {}):
-            self._same(mention)
+            self._note_same(mention)
             return
         draft, group = self._draft, self._scope.group(id)
         (draft.asked_for if mention.asks else draft.needed).add(id)
@@ -162,30 +168,30 @@ class LeafReader:
         if skipped and not mention.asks:
             draft.after.extend(group)
         if name != "metrics":
-            self._output(mention, skipped)
+            self._note_output(mention, skipped)
         elif mention.part == "deps":
             message = f'"{mention.name}" is not known yet when `deps` are resolved'
             self._problem(mention, "late-name", message, "use a file output of the step")
         else:
-            self._metric(mention, [] if skipped else list(self._scope.groups.get(id, ())))
+            self._note_metric(mention, [] if skipped else list(self._scope.groups.get(id, ())))
 
-    def _metric(self, mention: _Mention, producers: list[Draft]) -> None:
+    def _note_metric(self, mention: _Mention, producers: list[Draft]) -> None:
         id, metric = mention.ref.path[1], ".".join(mention.ref.path[3:])
         many = id in self._scope.many
-        self._edges(mention, metric, producers)
+        self._add_metric_edges(mention, metric, producers)
         if mention.in_key and many:
-            self.reads[f"steps.{id}.metrics.{metric}"] = self._short(producers)
+            self.reads[f"steps.{id}.metrics.{metric}"] = self._local_ids(producers)
         self.metrics.setdefault(id, []).append(MetricAsked(metric, many))
 
-    def _edges(self, mention: _Mention, metric: str, producers: list[Draft]) -> None:
+    def _add_metric_edges(self, mention: _Mention, metric: str, producers: list[Draft]) -> None:
         late = self._draft.late if mention.in_key else self._draft.asked
         for producer in producers:
             late[producer.id, metric] = producer
 
-    def _short(self, producers: list[Draft]) -> list[Tree]:
+    def _local_ids(self, producers: list[Draft]) -> list[Tree]:
         return [producer.id[len(self._scope.prefix) :] for producer in producers]
 
-    def _output(self, mention: _Mention, skipped: bool) -> None:
+    def _note_output(self, mention: _Mention, skipped: bool) -> None:
         id, name = mention.ref.path[1:3]
         value = self._scope.results.get(id, {}).get(name)
         if value is None:
@@ -202,7 +208,7 @@ class LeafReader:
             if mention.part == "deps" and mention.asks:
                 take(self._draft, value)
 
-    def _same(self, mention: _Mention) -> None:
+    def _note_same(self, mention: _Mention) -> None:
         """Record an output or metric of the matching instance of another step."""
         _, id, _, name, *rest = mention.ref.path
         draft = self._draft
@@ -210,21 +216,21 @@ class LeafReader:
             return  # it waits, or has a problem of its own
         found = pair(self._scope, id, draft.matrix)
         if found is None:
-            self._no_pair(mention, id)
+            self._report_no_pair(mention, id)
             return
         (draft.choices if mention.asks else draft.needed_pairs).append(found.drafts)
         draft.flags |= PAIRED if found.one else 0
         if name != "metrics":
-            self._same_output(mention, id, name, found)
+            self._note_same_output(mention, id, name, found)
             return
         metric = ".".join(rest)
-        self._edges(mention, metric, found.drafts)
+        self._add_metric_edges(mention, metric, found.drafts)
         if mention.in_key and not found.one:
-            self.reads[f"steps.{id}.same.metrics.{metric}"] = self._short(found.drafts)
+            self.reads[f"steps.{id}.same.metrics.{metric}"] = self._local_ids(found.drafts)
         ids = [producer.id for producer in found.drafts]
         self.metrics.setdefault(id, []).append(MetricAsked(metric, not found.one, ids))
 
-    def _same_output(self, mention: _Mention, id: str, name: str, found: Pair) -> None:
+    def _note_same_output(self, mention: _Mention, id: str, name: str, found: Pair) -> None:
         skipped = mention.asks and self._sketch.skip_state(found.drafts).skipped
         value = None if skipped else found.output(name)
         self.outputs.setdefault(id, {}).setdefault(SAME, {})[name] = plain_value(value)
@@ -234,7 +240,7 @@ class LeafReader:
         else:
             self._draft.after.extend(found.drafts)
 
-    def _no_pair(self, mention: _Mention, id: str) -> None:
+    def _report_no_pair(self, mention: _Mention, id: str) -> None:
         draft = self._draft
         axes = ", ".join(
             f"{axis}={encode_value(draft.matrix[axis])}"

@@ -560,16 +560,20 @@ def _find_failure(run: Run, steps: Iterable[StepView]) -> Failure | None:
     """Return the failure that ended a run, or the first failure of an unfinished run."""
     if run.state == "COMPLETED":
         return None
-    in_order = sorted(steps, key=lambda step: step.ended or 0.0)
-    failures = [step.failure for step in in_order if step.failure is not None]
+    failures = _failures_in_order(steps)
     if run.state != "FAILED":
         return failures[0] if failures else None
     if not failures:
         return Failure(run.failure, run.reason, fix=REMEDIES.get(run.failure, ""))
-    for failure in failures:
-        if (of_step(failure.kind), failure.words) == (run.failure, run.reason):
-            return failure._replace(kind=run.failure)
-    return failures[0]._replace(kind=run.failure)
+    stored = (run.failure, run.reason)
+    matching = [each for each in failures if (of_step(each.kind), each.words) == stored]
+    return [*matching, *failures][0]._replace(kind=run.failure)
+
+
+def _failures_in_order(steps: Iterable[StepView]) -> list[Failure]:
+    """Return the failures of steps, in the order in which the steps ended."""
+    in_order = sorted(steps, key=lambda step: step.ended or 0.0)
+    return [step.failure for step in in_order if step.failure is not None]
 
 
 def _training(step: StepView | None, planned: Planned) -> Training | None:
@@ -610,18 +614,26 @@ def _trains(steps: Mapping[str, StepView], planned: Planned) -> str:
 
 def progress_of(run: Standing) -> Progress:
     """Return the progress of a run, from its training's metrics and the earlier durations of its steps."""
-    over = run.state in _OVER
-    restored = _count_restored(run)
-    total = None
-    if run.total is not None or over:
-        stored = len(run.states) + sum(run.others.values())
-        total = max(run.total or 0, stored + restored)
+    is_over = run.state in _OVER
+    total = _count_steps(run) if run.total is not None or is_over else None
     if run.state == "COMPLETED":
         return Progress(total or 0, total, 100.0, 0.0)
-    ended = restored + sum(state in FINAL for state in run.states.values())
-    ended += sum(number for state, number in run.others.items() if state in FINAL)
-    eta = 0.0 if over else _eta(run, _seconds_left(run), total, ended)
+    ended = _count_ended(run)
+    eta = 0.0 if is_over else _eta(run, _seconds_left(run), total, ended)
     return Progress(ended, total, _percent(run, total), eta)
+
+
+def _count_steps(run: Standing) -> int:
+    """Return the number of planned steps, or of known steps if there are more."""
+    stored = len(run.states) + sum(run.others.values())
+    return max(run.total or 0, stored + _count_restored(run))
+
+
+def _count_ended(run: Standing) -> int:
+    """Return the number of final steps, including those that were up to date before the run."""
+    named = sum(state in FINAL for state in run.states.values())
+    others = sum(number for state, number in run.others.items() if state in FINAL)
+    return _count_restored(run) + named + others
 
 
 def _count_restored(run: Standing) -> int:

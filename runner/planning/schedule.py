@@ -644,14 +644,15 @@ class _Room:
         """Count a start against every waiting step short of the same pools.  Reserve for the first that reaches the limit."""
         started = self._shape(begun)
         started.passed = 0
-        if self._reserved is not None and (self._reserved is started or not self._reserved.queue):
+        reserved = self._reserved
+        if reserved is not None and (reserved is started or not reserved.queue):
             self._reserved = None
         for shape in self._shapes.values():
-            if shape is started or not shape.queue or not shape.is_short_of(started, self._free):
-                continue
-            shape.passed += 1
-            if shape.passed >= _PATIENCE and self._reserved is None:
-                self._reserved = shape
+            is_waiting = shape is not started and shape.queue
+            if is_waiting and shape.is_short_of(started, self._free):
+                shape.passed += 1
+                if shape.passed >= _PATIENCE and self._reserved is None:
+                    self._reserved = shape
 
     def _shape(self, node: _Node) -> _Shape:
         """Return the shape of a step, which is shared by all steps with the same amounts."""

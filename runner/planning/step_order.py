@@ -74,17 +74,20 @@ class _StepEdges:
     def _makers(self, dep: str, reader: str) -> tuple[list[str], list[str]]:
         """Return the steps that produce a dependency, and the steps that may produce it."""
         path = posixpath.normpath(dep)
-        above = heads(path)
         certain: list[str] = []
         perhaps = [id for made, id in self._templates if id != reader and may_make(made, path)]
         if is_glob(path) or "{{" in path:
             perhaps += self._makers_near(path, reader)
         else:
-            certain += [self._literal[head] for head in above if head in self._literal]
-        top = self._steps.get(above[-1]) if len(above) > 1 else None
-        if top is not None and top.uses:
-            perhaps.append(top.id)
+            certain += [self._literal[head] for head in heads(path) if head in self._literal]
+        perhaps += self._used_recipe_at(path)
         return certain, perhaps
+
+    def _used_recipe_at(self, path: str) -> list[str]:
+        """Return the `uses` step with the name of the first directory in a path."""
+        first, _, below = path.partition("/")
+        step = self._steps.get(first)
+        return [step.id] if below and step is not None and step.uses else []
 
     def _makers_near(self, pattern: str, reader: str) -> list[str]:
         """Return the steps with outputs that a pattern may match."""
