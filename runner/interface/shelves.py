@@ -109,7 +109,9 @@ def of_driver(ws: Workspace, found: Survey, name: str) -> dict[str, Shelf]:
     wanted = [on_market_of(ws, name, each.wish) for each in asked.values()]
     asking = {name: (driver, wanted)}
     costing = pricing_of(ws, asked.values())
-    shelves = call_beside_loop(lambda: asyncio.run(offering.shelves(asking, costing)), lambda: None)
+    shelves = call_beside_loop(
+        lambda: asyncio.run(offering.ask_offers(asking, costing)), lambda: None
+    )
     return dict(zip(asked, shelves, strict=True))
 
 

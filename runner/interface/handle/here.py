@@ -41,7 +41,7 @@ from ...api.values import (
 )
 from ...errors import CannotRun, Infrastructure, Invalid, Problem
 from ...hosts.renting.offering import Shelf
-from ...hosts.renting.several import names_of
+from ...hosts.renting.several import driver_names
 from ...language import parse
 from ...language.library import find
 from ...planning.ids import names
@@ -102,7 +102,7 @@ class Here:
             self.ws.share(settings.store or None)
             request = fetch_packed_inputs(self.ws, new.request)
             found = plan_run(self.ws, request, new.choice)
-            names = names_of(self.ws.config, settings.driver) if found.todo else ()
+            names = driver_names(self.ws.config, settings.driver) if found.todo else ()
             shelves: dict[str, list[Shelf]] = {}
             for name in names:
                 for step, shelf in of_driver(self.ws, found, name).items():
