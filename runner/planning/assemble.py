@@ -145,19 +145,24 @@ def _find_published(sketch: Sketch, recipe: Recipe) -> list[tuple[Draft, str, st
     assert sketch.top is not None
     found: list[tuple[Draft, str, str, str]] = []
     if recipe.outputs is None:
-        makers = [d for d in sketch.drafts if not d.flags & (SELECT | SKIP)]
-        return [
-            (d, name, d.prefix + path, "")
-            for d in makers
-            for name, (path, flags) in d.outputs.items()
-            if not flags & TEMPORARY
-        ]
+        return _all_outputs(sketch)
     for name, leaf in recipe.outputs.items():
         for draft, output, path in _named_output(sketch, sketch.top, recipe, name, leaf):
             is_temporary = output in draft.outputs and draft.outputs[output][1] & TEMPORARY
             if not draft.flags & SKIP and not is_temporary:
                 found.append((draft, output, path, name))
     return found
+
+
+def _all_outputs(sketch: Sketch) -> list[tuple[Draft, str, str, str]]:
+    """Return all outputs of a plan except temporary ones, for a recipe without `outputs`."""
+    makers = [draft for draft in sketch.drafts if not draft.flags & (SELECT | SKIP)]
+    return [
+        (draft, name, draft.prefix + path, "")
+        for draft in makers
+        for name, (path, flags) in draft.outputs.items()
+        if not flags & TEMPORARY
+    ]
 
 
 def _named_output(
@@ -304,7 +309,8 @@ def _sort_drafts(sketch: Sketch) -> list[Draft]:
     from .graph import as_written, circle, dag
 
     graph = dag(needs)
-    if loop := [sketch.drafts[place] for place in circle(graph)]:
+    loop = [sketch.drafts[place] for place in circle(graph)]
+    if loop:
         sketch.problem(
             loop[0].recipe,
             "cycle",
@@ -325,7 +331,7 @@ def _number_drafts(drafts: list[Draft]) -> list[Draft]:
 
 def _skip_dependents(drafts: Iterable[Draft]) -> None:
     """Skip each step with a required step whose instances are all skipped.  `drafts` are in topological order."""
-    skipped: dict[int, bool] = {}  # by a list of drafts, which instances of a matrix share
+    skipped: dict[int, bool] = {}  # by the id of a list of drafts: instances share these lists
 
     def is_skipped(group: list[Draft]) -> bool:
         known = skipped.get(id(group))
@@ -336,15 +342,19 @@ def _skip_dependents(drafts: Iterable[Draft]) -> None:
     for draft in drafts:
         if draft.flags & SKIP:
             continue
-        groups: dict[int, list[Draft]] = {}
-        perhaps = {id(d) for group in draft.choices for d in group}
-        for producer, _, _ in draft.upstream.values():
-            if id(producer) not in perhaps:
-                groups.setdefault(id(producer.step), []).append(producer)
-        if any(all(p.flags & SKIP for p in group) for group in groups.values()) or any(
-            map(is_skipped, draft.wants)
-        ):
+        required = any(all(d.flags & SKIP for d in group) for group in _required_producers(draft))
+        if required or any(map(is_skipped, draft.wants)):
             draft.flags |= SKIP
+
+
+def _required_producers(draft: Draft) -> Iterable[list[Draft]]:
+    """Return the producers of a draft by step, without those among which it chooses."""
+    optional = {id(d) for group in draft.choices for d in group}
+    groups: dict[int, list[Draft]] = {}
+    for producer, _, _ in draft.upstream.values():
+        if id(producer) not in optional:
+            groups.setdefault(id(producer.step), []).append(producer)
+    return groups.values()
 
 
 def _drop_files_of_wholes(

@@ -581,16 +581,15 @@ class _Compiler:
         for n, dep in enumerate(step.deps):
             where = (*step.origin, "deps", n)
             value, exclude = self._render_dep(scope, draft, dep, where)
-            if isinstance(value, list) and isinstance(dep, str) and mentions_step(dep):
-                for item in value:
-                    take(draft, item)
-            elif isinstance(value, PathValue) and value.kind in ("step", "below"):
+            if _is_step_output(dep, value):
                 take(draft, value)
-            elif value is not None and not isinstance(value, Unknown):
-                path = self._dep_path(scope, step, dep, str(value), where)
-                # A file of an axis is an edge already: the step reads that file, not the whole output.
-                if path is not None and path not in given:
-                    self._add_dep(scope, draft, made, _Dep(dep, path, exclude, where))
+                continue
+            if value is None or isinstance(value, Unknown):
+                continue
+            path = self._dep_path(scope, step, dep, str(value), where)
+            # A file of an axis is an edge already: the step reads that file, not the whole output.
+            if path is not None and path not in given:
+                self._add_dep(scope, draft, made, _Dep(dep, path, exclude, where))
 
     def _dep_path(
         self, scope: Scope, step: Step, dep: str | Glob, value: str, where: Where
@@ -807,6 +806,13 @@ def _flags_of(step: Step) -> int:
     if step.local:
         flags |= LOCAL
     return flags
+
+
+def _is_step_output(dep: str | Glob, value: object) -> bool:
+    """Return whether the value of a dependency is an output of another step, or a list of outputs."""
+    if isinstance(value, list):
+        return isinstance(dep, str) and mentions_step(dep)
+    return isinstance(value, PathValue) and value.kind in ("step", "below")
 
 
 def _is_unkeyed(recipe: Recipe, name: str) -> bool:

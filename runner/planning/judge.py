@@ -133,66 +133,54 @@ def judge(
     node = plan.nodes[n]
     if node.flags & SKIP:
         return Verdict(SKIPPED, None, (_why_skipped(plan, n),), NOTHING)
-    if (
-        not all([u.producer in made for u in node.upstream])
-        or not all([m.producer in made for m in node.late])
-        or not all([a in made for a in node.after])
-    ):
-        unknown = [plan.nodes[u].id for u in sorted(plan.needs(n)) if u not in made]
+    needs = plan.needs(n)
+    unknown = [plan.nodes[need].id for need in sorted(needs) if need not in made]
+    if unknown:
         return Verdict(MAYBE, None, (f"depends on the outputs of {_list_ids(unknown)}",), None)
-    if (
-        not all([made[u.producer].ok for u in node.upstream])
-        or not all([made[m.producer].ok for m in node.late])
-        or not all([made[a].ok for a in node.after])
-    ):
-        skipped = _find_skipped_need(plan, node, made) or (
-            _find_skipped_choice(plan, n, made) if node.choices else ""
-        )
+    if not all([made[need].ok for need in needs]):
+        skipped = _find_skipped_need(plan, node, made)
+        if not skipped and node.choices:
+            skipped = _find_skipped_choice(plan, n, made)
         if skipped:
             return Verdict(SKIPPED, None, (f"{skipped}, a dependency, is skipped",), NOTHING)
+    own = targets.get(n, ()) if targets else ()
     if node.flags & SELECT:
-        return _select(plan, n, facts, made, targets.get(n, ()) if targets else ())
+        return _select(plan, n, facts, made, own)
     world, missing = world_of(node, facts, made)
     if missing:
         return Verdict(RUN, None, tuple(missing), None)
     try:
         key = fingerprint.key(node.author, world)
     except (TypeError, ValueError) as error:
-        return Verdict(
-            RUN,
-            None,
-            (f"cannot compute its cache key ({error}); the result will not be cached",),
-            None,
-        )
-    if node.flags & WHEN_LATE:
-        answer = when(plan.specs()[n], made, plan, n)
-        if not answer:
-            return Verdict(SKIPPED, key, ("its `when` is false",), NOTHING)
-    trace, former = (
-        (None, None) if node.flags & UNCACHED else _find_trace(plan, n, key, world, facts)
-    )
-    own = targets.get(n, ()) if targets else ()
+        reason = f"cannot compute its cache key ({error}); the result will not be cached"
+        return Verdict(RUN, None, (reason,), None)
+    if node.flags & WHEN_LATE and not when(plan.specs()[n], made, plan, n):
+        return Verdict(SKIPPED, key, ("its `when` is false",), NOTHING)
+    is_uncached = bool(node.flags & UNCACHED)
+    trace, former = (None, None) if is_uncached else _find_trace(plan, n, key, world, facts)
     if force:
-        clashes = _conflicts(own, facts)
-        return Verdict(RUN, key, ("forced",), None, clashes, former, forced=True)
+        return Verdict(RUN, key, ("forced",), None, _conflicts(own, facts), former, forced=True)
     if trace is None:
-        reason = ("`cache: false`: runs every time",) if node.flags & UNCACHED else ()
-        return Verdict(RUN, key, reason, None, _conflicts(own, facts), former)
-    metrics = (
-        trace.metrics if former is not None or not node.rule else trace.measured.get(node.rule)
-    )
-    if metrics is None and (metrics := facts.numbers(key, rule_of(plan, n))) is None:
+        reasons = ("`cache: false`: runs every time",) if is_uncached else ()
+        return Verdict(RUN, key, reasons, None, _conflicts(own, facts), former)
+    metrics = _metrics_of_trace(plan, n, key, trace, former, facts)
+    if metrics is None:
         for reader, metric in plan.readers(n):
             words = f"{reader} reads its metric {metric} by a new rule, and the earlier metrics are no longer stored"
             return Verdict(RUN, key, (words,), None, _conflicts(own, facts))
         metrics = {}
-    return _judge_targets(
-        Made(True, {name: content for name, _, content in trace.outputs}, metrics),
-        key,
-        (),
-        facts,
-        own,
-    )._replace(former=former)
+    outputs = {name: content for name, _, content in trace.outputs}
+    verdict = _judge_targets(Made(True, outputs, metrics), key, (), facts, own)
+    return verdict._replace(former=former)
+
+
+def _metrics_of_trace(
+    plan: Plan, n: int, key: Digest, trace: Remembered, former: Digest | None, facts: Facts
+) -> Mapping[str, Any] | None:
+    """Return the metrics of a cached result by the node's rule, or None if they are no longer stored."""
+    rule = plan.nodes[n].rule
+    metrics = trace.metrics if former is not None or not rule else trace.measured.get(rule)
+    return facts.numbers(key, rule_of(plan, n)) if metrics is None else metrics
 
 
 def _why_skipped(plan: Plan, n: int) -> str:

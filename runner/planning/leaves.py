@@ -88,7 +88,7 @@ class LeafReader:
             return
         for ref in found:
             if part == "deps" and ref.path[0] != "steps":
-                continue  # a path of this workspace, or of another step, is found by its text
+                continue  # files in `deps` are keyed by content
             if choice is None or not _is_left_out(ref, choice, self._names):
                 asks = choice is not None and ref.path not in choice.certain
                 self._note(_Mention(ref, where, part, asks))
@@ -141,9 +141,13 @@ class LeafReader:
         if rest and rest[0] not in known:
             self._unknown(mention, mention.name, [f"{root}.{name}" for name in known])
         elif mention.in_key:
-            for name in rest[:1] or known:
-                self.reads.setdefault(f"{root}.{name}", known[name])
-                take(self._draft, known[name])
+            mentioned = rest[:1] or known
+            self._read_values(root, {name: known[name] for name in mentioned})
+
+    def _read_values(self, root: str, values: Mapping[str, Tree]) -> None:
+        for name, value in values.items():
+            self.reads.setdefault(f"{root}.{name}", value)
+            take(self._draft, value)
 
     def _is_secret(self, name: str) -> bool:
         spec = self._scope.recipe.inputs.get(name)
@@ -200,7 +204,7 @@ class LeafReader:
             value = None
         self.outputs.setdefault(id, {})[name] = plain_value(value)
         if mention.in_key:
-            # Which of the files an attempt holds this name stands for, and in which order: contents alone do not say.
+            # The key includes the paths and their order, because contents alone do not tell which file is which.
             self.reads[f"steps.{id}.{name}"] = value
             take(self._draft, value)
         elif value is not None:
@@ -213,7 +217,7 @@ class LeafReader:
         _, id, _, name, *rest = mention.ref.path
         draft = self._draft
         if draft.ghost or (name != "metrics" and name not in self._scope.results.get(id, {})):
-            return  # it waits, or has a problem of its own
+            return  # the step waits, or its problem is reported elsewhere
         found = pair(self._scope, id, draft.matrix)
         if found is None:
             self._report_no_pair(mention, id)
@@ -264,7 +268,7 @@ def take(draft: Draft, value: Tree) -> None:
             producer, output, match = value.address
             draft.upstream[value.name] = (producer, output, match)
         elif value.kind == "dep":
-            draft.deps.append(as_pattern(value.name))  # the plan has each once
+            draft.deps.append(as_pattern(value.name))  # assembly removes duplicates
         else:
             draft.takes[value.name] = Source(value.name, value.kind, *value.address)
 
