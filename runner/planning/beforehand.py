@@ -48,7 +48,7 @@ class Trial:
     def try_all(self, sketch: Sketch) -> None:
         """Try every step of a sketch, and the setup, cleanup and health commands."""
         by_prefix = {scope.prefix: scope for scope in sketch.scopes}
-        places = set(sketch.wrong)  # one mistake is one error
+        places = set(sketch.wrong)  # report one problem per location
         for open in (False, True) if self.all_values else (False,):
             open_inputs = _UnknownInputs(self, open)
             if self.wanted(HOOKS) and (top := sketch.top) is not None:

@@ -32,7 +32,7 @@ LEAST: Final = 60.0
 
 def of_exit(reason: str, said: str) -> str:
     """Return `oom` or `nan` if the end of the command's output shows it, otherwise `reason`."""
-    # No pattern is compiled before a step fails: that takes longer than many a run.
+    # Patterns are compiled only after a failure, because compiling takes longer than many runs.
     if reason in ("exit", "signal") and re.search(_MEMORY, said, re.MULTILINE):
         return "oom"
     if reason == "exit" and re.search(_NAN, said, re.IGNORECASE):
@@ -54,12 +54,12 @@ LONGEST_ERROR: Final = 500
 
 def error_in(said: str) -> str:
     """Return the last error in a command's output, such as `ValueError: no rows`, or an empty string."""
-    # Compiled when a step fails, as above.
+    # Patterns are compiled only after a failure, as in `of_exit`.
     memory = r"(?:CUDA|HIP|XPU) out of memory\.(?: Tried to allocate [\d.]+ \w+)?"
     if found := re.findall(memory, said):
         return str(found[-1]).removesuffix(".")
     raised = r"^(?:\[?rank\d+\]?:? ?)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Failure)\b(?:: .*)?)$"
-    # `ChildFailedError` and its like tell that a process failed, and the process itself has said why.
+    # These errors only report that a process failed.  The process itself has printed the cause.
     echoes = ("ChildFailedError", "CalledProcessError", "SystemExit")
     lines = [line for line in re.findall(raised, said, re.MULTILINE) if _name(line) not in echoes]
     if not lines:

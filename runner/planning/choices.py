@@ -56,7 +56,7 @@ def known_names(
 ) -> dict[str, Any]:
     """Return the values of all names at compile time.  `given` holds the step's inputs, matrix and outputs."""
     inputs = dict(given["inputs"])
-    for name in step.options.oom:  # these are divided when memory runs out
+    for name in step.options.oom:  # an out-of-memory retry divides these inputs
         spec = scope.recipe.inputs.get(name)
         inputs[name] = of_input(spec.type, spec.items) if spec is not None else ANYTHING
     steps = KnownResults(sketch, scope, given["matrix"])
@@ -107,7 +107,7 @@ def choose_branches(sketch: Sketch, scope: Scope, tree: Any, names: Mapping[str,
         if not any(map(chooses, leaves)):
             return Chosen(names, False)
     except TemplateError:
-        return Chosen(names, False)  # reported where it is evaluated
+        return Chosen(names, False)  # the evaluation of the value reports the error
     known = {**names, "steps": KnownResults(sketch, scope, names.get("matrix"))}
     _, possible = needed_steps(leaves, known)
     skipped = {id for id in possible if sketch.skip_state(scope.group(id)).skipped}

@@ -649,7 +649,7 @@ class _Compiler:
         self, scope: Scope, draft: Draft, dep: str | Glob, where: Where
     ) -> tuple[Any, list[str]]:
         """Return the path or pattern of a dependency for one instance, and its excluded patterns."""
-        # What a glob found is the name of a file, whatever is in it.
+        # A glob match is a literal file name, even if it contains wildcard characters.
         matrix = {
             axis: as_pattern(value) if isinstance(value, PathValue) else value
             for axis, value in draft.matrix.items()
@@ -660,7 +660,7 @@ class _Compiler:
             steps = results_of(scope, draft.matrix)
             choice = choose_branches(self.sketch, scope, text, {**names, "steps": steps})
             if choice.late:
-                return None, []  # each of the steps that it may name is an edge
+                return None, []  # the reader has added an edge to each step of the choice
             names = choice.names
         if isinstance(dep, str):
             return self.sketch.evaluate(scope, dep, names, where), []
@@ -937,7 +937,7 @@ def _settle_resources(scope: Scope, step: Step, chosen: Preset | None) -> Resour
     preset = _UNSAID
     if chosen is not None and chosen.resources:
         preset = chosen.resources
-    # A preset that is named beside `uses` stands nearer than what is asked there.
+    # A preset in `uses` has lower precedence than the resources of the `uses` step.
     layers = (preset, scope.asked) if scope.named else (scope.asked, preset)
     gpus = recipe.resources.gpus
     resources = step.resources.over(recipe.resources.of_step(step.resources, gpus))

@@ -82,23 +82,25 @@ class Draft:
     outputs: dict[str, tuple[str, int]] = field(default_factory=dict)
     upstream: dict[str, tuple[Draft, str, str]] = field(
         default_factory=dict
-    )  # name in the attempt -> producer, output, path below it
+    )  # path in the attempt -> producer, output, path below the output
     takes: dict[str, Source] = field(default_factory=dict)
     late: dict[tuple[str, str], Draft] = field(default_factory=dict)
     asked: dict[tuple[str, str], Draft] = field(
         default_factory=dict
-    )  # metrics that only `when` and `nodes` read: no part of the key
+    )  # metrics that only `when` and `nodes` read, which are not part of the key
     after: list[Draft] = field(default_factory=list)
     wants: list[list[Draft]] = field(
         default_factory=list
-    )  # each a step that it needs: one skipped whole skips this too
-    needed: set[str] = field(default_factory=set)  # the ids of these steps
+    )  # drafts of each required step; if all of one step are skipped, this is skipped
+    needed: set[str] = field(default_factory=set)  # ids of the required steps
     asked_for: set[str] = field(
         default_factory=set
-    )  # of steps that it only asks for, or may need: these do not
-    needed_pairs: list[list[Draft]] = field(default_factory=list)  # single instances of others
+    )  # ids of the steps among which its templates choose
+    needed_pairs: list[list[Draft]] = field(
+        default_factory=list
+    )  # matching instances of required steps
     choices: list[list[Draft]] = field(default_factory=list)
-    doubtful: bool = False  # whether it is skipped is known only in a run
+    doubtful: bool = False  # only the run knows whether the step is skipped
     author: Author = field(default_factory=Author)
     spec: StepSpec = UNCOMPILED
     deps: list[str] = field(default_factory=list)
@@ -142,25 +144,27 @@ class Scope:
         preset: str | None = None,
     ) -> None:
         self.recipe, self.inputs, self.prefix, self.home = recipe, inputs, prefix, home
-        self.asked = asked  # resources that stand beside `uses`
-        self.named = named  # the preset stands there, too: then they are over its own; a preset of the whole run is over them
+        self.asked = asked  # resources of the `uses` step
+        self.named = named  # whether `uses` names the preset: then `asked` overrides the preset, otherwise the preset overrides `asked`
         self.preset = preset
-        self.used_by: tuple[Scope, Step, Mapping[str, Tree]] | None = None  # the instance of a step
+        self.used_by: tuple[Scope, Step, Mapping[str, Tree]] | None = (
+            None  # the outer scope, the `uses` step and its axis values
+        )
         self.groups: dict[str, list[Draft]] = {}  # plain, matrix and select steps
         self.results: dict[
             str, dict[str, Tree]
         ] = {}  # step id -> output name -> PathValue or list of them
         self.pending: set[str] = set()  # steps that wait for an expansion
-        self.foreseen: dict[str, dict[str, Any]] = {}  # their outputs, as far as they are known
+        self.foreseen: dict[str, dict[str, Any]] = {}  # placeholder outputs of waiting steps
         self.many: set[str] = set()
-        self.inner: dict[str, list[Draft]] = {}  # uses steps: every draft below
-        self.made: dict[str, list[Instance]] = {}  # by step with a matrix
+        self.inner: dict[str, list[Draft]] = {}  # by `uses` step: every draft below
+        self.made: dict[str, list[Instance]] = {}  # by matrix step and `uses` step
         self.pairs: dict[tuple[str, tuple[str, ...]], dict[tuple[str, ...], Any]] = {}
         """Instances by their values of some axes, for each step and choice of axes."""
         self.makers: dict[str, tuple[str, str]] = {}
         self.variables = {
             name: spec.env or "" for name, spec in recipe.inputs.items() if spec.type == "secret"
-        }  # where each secret comes from
+        }  # environment variable of each secret
 
     def awaits(self, refs: Iterable[Reference]) -> bool:
         """Return whether a reference names a waiting step of this recipe."""
@@ -199,26 +203,28 @@ class Sketch:
     """All drafts of one plan in order of creation, and all problems so far."""
 
     def __init__(self, as_disk: Callable[[str], str] = str) -> None:
-        self.as_disk = as_disk  # of two paths that are one file the same text
+        self.as_disk = as_disk  # returns the same text for two paths of one file
         self.drafts: list[Draft] = []
-        self.ghosts: list[Draft] = []  # one for each step that waits, to see what is wrong with it
+        self.ghosts: list[
+            Draft
+        ] = []  # a sample for each waiting step, to report its problems early
         self.scopes: list[Scope] = []
-        self.empty: list[tuple[str, str]] = []  # step and pattern: axes without a value
+        self.empty: list[tuple[str, str]] = []  # step and pattern of each axis without a value
         self.globs: dict[
             tuple[str, str], bool | None
-        ] = {}  # step and pattern, in `deps`: its `allow_empty`
+        ] = {}  # `allow_empty` by step and pattern in `deps`
         self.problems: list[Problem] = []
-        self.wrong: set[tuple[str, Where]] = set()  # the recipe and place of each problem
+        self.wrong: set[tuple[str, Where]] = set()  # recipe and location of each problem
         self._reported: set[Problem] = (
             set()
-        )  # the first `_counted` of them: looked up, not searched
+        )  # set of the first `_counted` problems, for fast lookup
         self._counted = 0
         self.pending: list[Pending] = []
         self.waiting: dict[str, list[str]] = {}
         self.homes: list[str] = []
         self.top: Scope | None = None
         self.skips = False  # whether a step is, or may be, skipped
-        self._standings: dict[int, Standing] = {}  # by a list of drafts, which steps share
+        self._standings: dict[int, Standing] = {}  # by the id of a list of drafts
 
     def skip_state(self, group: list[Draft]) -> Standing:
         """Return the skip state of a step, from all its instances."""
@@ -281,7 +287,7 @@ class Sketch:
         self, scope: Scope, name: str, known: list[str], where: Where, ref: Reference
     ) -> None:
         if scope.recipe.partial and _left_out(scope.recipe, ref.path, where):
-            self.wrong.add((scope.recipe.id, where))  # it has a problem of its own
+            self.wrong.add((scope.recipe.id, where))  # the unreadable part is reported elsewhere
             return
         fix = did_you_mean(name, known) or (
             f"available: {', '.join(sorted(known)[:8])}" if known else ""
@@ -380,7 +386,7 @@ class Sketch:
             self.unknown(scope, f"steps.{ref.path[1]}", [f"steps.{id}" for id in steps], where, ref)
             return False
         if len(ref.path) == 2:
-            # The items of a plain list of paths are named by these, which no mention can spell.
+            # Outputs in a plain list are named by their paths, which are usually no identifiers.
             outputs = [
                 f"steps.{target.id}.{o.name}" for o in target.outputs if o.name.isidentifier()
             ]
@@ -404,7 +410,7 @@ class Sketch:
         if target.uses or target.select:
             known = list(scope.results.get(target.id, {}))
             if not known or target.id in scope.pending:
-                return True  # what it gives is not known yet, or it has problems of its own
+                return True  # its outputs are not known yet, or its problems are reported elsewhere
         else:
             known = [o.name for o in target.outputs]
         if ref.path[2:3] == ("same",) and len(ref.path) > 3 and "same" not in known:

@@ -104,7 +104,7 @@ def _shown_name(section: str, name: str) -> str:
     if section == "reads":
         return name
     if section == "outputs":
-        # Templates read `outputs.x` too: what is declared about it goes by another name.
+        # A declared output needs another name than the `outputs.x` that templates read.
         return f"output {name}"
     return f"{section}.{name}"
 

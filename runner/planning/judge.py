@@ -27,10 +27,12 @@ class Remembered(Protocol):
     def outputs(self) -> Sequence[Sequence[str]]: ...  # [name, path, content]
 
     @property
-    def metrics(self) -> Mapping[str, Any]: ...  # as the key says that they are read
+    def metrics(self) -> Mapping[str, Any]: ...  # by the metrics rule in the key
 
     @property
-    def measured(self) -> Mapping[str, Mapping[str, Any]]: ...  # by the digest of another rule
+    def measured(
+        self,
+    ) -> Mapping[str, Mapping[str, Any]]: ...  # by the digest of a rule outside the key
 
 
 class Traces(Protocol):
@@ -56,7 +58,7 @@ class Facts:
     )  # pattern among deps -> workspace paths; a literal path is not listed
     files: dict[str, str | None] = field(
         default_factory=dict
-    )  # workspace path -> content; None: not there
+    )  # workspace path -> content, None if missing
     code: dict[tuple[int, str], list[tuple[str, str]]] = field(
         default_factory=dict
     )  # home, pattern -> [name, content]
@@ -68,16 +70,18 @@ class Facts:
     )  # home, lock file -> content
     tools: dict[str, str | None] = field(
         default_factory=dict
-    )  # program -> content of its file; None: it is not on PATH
-    current_python: str | None = None  # with `--python current`: what stands for image and lock
+    )  # program -> content of its file, None if not on PATH
+    current_python: str | None = None  # with `--python current`: replaces the lock in the key
     there: dict[str, str | None] = field(default_factory=dict)  # published path -> content now
     ours: dict[str, str] = field(
         default_factory=dict
-    )  # published path -> content we put there last
+    )  # published path -> content that recipe last put there
     stored: Container[str] | None = (
-        None  # contents that can be restored; asked only when something has to be
+        None  # contents that can be restored; read only if an output is missing
     )
-    numbers: Numbers = _not_kept  # metrics by a rule that the trace knows none of, read from what is kept of its attempt; None: nothing is
+    numbers: Numbers = (
+        _not_kept  # reads metrics by a new rule from a stored attempt; None if nothing is stored
+    )
 
     def strange(self, path: str) -> bool:
         """Return whether a published path has foreign content: content that recipe neither put there last nor stores."""
@@ -107,10 +111,10 @@ class Verdict(NamedTuple):
     answer: str
     key: Digest | None
     reasons: tuple[str, ...]
-    made: Made | None  # what it left, when that is known
-    conflicts: tuple[str, ...] = ()  # published paths edited by hand
+    made: Made | None  # result of the step, if known
+    conflicts: tuple[str, ...] = ()  # target paths with foreign content
     former: Digest | None = (
-        None  # the key that it had while its metrics rule was part of it; None where its own has a trace
+        None  # key by the earlier version, with the metrics rule; None if the current key has a cache entry
     )
     forced: bool = False
     """Whether the caller forced the step to run."""
@@ -326,7 +330,7 @@ def world_of(
         if left.ok:
             world.append(["file", name, content] if content is not None else ["absent", name, ""])
     for producer, metric, name in node.late:
-        if name:  # without a name: only its `when` asks
+        if name:  # metrics without a name are not part of the key
             world.append(["value", name, made[producer].metrics.get(metric)])
     for tool in node.tools:
         if (content := facts.tools.get(tool)) is None:

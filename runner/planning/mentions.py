@@ -82,7 +82,7 @@ def steps_of(step: Step) -> list[str]:
 
 
 def _steps_in(template: str) -> list[str]:
-    # Only here: recipes without templates need no reader of them.
+    # Imported here, because recipes without templates do not need the template reader.
     from ..language.template import TemplateError, references
 
     try:

@@ -114,7 +114,7 @@ def _code(
             )
         elif posixpath.normpath(item.at) != "." and (
             wrong := why_unfit(item.at)
-        ):  # all of the attempt may be a checkout
+        ):  # the whole attempt directory may be a checkout
             yield recipe.document.problem(
                 "path-escape", f"a git checkout {wrong}", (*where, "at"), fix=BELOW
             )

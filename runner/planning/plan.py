@@ -61,10 +61,10 @@ class Node(NamedTuple):
     late: list[LateValue]
     after: list[int]  # order only
     outputs: list[OutputSpec]
-    prefix: str  # outputs are published below it
+    prefix: str  # directory of its published outputs
     lock: str
     flags: int
-    rule: str = ""  # the digest of its metrics rule, where that is no part of its key
+    rule: str = ""  # digest of its metrics rule, or empty if the rule is part of the key
     tools: Sequence[str] = ()  # programs on PATH whose files are part of its key
     choices: Sequence[int] = ()
     """Producers among which its templates choose: skipping one alone does not skip the step."""
@@ -87,7 +87,7 @@ class Pending:
     step: str
     producer: str
     output: str
-    pattern: str  # below the output
+    pattern: str  # relative to the output
 
 
 @dataclass(slots=True)
@@ -102,11 +102,11 @@ class Plan:
     pending: list[Pending]
     waiting: dict[
         str, list[str]
-    ]  # the steps that are no nodes before these matrices are expanded, theirs among them, and the steps that each needs
+    ]  # steps without nodes until a pending matrix is expanded -> the steps that each needs
     inputs: dict[str, Tree]
     specs: Callable[[], list[StepSpec]]
     settings: RunSettings
-    ahead: list[Ahead] = field(default_factory=list)  # one for each step that waits
+    ahead: list[Ahead] = field(default_factory=list)  # one per waiting step
     empty: list[tuple[str, str]] = field(default_factory=list)
     """Step and pattern of each axis without a match, unless the recipe allows an empty axis."""
     globs: list[tuple[str, str, bool | None]] = field(default_factory=list)

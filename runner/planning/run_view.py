@@ -293,14 +293,14 @@ def fold(
         )
         for id, row in _in_order(rows, planned).items()
     }
-    # A worker that has claimed it may have died before it stored a move.
+    # The worker may have died after it claimed the run and before its first event.
     begun = "ACTIVE" if run.state == "QUEUED" and run.fence and run.claim else run.state
     trains = _trains(steps, planned)
     standing = _standing_of(run, steps, planned, expected, others, trains, now)
     word_ = _word(run, begun, standing, steps, others, leases, live=live)
     progress = progress_of(standing)
     if word_ == "NEEDS_RECOVERY":
-        progress = progress._replace(eta=None)  # nothing is known to go on
+        progress = progress._replace(eta=None)  # no worker executes the run
     return RunView(
         run.id,
         run.state,
@@ -323,7 +323,7 @@ def apply_move(step: StepView, move: Moved) -> StepView:
         if move.before == State.RUNNING:
             return step._replace(phase=move.reason, reason=move.reason)
         number = data.get("attempt")
-        # One that could not be started moves through RUNNING without an attempt.
+        # A step that could not be started passes RUNNING without an attempt.
         begins = isinstance(number, int)
         return step._replace(
             state=after,
@@ -356,7 +356,7 @@ def apply_move(step: StepView, move: Moved) -> StepView:
 
 def _end_attempt(step: StepView, move: Moved) -> StepView:
     """Return the step after the end of its attempt."""
-    if move.reason == BUSY:  # it never began
+    if move.reason == BUSY:  # the attempt never began
         return step._replace(attempts=max(0, step.attempts - 1), began=None)
     took = move.data.get("seconds")
     if not is_number(took):
@@ -498,7 +498,7 @@ def _word(
     phases = {(step.state, step.phase) for step in steps.values()} | set(others)
     happened = len(steps) + sum(standing.others.values()) + _count_restored(standing)
     if standing.total is None or standing.total > happened:
-        phases.add((State.WAITING, ""))  # one to which nothing has happened
+        phases.add((State.WAITING, ""))  # a step without events
     return word(begun, failure=run.failure, steps=phases, leases=leases, claimed=live)
 
 
@@ -513,7 +513,7 @@ def _standing_of(
 ) -> Standing:
     states = {id: str(step.state) for id, step in steps.items()}
     if not others:
-        # A step without instances is there by its own name before anything happens to it.
+        # A single-instance step is counted by name before its first event.
         for name, count in planned.instances.items():
             if count == 1 and name not in states and name not in planned.fresh:
                 states[name] = State.WAITING
@@ -586,7 +586,7 @@ def _trains(steps: Mapping[str, StepView], planned: Planned) -> str:
     """Return the id of the training step: as planned, otherwise the best candidate among the reporting steps."""
     if planned.trains in steps:
         return planned.trains
-    # When the run began it may have stood for instances that were not known yet.
+    # At the start of the run, the planned id may have stood for unknown instances.
     reporting = [
         step
         for step in steps.values()
@@ -639,7 +639,7 @@ def _count_ended(run: Standing) -> int:
 def _count_restored(run: Standing) -> int:
     """Return the number of up-to-date steps without a row."""
     restored = len(set(run.fresh) - run.states.keys())
-    if run.others and run.total is not None:  # whose ids are not known
+    if run.others and run.total is not None:  # the ids of these steps are unknown
         room = run.total - len(run.states) - sum(run.others.values())
         return min(restored, max(0, room))
     return restored
@@ -657,7 +657,7 @@ def _percent(run: Standing, total: int | None) -> float | None:
         else:
             parts[id] = _part(run, id, state)
     free += sum(number for state, number in run.others.items() if state in FREE)
-    # With each step weighed, those of which only the number is known count as usual ones.
+    # Steps without a known id have the usual weight.
     is_weighed = total <= WEIGHED
     weights = {id: _weight(run, id) if is_weighed else 1.0 for id in parts}
     usual = _usual(run, weights)

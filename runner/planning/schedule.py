@@ -29,15 +29,15 @@ from ..retry import pause
 class State(StrEnum):
     """State of a step."""
 
-    WAITING = "WAITING"  # something it needs is not final
-    READY = "READY"  # what it needs is final: judge it
-    FRESH = "FRESH"  # its outputs are there already
-    QUEUED = "QUEUED"  # must run; waits for room
+    WAITING = "WAITING"  # a dependency is not final
+    READY = "READY"  # all dependencies are final; must be judged
+    FRESH = "FRESH"  # up to date
+    QUEUED = "QUEUED"  # must run; waits for a slot and pools
     RUNNING = "RUNNING"
     DONE = "DONE"
     FAILED = "FAILED"
-    SKIPPED = "SKIPPED"  # its `when` is false, or it was stopped early; or it needs such a step
-    BLOCKED = "BLOCKED"  # something it needs failed
+    SKIPPED = "SKIPPED"  # its `when` is false, it was stopped early, or a dependency is SKIPPED
+    BLOCKED = "BLOCKED"  # a dependency failed
     CANCELLED = "CANCELLED"
 
 
@@ -47,15 +47,15 @@ MOVES: Mapping[State, frozenset[State]] = {
     _S.WAITING: frozenset({_S.READY, _S.SKIPPED, _S.BLOCKED, _S.CANCELLED}),
     _S.READY: frozenset(
         {_S.FRESH, _S.QUEUED, _S.SKIPPED, _S.WAITING, _S.CANCELLED}
-    ),  # WAITING: what it needs is made again
+    ),  # WAITING: a dependency is rebuilt
     _S.QUEUED: frozenset(
         {_S.RUNNING, _S.READY, _S.WAITING, _S.CANCELLED}
-    ),  # READY: another run or step made it
+    ),  # READY: another run or step created the outputs
     _S.RUNNING: frozenset(
         {_S.DONE, _S.FAILED, _S.QUEUED, _S.CANCELLED, _S.SKIPPED}
-    ),  # QUEUED: retry, lost, pause, busy, orphaned; SKIPPED: early
-    _S.FRESH: frozenset({_S.QUEUED}),  # bytes gone
-    _S.DONE: frozenset({_S.QUEUED}),  # bytes gone
+    ),  # QUEUED: retry, lost, pause, busy or orphaned; SKIPPED: stopped early
+    _S.FRESH: frozenset({_S.QUEUED}),  # outputs lost
+    _S.DONE: frozenset({_S.QUEUED}),  # outputs lost
     _S.FAILED: frozenset(),
     _S.SKIPPED: frozenset(),
     _S.BLOCKED: frozenset(),
@@ -71,16 +71,14 @@ RunState: TypeAlias = Literal["ACTIVE", "PAUSED", "COMPLETED", "FAILED", "CANCEL
 
 _VERDICTS: Mapping[Verdict, State] = {"fresh": _S.FRESH, "run": _S.QUEUED, "skip": _S.SKIPPED}
 PREEMPTIONS = frozenset({"lost", "preempted"})
-LIMIT = "limit"  # why an attempt ended that the run's own limits stopped: another try has no time either
-EARLY = "stopped early"  # why an attempt ended that others had left behind: what mentions the step is skipped with it
-BUSY = "busy"  # why an attempt never began for which there seemed to be room
-ORPHANED = (
-    "orphaned"  # its worker is gone: another looks for the attempt, and takes it up or begins anew
-)
-_FREE = frozenset({"stopped", BUSY, ORPHANED})  # ends that cost nothing of a step's budgets
+LIMIT = "limit"  # reason: stopped by a limit of the run, without a retry
+EARLY = "stopped early"  # reason: stopped by successive halving; steps that read its outputs are skipped
+BUSY = "busy"  # reason: the attempt never began, because the host had no free slot
+ORPHANED = "orphaned"  # reason: the worker is lost; another one resumes or restarts the attempt
+_FREE = frozenset({"stopped", BUSY, ORPHANED})  # reasons that cost no retry budget
 _NOT_STARTED = (_S.WAITING, _S.READY, _S.QUEUED)
 _PATIENCE = 16
-_UNIT = 1_000_000  # pools are counted in whole millionths: sums of floats would drift
+_UNIT = 1_000_000  # pools are counted in whole millionths, because sums of floats would drift
 
 
 _NO_DATA: Mapping[str, object] = {}
@@ -129,7 +127,9 @@ class Outcome(NamedTuple):
     detail: str = ""
     saved: bool = False
     """Whether the attempt left a new checkpoint.  A preemption then costs no budget, because the next attempt resumes."""
-    adjusted: bool = False  # the step is another one by now: the next try is not the same again
+    adjusted: bool = (
+        False  # the step was changed for the next attempt, for example after running out of memory
+    )
 
 
 class Spent(NamedTuple):
@@ -165,7 +165,7 @@ def priorities(tasks: Sequence[Task], seconds: Mapping[str, float]) -> dict[str,
     pass from last to first is enough, without networkx.
     """
     lengths: dict[str, float] = {}
-    rest: dict[str, float] = {}  # the longest way from the end of a step to the end of the run
+    rest: dict[str, float] = {}  # longest path from the end of a step to the end of the run
     for task in reversed(tasks):
         lengths[task.id] = length = rest.get(task.id, 0.0) + seconds.get(task.id, 1.0)
         for need in task.needs + task.after:
@@ -244,7 +244,7 @@ class Scheduler:
         self._pausing = False
         self.opening: tuple[Move, ...] = tuple(self._add(tasks, states or {}, attempts or {}))
 
-    # What to do next
+    # Next steps
 
     def ready(self, limit: int | None = None) -> list[str]:
         """Return the steps to judge now, most urgent first."""
@@ -259,7 +259,7 @@ class Scheduler:
             return []
         return self._board.room.choose(room, resting)
 
-    # What happened
+    # Events
 
     def judge(self, id: str, verdict: Verdict, reason: str = "") -> list[Move]:
         """Record the verdict for a READY step, and return all moves."""
@@ -292,7 +292,7 @@ class Scheduler:
             after = _S.FAILED
             self._board.hard_failures += (
                 node.task.allow_failure
-            )  # a run that was cut short has not completed, whatever may fail in it
+            )  # a limit fails the run even if the step has `allow_failure`
         else:
             if outcome.adjusted:
                 again = not self._draining
@@ -327,7 +327,7 @@ class Scheduler:
         self._jobs += jobs
         self._board.room.grow(capacity)
 
-    # What people ask for
+    # Requests by users
 
     def drain(self, reason: str = "interrupted") -> list[Move]:
         """Start no new steps.  Cancel the unstarted ones once the last running step ends."""
@@ -351,7 +351,7 @@ class Scheduler:
         """End the pause."""
         self._pausing = False
 
-    # How it stands
+    # State
 
     def state(self, id: str) -> State:
         return self._board.nodes[id].state
@@ -396,7 +396,7 @@ class Scheduler:
             return "FAILED"
         return "CANCELLED" if self._board.counts[_S.CANCELLED] else "COMPLETED"
 
-    # What follows
+    # Consequences
 
     def _apply(
         self, node: _Node, after: State, reason: str = "", data: Mapping[str, object] | None = None
@@ -439,7 +439,7 @@ class Scheduler:
         for node in added:
             self._board.go_back(
                 node, moves
-            )  # we died between a step that went back and those that had to go back with it
+            )  # a crash may have separated the moves of a rebuilt step and its dependents
         for node in added:
             if node.state is _S.WAITING:
                 self._board.place(node, moves)
@@ -452,7 +452,7 @@ class Scheduler:
         if not self._giving_up or (counts[_S.RUNNING] and not self._cancelling):
             return
         if not any(counts[state] for state in _NOT_STARTED):
-            return  # without a walk over all steps
+            return  # avoids a loop over all steps
         reason = self._cancelling or self._draining or "a step failed"
         for node in self._board.nodes.values():
             if node.state in _NOT_STARTED:
@@ -623,7 +623,7 @@ class _Room:
             else:
                 walks[elder].stop()
                 del walks[elder]
-            elder.take(free)  # what it has or is owed; others live on what is left
+            elder.take(free)  # amounts of the started or reserved step; others share the rest
         heads = [
             (node.rank, shape) for shape, walk in walks.items() if (node := walk.next()) is not None
         ]
@@ -631,7 +631,7 @@ class _Room:
         while heads and len(chosen) < most:
             rank, shape = heappop(heads)
             if not shape.fits(free):
-                continue  # nor does any other of this shape
+                continue  # no other step of this shape fits either
             shape.take(free)
             chosen.append(rank[2])
             if (node := walks[shape].next()) is not None:
@@ -695,14 +695,14 @@ class _Node:
         self.preemptions = used.preemptions if used else 0
         self.below: list[_Node] = []
         self.replace(task)
-        self.passed = self.passes  # what the steps below were decided by
+        self.passed = self.passes  # value at the last update of the dependents
 
     def replace(self, task: Task) -> None:
         self.task = task
         self.rank = (-task.priority, self.order, task.id)
         self.shape: _Shape | None = None
         self.above: list[_Node] = []
-        self.unmet = 0  # needs that do not let it pass yet
+        self.unmet = 0  # number of unfinished dependencies
 
     @property
     def passes(self) -> bool:

@@ -51,7 +51,7 @@ class Source(NamedTuple):
     name: str  # its path in the attempt
     kind: str  # path, hf, s3, gs, https or stream
     address: str
-    only: Sequence[str]  # globs of the files that are wanted; empty: all
+    only: Sequence[str]  # globs of the selected files; empty means all
 
     @property
     def in_bucket(self) -> bool:
@@ -78,7 +78,7 @@ class LateValue(NamedTuple):
 
     producer: int
     metric: str
-    name: str  # its name in the key, or "" when it is no part of the key
+    name: str  # its name in the key, or "" if it is not part of the key
 
 
 class Publication(NamedTuple):
@@ -107,8 +107,8 @@ class StateSpec(NamedTuple):
     checkpoint: str | None  # the glob of one checkpoint below the path
     every: float | None  # seconds between downloads of new checkpoints from another host
     keep: int | None  # how many checkpoints are kept
-    shared: bool = False  # whether they go to the shared store, too
-    every_steps: int | None = None  # steps between two that are downloaded
+    shared: bool = False  # whether checkpoints are also uploaded to the shared store
+    every_steps: int | None = None  # steps between two downloaded checkpoints
 
 
 class SyncSpec(NamedTuple):
@@ -123,15 +123,17 @@ class GitSpec(NamedTuple):
 
     url: str
     commit: str
-    at: str  # the folder in the attempt
+    at: str  # the directory in the attempt
 
 
 class MetricAsked(NamedTuple):
     """Metric of another step that a template reads."""
 
     metric: str
-    many: bool  # the step has a matrix: a list with a value for each instance
-    same: Sequence[str] = NO_IDS  # of these instances alone, those that have the reader's axes
+    many: bool  # whether the value is a list over instances
+    same: Sequence[str] = (
+        NO_IDS  # ids of the instances with the reader's axis values; empty means all
+    )
 
 
 class MetricsSpec(NamedTuple):
@@ -228,7 +230,7 @@ class Names(NamedTuple):
 class Author(TypedDict, total=False):
     """Author half of a key before hashing: the step's text with unrendered templates, and the values that they read."""
 
-    id: list[str]  # of a step without outputs: the recipe's name and its own
+    id: list[str]  # recipe name and step id, for a step without outputs
     run: list[Tree]
     script: str
     shell: str
@@ -270,15 +272,15 @@ class StepSpec(NamedTuple):
     state: Sequence[StateSpec] = ()
     continues: Mapping[str, Tree] = NOTHING
     options: StepOptions = StepOptions()
-    asks: Mapping[str, Sequence[MetricAsked]] = NOTHING  # by step: metrics that its templates read
+    asks: Mapping[str, Sequence[MetricAsked]] = NOTHING  # metrics that its templates read, by step
     metrics: MetricsSpec | None = None
-    when: Leaf = None  # only one that reads metrics; others were decided when the plan was compiled
+    when: Leaf = None  # set only if it reads step results; others are decided at compile time
     nodes: int | str | None = (
-        None  # an expression where only an earlier step's metrics can tell; None: it does not say
+        None  # node count, or an expression over metrics of earlier steps; None if unset
     )
     python: str = ""  # a version such as 3.12; empty: any
     unlisted: Mapping[str, str] = (
-        NOTHING  # secret inputs of the recipe that the step does not get, by environment variable
+        NOTHING  # the recipe's secret inputs that the step does not get, by environment variable
     )
 
     @property
@@ -298,7 +300,7 @@ class StepSpec(NamedTuple):
             names=Names._make(spec.names),
             sync=[SyncSpec._make(each) for each in spec.sync],
             state=[StateSpec._make(each) for each in spec.state],
-            # A plan that was kept by an earlier version may lack the last ones.
+            # A plan stored by an earlier version may lack the last options.
             options=StepOptions(*spec.options),
             asks={
                 step: [MetricAsked._make(each) for each in asked]

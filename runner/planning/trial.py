@@ -283,7 +283,7 @@ def _script(text: str, bash: bool, names: Mapping[str, Any]) -> None:
 def _variable(leaf: Any, names: Mapping[str, Any]) -> None:
     value = evaluate(leaf, names)
     if value is None or (isinstance(value, Unknown) and value.may_be_null):
-        return  # it stays unset
+        return  # the variable stays unset
     try:
         text = text_of(value)
     except TemplateError as error:
