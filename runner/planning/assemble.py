@@ -306,10 +306,10 @@ def _sort_drafts(sketch: Sketch) -> list[Draft]:
     }
     if is_in_order(needs):
         return _number_drafts(sketch.drafts)
-    from .graph import as_written, circle, dag
+    from .graph import as_written, dag, find_cycle
 
     graph = dag(needs)
-    loop = [sketch.drafts[place] for place in circle(graph)]
+    loop = [sketch.drafts[place] for place in find_cycle(graph)]
     if loop:
         sketch.problem(
             loop[0].recipe,

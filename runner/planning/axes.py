@@ -18,7 +18,7 @@ from .ids import encode_value
 from .path_rules import WORKSPACE
 from .patterns import is_excluded
 from .plan import SKIP, Pending
-from .trial import Scene, never
+from .trial import Scene, is_never_true
 
 if TYPE_CHECKING:
     from ..language.recipe import Recipe, Step
@@ -223,7 +223,7 @@ class Axes:
 
     def _record_empty(self, scope: Scope, step: Step, axis: _GlobAxis) -> None:
         """Record an axis without values, or report a problem if `allow_empty` is false."""
-        if never(step.when, Scene({"inputs": scope.inputs})):
+        if is_never_true(step.when, Scene({"inputs": scope.inputs})):
             return
         allowed = axis.written.get("allow_empty")
         id = f"{scope.prefix}{step.id}"

@@ -13,7 +13,7 @@ from .assemble import run_settings
 from .drafts import Draft, Scope, Sketch
 from .mentions import is_template, walk
 from .plan import SELECT, SKIP
-from .trial import Scene, faults, hook_faults, never, scene_of
+from .trial import Scene, faults, find_hook_faults, is_never_true, scene_of
 
 if TYPE_CHECKING:
     from ..language.recipe import Input, Recipe
@@ -53,7 +53,7 @@ class Trial:
             open_inputs = _UnknownInputs(self, open)
             if self.wanted(HOOKS) and (top := sketch.top) is not None:
                 inputs = {**top.inputs, **open_inputs.of(top)}
-                for where, error in hook_faults(run_settings(top.recipe), inputs):
+                for where, error in find_hook_faults(run_settings(top.recipe), inputs):
                     self._report(top.recipe, where, error, places)
             skipped = set[int]()
             for draft in [*sketch.drafts, *sketch.ghosts]:
@@ -73,7 +73,7 @@ class Trial:
         """Return whether a step never runs with these values."""
         if exact and draft.flags & SKIP:
             return True
-        if never(draft.step.when, scene):
+        if is_never_true(draft.step.when, scene):
             return True
         return any(group and all(id(d) in skipped for d in group) for group in draft.wants)
 

@@ -30,7 +30,7 @@ LEAST: Final = 60.0
 """Minimum silence, in seconds, of a stalled training."""
 
 
-def of_exit(reason: str, said: str) -> str:
+def find_exit_cause(reason: str, said: str) -> str:
     """Return `oom` or `nan` if the end of the command's output shows it, otherwise `reason`."""
     # Patterns are compiled only after a failure, because compiling takes longer than many runs.
     if reason in ("exit", "signal") and re.search(_MEMORY, said, re.MULTILINE):
@@ -52,9 +52,9 @@ LONGEST_ERROR: Final = 500
 """Maximum length of a stored error message, in characters."""
 
 
-def error_in(said: str) -> str:
+def find_error(said: str) -> str:
     """Return the last error in a command's output, such as `ValueError: no rows`, or an empty string."""
-    # Patterns are compiled only after a failure, as in `of_exit`.
+    # Patterns are compiled only after a failure, as in `find_exit_cause`.
     memory = r"(?:CUDA|HIP|XPU) out of memory\.(?: Tried to allocate [\d.]+ \w+)?"
     if found := re.findall(memory, said):
         return str(found[-1]).removesuffix(".")
@@ -74,7 +74,7 @@ def _name(line: str) -> str:
     return line.partition(":")[0].rpartition(".")[2].strip()
 
 
-def last_line(said: str) -> str:
+def find_last_line(said: str) -> str:
     """Return the last non-empty line.  Of a progress bar redrawn with carriage returns, return the last state."""
     for line in reversed(said.split("\n")):
         if text := line.rstrip("\r").rpartition("\r")[2].strip():

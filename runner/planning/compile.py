@@ -54,7 +54,7 @@ from .drafts import (
 )
 from .leaves import LeafReader, take
 from .mentions import mentions_step, templates
-from .path_rules import BELOW, WORKSPACE, find_misplaced_paths, why_unfit
+from .path_rules import BELOW, WORKSPACE, explain_unfit, find_misplaced_paths
 from .patterns import (
     MadePaths,
     as_pattern,
@@ -397,7 +397,7 @@ class _Compiler:
             return UNKNOWN_PATH
         if not sound:
             return invalid
-        wrong = "is null" if value is None else why_unfit(str(value))
+        wrong = "is null" if value is None else explain_unfit(str(value))
         if not wrong:
             return posixpath.normpath(str(value))
         if value != output.path:  # find_misplaced_paths reports literal paths
@@ -426,7 +426,7 @@ class _Compiler:
         value = self.sketch.evaluate(scope, state.path, places, where)
         if isinstance(value, Unknown):
             return state.path
-        if value not in (None, state.path) and (wrong := why_unfit(str(value))):
+        if value not in (None, state.path) and (wrong := explain_unfit(str(value))):
             self.sketch.problem(
                 scope.recipe,
                 "path-escape",

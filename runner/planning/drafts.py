@@ -192,7 +192,7 @@ class Scope:
         ]
 
 
-class Standing(NamedTuple):
+class SkipState(NamedTuple):
     """Known skip state of a step: skipped, or possibly skipped."""
 
     skipped: bool
@@ -224,17 +224,17 @@ class Sketch:
         self.homes: list[str] = []
         self.top: Scope | None = None
         self.skips = False  # whether a step is, or may be, skipped
-        self._standings: dict[int, Standing] = {}  # by the id of a list of drafts
+        self._standings: dict[int, SkipState] = {}  # by the id of a list of drafts
 
-    def skip_state(self, group: list[Draft]) -> Standing:
+    def skip_state(self, group: list[Draft]) -> SkipState:
         """Return the skip state of a step, from all its instances."""
         if not group:
-            return Standing(False, False)
+            return SkipState(False, False)
         found = self._standings.get(id(group))
         if found is None:
             skipped = all(draft.flags & SKIP for draft in group)
             doubtful = not skipped and any(draft.doubtful for draft in group)
-            found = self._standings[id(group)] = Standing(skipped, doubtful)
+            found = self._standings[id(group)] = SkipState(skipped, doubtful)
         return found
 
     def wait(self, scope: Scope, step: Step, needs: Iterable[str]) -> None:

@@ -21,7 +21,7 @@ def dag(needs: Mapping[T, Iterable[T]]) -> nx.DiGraph[T]:
     return graph
 
 
-def circle(graph: nx.DiGraph[T]) -> list[T]:
+def find_cycle(graph: nx.DiGraph[T]) -> list[T]:
     """Return a cycle, with each node before one of its dependencies and the first node repeated at the end.
 
     Return an empty list if there is none.  The search starts at the first node that a cycle blocks.
@@ -42,6 +42,6 @@ def as_written(graph: nx.DiGraph[T]) -> list[T]:
     return list(nx.lexicographical_topological_sort(graph, key=lambda _: 0))
 
 
-def needs_first(graph: nx.DiGraph[T]) -> list[T]:
+def order_needs_first(graph: nx.DiGraph[T]) -> list[T]:
     """Return each node right after its unlisted dependencies, otherwise in written order.  The graph must have no cycle."""
     return list(nx.dfs_postorder_nodes(graph.reverse(copy=False)))

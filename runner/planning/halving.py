@@ -36,7 +36,7 @@ def stream(points: Sequence[Mapping[str, object]], metric: str) -> Stream:
     return found
 
 
-def behind(own: Stream, others: Sequence[Stream], least: bool) -> str:
+def explain_stop(own: Stream, others: Sequence[Stream], least: bool) -> str:
     """Return the reason for stopping an instance early, or an empty string if it continues.
 
     Rungs are at two, four, eight … times the first step that any instance reported.  An instance

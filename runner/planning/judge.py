@@ -71,7 +71,7 @@ class Facts:
     tools: dict[str, str | None] = field(
         default_factory=dict
     )  # program -> content of its file, None if not on PATH
-    current_python: str | None = None  # with `--python current`: replaces the lock in the key
+    current_python: str | None = None  # with `--python current`: replaces the image and the lock in the key
     there: dict[str, str | None] = field(default_factory=dict)  # published path -> content now
     ours: dict[str, str] = field(
         default_factory=dict
@@ -158,7 +158,7 @@ def judge(
     except (TypeError, ValueError) as error:
         reason = f"cannot compute its cache key ({error}); the result will not be cached"
         return Verdict(RUN, None, (reason,), None)
-    if node.flags & WHEN_LATE and not when(plan.specs()[n], made, plan, n):
+    if node.flags & WHEN_LATE and not evaluate_when(plan.specs()[n], made, plan, n):
         return Verdict(SKIPPED, key, ("its `when` is false",), NOTHING)
     is_uncached = bool(node.flags & UNCACHED)
     trace, former = (None, None) if is_uncached else _find_trace(plan, n, key, world, facts)
@@ -346,7 +346,7 @@ def world_of(
     return world, missing
 
 
-def when(spec: StepSpec, made: Mapping[int, Made], plan: Plan, n: int) -> bool:
+def evaluate_when(spec: StepSpec, made: Mapping[int, Made], plan: Plan, n: int) -> bool:
     """Return the value of a `when` that reads metrics.  Raises CannotRun if it is not a boolean or a metric is missing."""
     from ..errors import CannotRun
     from ..language.template import TemplateError, evaluate

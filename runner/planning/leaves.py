@@ -21,7 +21,7 @@ from .drafts import (
     plain_value,
 )
 from .ids import encode_value
-from .pairs import SAME, Pair, is_same, pair, shared_axes
+from .pairs import SAME, Pair, find_pair, is_same, shared_axes
 from .patterns import as_pattern
 from .plan import PAIRED
 from .step import MetricAsked, Source
@@ -218,7 +218,7 @@ class LeafReader:
         draft = self._draft
         if draft.ghost or (name != "metrics" and name not in self._scope.results.get(id, {})):
             return  # the step waits, or its problem is reported elsewhere
-        found = pair(self._scope, id, draft.matrix)
+        found = find_pair(self._scope, id, draft.matrix)
         if found is None:
             self._report_no_pair(mention, id)
             return

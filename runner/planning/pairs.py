@@ -45,7 +45,7 @@ def shared_axes(step: Step, other: Step) -> list[str]:
     return [axis for axis in other.matrix or {} if axis in (step.matrix or {})]
 
 
-def pair(scope: Scope, id: str, matrix: Mapping[str, Any]) -> Pair | None:
+def find_pair(scope: Scope, id: str, matrix: Mapping[str, Any]) -> Pair | None:
     """Return the instances of step `id` that match the axis values `matrix`, or None."""
     axes = [axis for axis in scope.recipe.steps[id].matrix or {} if axis in matrix]
     by_values = scope.pairs.get((id, tuple(axes)))
@@ -77,7 +77,7 @@ class SameResults(Mapping[str, Any]):
             return _Metrics()
         if self._id in self._scope.pending or any(map(holds_unknown, self._matrix.values())):
             return _OUTPUT
-        found = pair(self._scope, self._id, self._matrix)
+        found = find_pair(self._scope, self._id, self._matrix)
         if found is None:
             raise KeyError(name)
         if found.one and _is_skipped(found.instances[0]):

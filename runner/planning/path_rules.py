@@ -19,7 +19,7 @@ WORKSPACE: Final = "use a path below the workspace, or an input of type file or 
 _CODE: Final = "move the code below the workspace, or use {git: …}"
 
 
-def why_unfit(path: str, *, folder: bool = True) -> str:
+def explain_unfit(path: str, *, folder: bool = True) -> str:
     """Return the reason for which an attempt cannot write a path, as the end of a sentence, or an empty string.
 
     `folder` allows a directory.
@@ -70,7 +70,7 @@ def _paths_of_step(recipe: Recipe, step: Step) -> Iterator[Problem]:
     if step.metrics and step.metrics.file:
         named.append((f'the metrics file of "{step.id}"', step.metrics.file, ("metrics", "file")))
     for what, path, below in named:
-        if "{{" not in path and (wrong := why_unfit(path)):
+        if "{{" not in path and (wrong := explain_unfit(path)):
             yield recipe.document.problem(
                 "path-escape",
                 f"{what} {wrong}",
@@ -78,7 +78,7 @@ def _paths_of_step(recipe: Recipe, step: Step) -> Iterator[Problem]:
                 fix=BELOW,
             )
     for path in step.files:
-        if wrong := why_unfit(path, folder=False):
+        if wrong := explain_unfit(path, folder=False):
             yield recipe.document.problem(
                 "path-escape",
                 f'a file of "{step.id}" {wrong}',
@@ -113,7 +113,7 @@ def _code(
                 where,
             )
         elif posixpath.normpath(item.at) != "." and (
-            wrong := why_unfit(item.at)
+            wrong := explain_unfit(item.at)
         ):  # the whole attempt directory may be a checkout
             yield recipe.document.problem(
                 "path-escape", f"a git checkout {wrong}", (*where, "at"), fix=BELOW

@@ -11,7 +11,7 @@ from .plan import Plan
 from .step import StepSpec
 
 
-def secrets_set(spec: StepSpec, environ: Mapping[str, str]) -> list[Secret]:
+def find_secrets_set(spec: StepSpec, environ: Mapping[str, str]) -> list[Secret]:
     """Return the secrets of a step that are set, by their names in the step's environment."""
     return [
         Secret(each.variable, environ[each.source])
@@ -49,7 +49,7 @@ def variables_passed(
     )
 
 
-def of_addresses(addresses: Iterable[str]) -> list[Secret]:
+def secrets_of_addresses(addresses: Iterable[str]) -> list[Secret]:
     """Return the secret parts of addresses, such as passwords and tokens."""
     return [
         Secret("address", part)

@@ -33,13 +33,13 @@ def order_steps(recipe: Recipe) -> tuple[list[str], list[list[str]]]:
         likely[step.id] = [*certain[step.id], *perhaps]
     if is_in_order(likely):
         return list(likely), []
-    from .graph import circle, dag, needs_first
+    from .graph import dag, find_cycle, order_needs_first
 
     for needs in (likely, certain):
         graph = dag(needs)
-        loop = circle(graph)
+        loop = find_cycle(graph)
         if not loop:
-            return needs_first(graph), []
+            return order_needs_first(graph), []
     return [], [loop]
 
 

@@ -23,7 +23,7 @@ class Reporting(NamedTuple):
         return self.keeps_checkpoints or self.total is not None
 
 
-def training_of(steps: Iterable[Reporting]) -> str:
+def find_training(steps: Iterable[Reporting]) -> str:
     """Return the id of the training step, or an empty string if no step reports metrics.
 
     Checkpoints are the strongest evidence, then a number of training steps, then the longest

@@ -99,7 +99,7 @@ def faults(spec: StepSpec, scene: Scene) -> Iterator[tuple[Where, TemplateError]
         yield from _try_part(("when",), [when], partial(_condition, when), scene)
 
 
-def hook_faults(
+def find_hook_faults(
     settings: RunSettings, inputs: Mapping[str, Any]
 ) -> Iterator[tuple[Where, TemplateError]]:
     """Yield the location and error of each setup, cleanup or health command that cannot be rendered."""
@@ -115,7 +115,7 @@ def hook_faults(
             yield (*where, *below[1:]), error
 
 
-def never(when: object, scene: Scene) -> bool:
+def is_never_true(when: object, scene: Scene) -> bool:
     """Return whether a `when` is false for all unknown values."""
     if not isinstance(when, str):
         return when is False
