@@ -71,7 +71,9 @@ class Facts:
     tools: dict[str, str | None] = field(
         default_factory=dict
     )  # program -> content of its file, None if not on PATH
-    current_python: str | None = None  # with `--python current`: replaces the image and the lock in the key
+    current_python: str | None = (
+        None  # with `--python current`: replaces the image and the lock in the key
+    )
     there: dict[str, str | None] = field(default_factory=dict)  # published path -> content now
     ours: dict[str, str] = field(
         default_factory=dict

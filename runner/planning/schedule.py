@@ -285,27 +285,35 @@ class Scheduler:
         elif outcome.reason == EARLY:
             after = _S.SKIPPED
         elif outcome.reason == "stopped":
-            after = _S.QUEUED if self._pausing else _S.CANCELLED if self._draining else _S.FAILED
+            after = self._state_after_stop()
         elif outcome.reason in (BUSY, ORPHANED):
             after = _S.CANCELLED if self._draining else _S.QUEUED
         elif outcome.reason == LIMIT:
             after = _S.FAILED
-            self._board.hard_failures += (
-                node.task.allow_failure
-            )  # a limit fails the run even if the step has `allow_failure`
+            # A limit fails the run even if the step has `allow_failure`.
+            self._board.hard_failures += node.task.allow_failure
+        elif self._use_budget(node, outcome):
+            after = _S.QUEUED
+            data["wait"] = backoff(node.failures + node.preemptions)
         else:
-            if outcome.adjusted:
-                again = not self._draining
-            elif outcome.reason in PREEMPTIONS:
-                node.preemptions += not outcome.saved
-                again = node.preemptions <= node.task.preemptions
-            else:
-                node.failures += 1
-                again = node.failures <= node.task.retries
-            after = _S.QUEUED if again else _S.FAILED
-            if again:
-                data["wait"] = backoff(node.failures + node.preemptions)
+            after = _S.FAILED
         return self._apply(node, after, "" if outcome.ok else outcome.reason, data)
+
+    def _state_after_stop(self) -> State:
+        """Return the state of a running step that was stopped on request."""
+        if self._pausing:
+            return _S.QUEUED
+        return _S.CANCELLED if self._draining else _S.FAILED
+
+    def _use_budget(self, node: _Node, outcome: Outcome) -> bool:
+        """Charge a failed attempt to its budget, and return whether another attempt is allowed."""
+        if outcome.adjusted:
+            return not self._draining
+        if outcome.reason in PREEMPTIONS:
+            node.preemptions += not outcome.saved
+            return node.preemptions <= node.task.preemptions
+        node.failures += 1
+        return node.failures <= node.task.retries
 
     def lose(self, id: str, reason: str) -> list[Move]:
         """Queue a FRESH or DONE step again, because its outputs are lost.
@@ -449,7 +457,9 @@ class Scheduler:
     def _sweep(self, moves: list[Move]) -> None:
         """Cancel the unstarted steps of an ending run: at once if cancelled, otherwise once no step runs."""
         counts = self._board.counts
-        if not self._giving_up or (counts[_S.RUNNING] and not self._cancelling):
+        if not self._giving_up:
+            return
+        if counts[_S.RUNNING] and not self._cancelling:
             return
         if not any(counts[state] for state in _NOT_STARTED):
             return  # avoids a loop over all steps
