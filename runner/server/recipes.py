@@ -50,8 +50,6 @@ if TYPE_CHECKING:
 
 router = APIRouter(prefix="/v1", tags=["recipes"])
 
-LATEST: Final = 500
-"""Number of latest runs that are searched for the last use of a recipe."""
 ROOTS: Final = ("DATA_DIR", "DATASETS_DIR", "MODELS_DIR", "CHECKPOINTS_DIR")
 """Environment variables with data directories, in addition to `roots` under [data]."""
 
