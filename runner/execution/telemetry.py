@@ -10,7 +10,7 @@ from typing import Final
 
 from ..errors import RecipeError
 from ..language.values import is_number
-from ..planning.training import training_of
+from ..planning.training import find_training
 from ..storage.metrics import parse, reader
 from ..storage.records.exchange import Chunk
 from ..storage.records.letters import NO_NUMBERS, Letters, Numbers, moment, point_of
@@ -198,7 +198,7 @@ class Telemetry:
         """Return the ID of the training step, or "" if no known step reports metrics."""
         if not self._training:
             steps = reporting_steps(self._ws, self._found)
-            self._training = training_of(steps)
+            self._training = find_training(steps)
             plan = self._found.plan
             metrics = plan.specs()[plan.index[self._training]].metrics if self._training else None
             if metrics is not None and metrics.file:

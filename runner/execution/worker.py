@@ -39,7 +39,7 @@ from ..planning.halving import Goal
 from ..planning.ids import bare
 from ..planning.judge import FRESH
 from ..planning.schedule import Move
-from ..planning.secret_values import all_given, of_addresses
+from ..planning.secret_values import all_given, secrets_of_addresses
 from ..secrets import Masker
 from ..storage.content.files import no_space
 from ..storage.records.runs import Requested, RunState
@@ -101,7 +101,7 @@ class Assignment:
         self.masker = Masker(
             [
                 *all_given(self.found.plan, self.ws.environ),
-                *of_addresses(self.ws.addresses.values()),
+                *secrets_of_addresses(self.ws.addresses.values()),
             ]
         )
 

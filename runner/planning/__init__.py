@@ -1,1 +1,1 @@
-"""A Recipe and its inputs become a Plan, and decisions about it.  Pure: no disk, clock, process or network."""
+"""Compile a recipe and its inputs into a plan, and decide which steps run.  Pure: no disk, clock, process or network."""

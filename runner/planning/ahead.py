@@ -1,4 +1,4 @@
-"""What can be known of a step that waits for an expansion: one instance stands for all, with values that are not known yet."""
+"""Check a step before its matrix is known: one sample instance, with unknown values, stands for all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def foresee(scope: Scope, draft: Draft) -> None:
-    """Let later steps read the outputs of one that waits, and let it read those that it mentions."""
+    """Give a waiting step's later readers placeholder outputs, and the step placeholders for the waiting steps it mentions."""
     many = draft.step.matrix is not None
     paths: dict[str, Any] = {name: path or A_TEXT for name, (path, _) in draft.outputs.items()}
     scope.foreseen[draft.step.id] = {
@@ -28,8 +28,8 @@ def foresee(scope: Scope, draft: Draft) -> None:
     draft.spec = draft.spec._replace(names=names)
 
 
-def tried_ghosts(sketch: Sketch) -> list[Problem]:
-    """What no attempt of the steps that wait can render."""
+def find_ghost_problems(sketch: Sketch) -> list[Problem]:
+    """Return the problems that every attempt of a waiting step would hit."""
     trial = Trial(wanted={draft.id for draft in sketch.ghosts}.__contains__)
     trial.try_all(sketch)
     return trial.problems

@@ -1,4 +1,4 @@
-"""Put drafts together into a Plan: who makes what, in which order, what is published."""
+"""Assemble drafts into a Plan: output collisions, topological order, skips and published outputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from ..digest import Digest
 from ..errors import Invalid, Location, Problem
 from ..paths import heads
 from .choices import choose_branches
-from .drafts import UNKNOWN_PATH, Draft, PathValue, Results, Sketch, plain_value, producers
+from .drafts import (
+    UNKNOWN_PATH,
+    Draft,
+    PathValue,
+    Results,
+    Scope,
+    Sketch,
+    plain_value,
+    producers,
+)
 from .fingerprint import author_digest
 from .plan import SELECT, SKIP, Ahead, Node, Plan
 from .step import (
@@ -37,51 +46,18 @@ def assemble(
     digest: Digest,
     replaced: Limits | None,
 ) -> Plan:
-    """The plan of `recipe`, whose own limits `replaced` may replace.  Raises Invalid with every problem of the sketch, and those found here."""
-    _collisions(sketch)
-    publish = _publish(sketch, recipe)
+    """Build the plan of `recipe`; values in `replaced` override the recipe's limits.
+
+    Raises Invalid with all problems of the sketch and of the assembly.
+    """
+    _report_collisions(sketch)
+    publish = _find_published(sketch, recipe)
     if sketch.problems:
         raise Invalid(drop_echoes(sketch.problems))
     drafts = _sort_drafts(sketch)
-    _skip(drafts)
+    _skip_dependents(drafts)
     publish = [item for item in publish if not item[0].flags & SKIP]
-    nodes = []
-    for d in drafts:
-        nodes.append(
-            Node(
-                d.id,
-                author_digest(d.author),
-                list(dict.fromkeys(d.deps)),
-                d.code,
-                d.home,
-                list(d.takes.values()),
-                [
-                    Upstream(p.number, output, name, below)
-                    for name, (p, output, below) in _apart(d.upstream).items()
-                ],
-                [
-                    *(
-                        LateValue(
-                            p.number, metric, f"steps.{p.id[len(d.prefix) :]}.metrics.{metric}"
-                        )
-                        for (_, metric), p in d.late.items()
-                    ),
-                    *(
-                        LateValue(p.number, metric, "")
-                        for (id, metric), p in d.asked.items()
-                        if (id, metric) not in d.late
-                    ),
-                ],
-                sorted({p.number for p in d.after}),
-                [OutputSpec(name, path, flags) for name, (path, flags) in d.outputs.items()],
-                d.prefix,
-                d.lock,
-                d.flags,
-                d.spec.metrics.rule if d.spec.metrics is not None else "",
-                list(d.tools),
-                _choices(d),
-            )
-        )
+    nodes = [_node(draft) for draft in drafts]
     specs = [d.spec for d in drafts]
     shown = {k: plain_value(v) for k, v in values.items() if recipe.inputs[k].type != "secret"}
     return Plan(
@@ -95,18 +71,56 @@ def assemble(
         shown,
         lambda: specs,
         run_settings(recipe, replaced),
-        ahead=[
-            Ahead(d.id, d.home, list(d.takes.values()), d.deps, d.code)
-            for d in sketch.ghosts
-            if not d.flags & SKIP
-        ],
+        ahead=[_ahead(ghost) for ghost in sketch.ghosts if not ghost.flags & SKIP],
         empty=sketch.empty,
         globs=[(step, text, allowed) for (step, text), allowed in sketch.globs.items()],
     )
 
 
+def _node(draft: Draft) -> Node:
+    """Return the node of a numbered draft."""
+    metrics = draft.spec.metrics
+    return Node(
+        draft.id,
+        author_digest(draft.author),
+        list(dict.fromkeys(draft.deps)),
+        draft.code,
+        draft.home,
+        list(draft.takes.values()),
+        [
+            Upstream(producer.number, output, name, below)
+            for name, (producer, output, below) in _drop_files_of_wholes(draft.upstream).items()
+        ],
+        _late_values(draft),
+        sorted({producer.number for producer in draft.after}),
+        [OutputSpec(name, path, flags) for name, (path, flags) in draft.outputs.items()],
+        draft.prefix,
+        draft.lock,
+        draft.flags,
+        metrics.rule if metrics is not None else "",
+        list(draft.tools),
+        _choices(draft),
+    )
+
+
+def _late_values(draft: Draft) -> list[LateValue]:
+    """Return the metrics that a step reads.  Metrics outside the key have no name."""
+    found = []
+    for (_, metric), producer in draft.late.items():
+        step = producer.id[len(draft.prefix) :]
+        found.append(LateValue(producer.number, metric, f"steps.{step}.metrics.{metric}"))
+    for read, producer in draft.asked.items():
+        if read not in draft.late:
+            found.append(LateValue(producer.number, read[1], ""))
+    return found
+
+
+def _ahead(ghost: Draft) -> Ahead:
+    return Ahead(ghost.id, ghost.home, list(ghost.takes.values()), ghost.deps, ghost.code)
+
+
 def _choices(draft: Draft) -> list[int]:
-    """The nodes whose skip is no reason to skip this one, by number."""
+    """Return the numbers of the producers that a step chooses among: skipping one of them alone does not skip the step."""
     if not draft.choices:
         return []
     perhaps = {d.number for group in draft.choices for d in group}
@@ -114,7 +128,7 @@ def _choices(draft: Draft) -> list[int]:
 
 
 def run_settings(recipe: Recipe, replaced: Limits | None = None) -> RunSettings:
-    """What a recipe says of a whole run, whose limits `replaced` may replace."""
+    """Return the run-wide settings of a recipe; values in `replaced` override its limits."""
     limits = LimitSpec(
         recipe.limits.time if replaced is None or replaced.time is None else replaced.time,
         recipe.limits.cost if replaced is None or replaced.cost is None else replaced.cost,
@@ -123,53 +137,64 @@ def run_settings(recipe: Recipe, replaced: Limits | None = None) -> RunSettings:
     return RunSettings(list(recipe.setup), list(recipe.cleanup), limits, health)
 
 
-def _publish(sketch: Sketch, recipe: Recipe) -> list[tuple[Draft, str, str, str]]:
-    """What is shown in the workspace: who makes it, as which output, its path, and its name among the recipe's outputs, empty where it lists none."""
+def _find_published(sketch: Sketch, recipe: Recipe) -> list[tuple[Draft, str, str, str]]:
+    """Return the published outputs as (producer, output, path, name).
+
+    The name is the one in the recipe's `outputs`, or empty if the recipe declares none.
+    """
     assert sketch.top is not None
     found: list[tuple[Draft, str, str, str]] = []
     if recipe.outputs is None:
-        makers = [d for d in sketch.drafts if not d.flags & (SELECT | SKIP)]
-        return [
-            (d, name, d.prefix + path, "")
-            for d in makers
-            for name, (path, flags) in d.outputs.items()
-            if not flags & TEMPORARY
-        ]
+        return _all_outputs(sketch)
     for name, leaf in recipe.outputs.items():
-        where = ("outputs", name)
-        refs = sketch.references(sketch.top, leaf, where)
-        known = [sketch.step_name(sketch.top, ref, where) for ref in refs]
-        if sketch.top.awaits(refs) or not all(known):
-            continue
-        names = {"inputs": sketch.top.inputs, "steps": Results(sketch.top)}
-        choice = choose_branches(sketch, sketch.top, leaf, names)
-        if choice.late:
-            message = f'the step of the output "{name}" is not known before the run'
-            fix = "choose in a step with a command, and use that step's output"
-            sketch.problem(recipe, "late-name", message, where, fix=fix)
-        value = sketch.evaluate(sketch.top, leaf, choice.names, where)
-        if value is None and choice.names is not names:
-            continue  # of a step that is skipped
-        for item in value if isinstance(value, list) else [value]:
-            if not isinstance(item, PathValue) or item.kind != "step":
-                sketch.problem(
-                    recipe,
-                    "output",
-                    f'output "{name}" does not name a step output',
-                    where,
-                    fix='use a step output, for example "{{ steps.train.model }}"',
-                )
-                continue
-            draft, output = item.address
-            if not draft.flags & SKIP and not (
-                output in draft.outputs and draft.outputs[output][1] & TEMPORARY
-            ):
-                found.append((draft, output, item.name, name))
+        for draft, output, path in _named_output(sketch, sketch.top, recipe, name, leaf):
+            is_temporary = output in draft.outputs and draft.outputs[output][1] & TEMPORARY
+            if not draft.flags & SKIP and not is_temporary:
+                found.append((draft, output, path, name))
     return found
 
 
-def _collisions(sketch: Sketch) -> None:
-    """Two makers of one path, or of paths one below the other, as the disk of the workspace compares them."""
+def _all_outputs(sketch: Sketch) -> list[tuple[Draft, str, str, str]]:
+    """Return all outputs of a plan except temporary ones, for a recipe without `outputs`."""
+    makers = [draft for draft in sketch.drafts if not draft.flags & (SELECT | SKIP)]
+    return [
+        (draft, name, draft.prefix + path, "")
+        for draft in makers
+        for name, (path, flags) in draft.outputs.items()
+        if not flags & TEMPORARY
+    ]
+
+
+def _named_output(
+    sketch: Sketch, top: Scope, recipe: Recipe, name: str, leaf: Tree
+) -> Iterator[tuple[Draft, str, str]]:
+    """Yield the producer, output and path of each step output in an entry of the recipe's `outputs`."""
+    where = ("outputs", name)
+    refs = sketch.references(top, leaf, where)
+    known = [sketch.step_name(top, ref, where) for ref in refs]
+    if top.awaits(refs) or not all(known):
+        return
+    names = {"inputs": top.inputs, "steps": Results(top)}
+    choice = choose_branches(sketch, top, leaf, names)
+    if choice.late:
+        message = f'the step of the output "{name}" is not known before the run'
+        fix = "choose in a step with a command, and use that step's output"
+        sketch.problem(recipe, "late-name", message, where, fix=fix)
+    value = sketch.evaluate(top, leaf, choice.names, where)
+    if value is None and choice.names is not names:
+        return  # the chosen step is skipped
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, PathValue) and item.kind == "step":
+            draft, output = item.address
+            yield draft, output, item.name
+        else:
+            message = f'output "{name}" does not name a step output'
+            fix = 'use a step output, for example "{{ steps.train.model }}"'
+            sketch.problem(recipe, "output", message, where, fix=fix)
+
+
+def _report_collisions(sketch: Sketch) -> None:
+    """Report outputs with the same path, and outputs inside other outputs, as the workspace disk compares paths."""
     seen: dict[str, tuple[Draft, str, str]] = {}
     reported: set[tuple[int, str]] = set()
     for draft in [*sketch.drafts, *sketch.ghosts]:
@@ -179,24 +204,33 @@ def _collisions(sketch: Sketch) -> None:
             if path == UNKNOWN_PATH:
                 continue
             if draft.several:
-                _two_makers(sketch, draft, output, path, draft, path)
+                _report_same_path(sketch, draft, output, path, draft, path)
                 continue
             whole = sketch.as_disk(draft.prefix + path)
             other = seen.get(whole)
             if other is not None:
                 if (id(draft.step), output) not in reported:
-                    _two_makers(sketch, draft, output, path, other[0], other[2])
+                    _report_same_path(sketch, draft, output, path, other[0], other[2])
                 reported.add((id(draft.step), output))
             else:
                 seen[whole] = (draft, output, path)
+    _report_nested(sketch, seen)
+    _report_ghosts_inside(sketch, seen)
+
+
+def _report_nested(sketch: Sketch, seen: Mapping[str, tuple[Draft, str, str]]) -> None:
+    """Report outputs inside other outputs."""
     for whole, (draft, output, path) in seen.items():
         at = whole.rfind("/")
         while at > 0:
             other = seen.get(whole[:at])
             if other is not None:
-                _inside(sketch, draft, output, path, other)
+                _report_inside(sketch, draft, output, path, other)
             at = whole.rfind("/", 0, at)
 
+
+def _report_ghosts_inside(sketch: Sketch, seen: Mapping[str, tuple[Draft, str, str]]) -> None:
+    """Report outputs of waiting steps whose path is unknown, but starts inside another output."""
     for draft in sketch.ghosts:
         for made in draft.step.outputs:
             if draft.outputs[made.name][0] != UNKNOWN_PATH:
@@ -204,10 +238,10 @@ def _collisions(sketch: Sketch) -> None:
             folder = made.path.partition("{{")[0].rpartition("/")[0]
             for head in heads(sketch.as_disk(draft.prefix + folder)) if folder else ():
                 if head in seen:
-                    _inside(sketch, draft, made.name, made.path, seen[head])
+                    _report_inside(sketch, draft, made.name, made.path, seen[head])
 
 
-def _inside(
+def _report_inside(
     sketch: Sketch, draft: Draft, output: str, path: str, other: tuple[Draft, str, str]
 ) -> None:
     sketch.problem(
@@ -219,7 +253,7 @@ def _inside(
     )
 
 
-def _two_makers(
+def _report_same_path(
     sketch: Sketch, draft: Draft, output: str, path: str, other: Draft, others_path: str
 ) -> None:
     where = (*draft.step.origin, "outputs", output)
@@ -250,7 +284,7 @@ def _two_makers(
 
 
 def drop_echoes(problems: Sequence[Problem]) -> Iterator[Problem]:
-    """Without what the rendering of a text found in a mention that is a problem by itself: one mistake, one error."""
+    """Yield the problems, without template errors inside a mention that has a problem of its own."""
     mentions = [found.where for found in problems if found.code != "template" and found.where]
     for found in problems:
         is_echo = found.code == "template" and found.where is not None
@@ -259,23 +293,24 @@ def drop_echoes(problems: Sequence[Problem]) -> Iterator[Problem]:
 
 
 def _covers(mention: Location, place: Location | None) -> bool:
-    """Whether a place lies within a mention."""
+    """Return whether `place` lies inside `mention`."""
     if place is None or mention[:2] != place[:2]:
         return False
     return 0 <= place.column - mention.column < mention.length
 
 
 def _sort_drafts(sketch: Sketch) -> list[Draft]:
-    """Topological order, otherwise as written.  Raises Invalid where steps need each other."""
+    """Sort drafts topologically, otherwise in recipe order.  Raises Invalid for a cycle."""
     needs = {
         draft.order: [producer.order for producer in producers(draft)] for draft in sketch.drafts
     }
     if is_in_order(needs):
         return _number_drafts(sketch.drafts)
-    from .graph import as_written, circle, dag
+    from .graph import as_written, dag, find_cycle
 
     graph = dag(needs)
-    if loop := [sketch.drafts[place] for place in circle(graph)]:
+    loop = [sketch.drafts[place] for place in find_cycle(graph)]
+    if loop:
         sketch.problem(
             loop[0].recipe,
             "cycle",
@@ -294,9 +329,9 @@ def _number_drafts(drafts: list[Draft]) -> list[Draft]:
     return drafts
 
 
-def _skip(drafts: Iterable[Draft]) -> None:
-    """What needs a skipped step is skipped: one, or all instances of a matrix.  `drafts` are in topological order."""
-    skipped: dict[int, bool] = {}  # by a list of drafts, which instances of a matrix share
+def _skip_dependents(drafts: Iterable[Draft]) -> None:
+    """Skip each step with a required step whose instances are all skipped.  `drafts` are in topological order."""
+    skipped: dict[int, bool] = {}  # by the id of a list of drafts: instances share these lists
 
     def is_skipped(group: list[Draft]) -> bool:
         known = skipped.get(id(group))
@@ -307,19 +342,25 @@ def _skip(drafts: Iterable[Draft]) -> None:
     for draft in drafts:
         if draft.flags & SKIP:
             continue
-        groups: dict[int, list[Draft]] = {}
-        perhaps = {id(d) for group in draft.choices for d in group}
-        for producer, _, _ in draft.upstream.values():
-            if id(producer) not in perhaps:
-                groups.setdefault(id(producer.step), []).append(producer)
-        if any(all(p.flags & SKIP for p in group) for group in groups.values()) or any(
-            map(is_skipped, draft.wants)
-        ):
+        required = any(all(d.flags & SKIP for d in group) for group in _required_producers(draft))
+        if required or any(map(is_skipped, draft.wants)):
             draft.flags |= SKIP
 
 
-def _apart(upstream: dict[str, tuple[Draft, str, str]]) -> dict[str, tuple[Draft, str, str]]:
-    """Without the files of an output that the step also takes as a whole."""
+def _required_producers(draft: Draft) -> Iterable[list[Draft]]:
+    """Return the producers of a draft by step, without those among which it chooses."""
+    optional = {id(d) for group in draft.choices for d in group}
+    groups: dict[int, list[Draft]] = {}
+    for producer, _, _ in draft.upstream.values():
+        if id(producer) not in optional:
+            groups.setdefault(id(producer.step), []).append(producer)
+    return groups.values()
+
+
+def _drop_files_of_wholes(
+    upstream: dict[str, tuple[Draft, str, str]],
+) -> dict[str, tuple[Draft, str, str]]:
+    """Drop files below an output that the step also reads as a whole."""
     if not any(below for _, _, below in upstream.values()):
         return upstream
     whole = {name for name, (_, _, below) in upstream.items() if not below}

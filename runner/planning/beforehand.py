@@ -1,4 +1,4 @@
-"""Try the templates of the steps of a plan while it is compiled, where each stands in its recipe is known."""
+"""Try the templates of a plan's steps at compile time, while their locations in the recipe are known."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from .assemble import run_settings
 from .drafts import Draft, Scope, Sketch
 from .mentions import is_template, walk
 from .plan import SELECT, SKIP
-from .trial import Scene, faults, hook_faults, never, scene_of
+from .trial import Scene, faults, find_hook_faults, is_never_true, scene_of
 
 if TYPE_CHECKING:
     from ..language.recipe import Input, Recipe
     from ..language.values import Tree, Where
 
 HOOKS: Final = ""
-"""Stands for the commands around the steps, among ids of steps."""
+"""Id that stands for the setup, cleanup and health commands in `wanted`."""
 
 
 _RESULT: Final = unknown("text", "list", items=A_TEXT)
 
 
 class Trial:
-    """A trial of all steps, or of those that are `wanted`: `problems` is what no attempt can render.
+    """Template trial of all steps, or of the `wanted` ones.  `problems` collects templates that no attempt can render.
 
-    `made_up` are inputs whose values are not the caller's.  `given` are those that the caller gave:
-    with `all_values`, each step is tried a second time with the other inputs unknown, so that one
-    that is skipped by default is tried, too.
+    `made_up` names inputs with placeholder values.  `given` names the inputs set by the caller.
+    With `all_values`, each step is also tried with all other inputs unknown, to cover steps that
+    are skipped by default.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class Trial:
         self.problems: list[Problem] = []
 
     def try_all(self, sketch: Sketch) -> None:
-        """Try every step of a sketch, and the commands around them."""
+        """Try every step of a sketch, and the setup, cleanup and health commands."""
         by_prefix = {scope.prefix: scope for scope in sketch.scopes}
-        places = set(sketch.wrong)  # one mistake is one error
+        places = set(sketch.wrong)  # report one problem per location
         for open in (False, True) if self.all_values else (False,):
             open_inputs = _UnknownInputs(self, open)
             if self.wanted(HOOKS) and (top := sketch.top) is not None:
                 inputs = {**top.inputs, **open_inputs.of(top)}
-                for where, error in hook_faults(run_settings(top.recipe), inputs):
+                for where, error in find_hook_faults(run_settings(top.recipe), inputs):
                     self._report(top.recipe, where, error, places)
             skipped = set[int]()
             for draft in [*sketch.drafts, *sketch.ghosts]:
@@ -70,17 +70,17 @@ class Trial:
                     self._report(scope.recipe, (*draft.step.origin, *where), error, places)
 
     def _never(self, draft: Draft, scene: Scene, skipped: set[int], *, exact: bool) -> bool:
-        """Whether a step is never run with these values."""
+        """Return whether a step never runs with these values."""
         if exact and draft.flags & SKIP:
             return True
-        if never(draft.step.when, scene):
+        if is_never_true(draft.step.when, scene):
             return True
         return any(group and all(id(d) in skipped for d in group) for group in draft.wants)
 
     def _report(
         self, recipe: Recipe, where: Where, error: TemplateError, places: set[tuple[str, Where]]
     ) -> None:
-        """Note a problem, the first at its place."""
+        """Add a problem, unless its location already has one."""
         if (recipe.id, where) in places:
             return
         places.add((recipe.id, where))
@@ -98,28 +98,28 @@ class Trial:
 
 
 class AnyResults(dict[str, Any]):
-    """Outputs of a step; one that has no such output, or waits, is a problem, or known, elsewhere."""
+    """Outputs of a step, with an unknown value for missing names, which are reported elsewhere."""
 
     def __missing__(self, name: str) -> object:
         return AnyResults() if name == "same" else _RESULT
 
 
 class _AnySteps(dict[str, AnyResults]):
-    """Outputs by step."""
+    """Outputs by step, with unknown outputs for missing steps."""
 
     def __missing__(self, id: str) -> AnyResults:
         return AnyResults()
 
 
 class _UnknownInputs:
-    """The inputs of each recipe of a plan that are unknown in one round."""
+    """Unknown inputs of each recipe in one round."""
 
     def __init__(self, trial: Trial, open: bool) -> None:
         self._trial, self._open = trial, open
         self._known: dict[str, dict[str, Unknown]] = {}
 
     def of(self, scope: Scope) -> dict[str, Unknown]:
-        """The unknown inputs of one recipe, and what is known of each."""
+        """Return the unknown inputs of one recipe, with their possible types."""
         if scope.prefix not in self._known:
             self._known[scope.prefix] = dict(self._find(scope))
         return self._known[scope.prefix]
@@ -131,7 +131,7 @@ class _UnknownInputs:
             yield name, _unknown_of(inputs[name], given=made_up)
 
     def _names(self, scope: Scope, inputs: Collection[str]) -> set[str]:
-        """The inputs of a recipe whose values are not known, or are derived from such."""
+        """Return the names of inputs with unknown values, and of inputs derived from them."""
         trial = self._trial
         if scope.used_by is None:
             if self._open:
@@ -151,7 +151,7 @@ def _unknown_of(spec: Input, *, given: bool) -> Unknown:
 
 
 def _scene(draft: Draft, scope: Scope, open_inputs: _UnknownInputs) -> Scene:
-    """What the templates of a step read in one round."""
+    """Return the values for a step's templates in one round."""
     scene = scene_of(draft.spec, draft.id, scope.recipe.id)
     inputs = open_inputs.of(scope)
     steps = _AnySteps({id: AnyResults(made) for id, made in scene.names["steps"].items()})
@@ -176,7 +176,7 @@ def _scene(draft: Draft, scope: Scope, open_inputs: _UnknownInputs) -> Scene:
 
 
 def _vague(outputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Outputs of a step whose paths, or instances, depend on what is unknown."""
+    """Replace outputs by unknown values of the same type: their paths or instances depend on unknown inputs."""
     vague = {}
     for name, value in outputs.items():
         if name == "metrics" or isinstance(value, Unknown):
@@ -189,7 +189,7 @@ def _vague(outputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _axis(tree: Tree, inputs: Mapping[str, Unknown]) -> Unknown:
-    """A value of an axis that depends on unknown inputs."""
+    """Return the unknown value of an axis that depends on unknown inputs."""
     if not isinstance(tree, str):
         return ANYTHING
     try:
@@ -204,7 +204,7 @@ def _open_axis(step: Any, axis: str, above: Collection[tuple[str, ...]]) -> bool
 
 
 def _mentions(tree: object, paths: Collection[tuple[str, ...]]) -> bool:
-    """Whether a template mentions one of these names, or all at once."""
+    """Return whether a template mentions one of the names `paths`, or one of their namespaces as a whole."""
     for _, leaf in walk(tree, ()):
         if not is_template(leaf):
             continue

@@ -1,4 +1,4 @@
-"""Why an attempt failed, by what is left of it, and what to do about each cause.  Pure: text and numbers are handed in."""
+"""Find the cause of a failed attempt from its output, and suggest a remedy.  Pure: works on text and numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     "disk": "free disk space: on this machine with `recipe gc`, on a host below its `root`; limit the checkpoints with `keep` of the `state`",
     "poison": "its workers died: check the last log lines with `recipe logs`; more memory for the worker, or fewer parallel steps, may help",
 }
-"""What to do about a cause, by the word that is stored as the reason."""
+"""Remedy by cause.  Keys are stored as the failure reason."""
 
 _MEMORY: Final = (
     r"OutOfMemoryError|(?:CUDA|HIP|XPU)\b.{0,20} out of memory|CUDA_ERROR_OUT_OF_MEMORY|CUBLAS_STATUS_ALLOC_FAILED"
@@ -23,16 +23,16 @@ _MEMORY: Final = (
 )
 _NAN: Final = r"\bloss(?: is| was|=|:)? ?(?:nan|[-+]?inf(?:inity)?)\b|returned nan values in its|\bnan (?:loss|gradients?)\b"
 LONG: Final = 20
-"""So many times the median step without a step is a training that stands still."""
+"""Factor above the median step time at which a silent training counts as stalled."""
 FEW: Final = 5
-"""Steps from which there is a median."""
+"""Minimum number of steps for a median."""
 LEAST: Final = 60.0
-"""Seconds without a step that mean nothing."""
+"""Minimum silence, in seconds, of a stalled training."""
 
 
-def of_exit(reason: str, said: str) -> str:
-    """A closer reason for a bad exit, from the end of what the command printed; the one that is given where that shows none."""
-    # No pattern is compiled before a step fails: that takes longer than many a run.
+def find_exit_cause(reason: str, said: str) -> str:
+    """Return `oom` or `nan` if the end of the command's output shows it, otherwise `reason`."""
+    # Patterns are compiled only after a failure, because compiling takes longer than many runs.
     if reason in ("exit", "signal") and re.search(_MEMORY, said, re.MULTILINE):
         return "oom"
     if reason == "exit" and re.search(_NAN, said, re.IGNORECASE):
@@ -41,22 +41,25 @@ def of_exit(reason: str, said: str) -> str:
 
 
 def is_stalled(steps: Sequence[float], silent: float) -> bool:
-    """Whether a training whose `steps` took so many seconds stands still, when the last was reported `silent` seconds ago."""
+    """Return whether a training is stalled.
+
+    `steps` are the durations of its steps, and `silent` is the time since the last one, in seconds.
+    """
     return len(steps) >= FEW and silent > max(LEAST, LONG * median(steps))
 
 
 LONGEST_ERROR: Final = 500
-"""Characters of an error that are stored with its step."""
+"""Maximum length of a stored error message, in characters."""
 
 
-def error_in(said: str) -> str:
-    """Return the error that a command printed last, such as `ValueError: no rows`; empty where there is none."""
-    # Compiled when a step fails, as above.
+def find_error(said: str) -> str:
+    """Return the last error in a command's output, such as `ValueError: no rows`, or an empty string."""
+    # Patterns are compiled only after a failure, as in `find_exit_cause`.
     memory = r"(?:CUDA|HIP|XPU) out of memory\.(?: Tried to allocate [\d.]+ \w+)?"
     if found := re.findall(memory, said):
         return str(found[-1]).removesuffix(".")
     raised = r"^(?:\[?rank\d+\]?:? ?)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Failure)\b(?:: .*)?)$"
-    # `ChildFailedError` and its like tell that a process failed, and the process itself has said why.
+    # These errors only report that a process failed.  The process itself has printed the cause.
     echoes = ("ChildFailedError", "CalledProcessError", "SystemExit")
     lines = [line for line in re.findall(raised, said, re.MULTILINE) if _name(line) not in echoes]
     if not lines:
@@ -67,12 +70,12 @@ def error_in(said: str) -> str:
 
 
 def _name(line: str) -> str:
-    """The class of an exception, without its module."""
+    """Return the class name of an exception without its module."""
     return line.partition(":")[0].rpartition(".")[2].strip()
 
 
-def last_line(said: str) -> str:
-    """Return the last line with something in it; of a line that is drawn again and again the last drawing."""
+def find_last_line(said: str) -> str:
+    """Return the last non-empty line.  Of a progress bar redrawn with carriage returns, return the last state."""
     for line in reversed(said.split("\n")):
         if text := line.rstrip("\r").rpartition("\r")[2].strip():
             return text[:LONGEST_ERROR]

@@ -1,4 +1,4 @@
-"""Which steps a template needs: those that it reads with the values that are known when a plan is compiled, or a step is judged."""
+"""Find the steps that a template needs, given the values known when a plan is compiled or a step is judged."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ LATE: Mapping[str, Mapping[str, Unknown]] = {
     "nodes": {"count": AN_INTEGER, "addresses": unknown("list", items=A_TEXT)},
     "host": {"gpus": AN_INTEGER, "cpus": AN_INTEGER},
 }
-"""What only an attempt knows."""
+"""Names with values that are known only in an attempt."""
 
 
 def chooses(leaf: str) -> bool:
-    """Whether values decide which names a template reads.  Raises TemplateError."""
+    """Return whether a template has a condition that decides which names it reads.  Raises TemplateError."""
     return any(expression.chooses for expression in expressions(leaf))
 
 
 def needs(leaf: str, names: Mapping[str, Any]) -> Needs:
-    """What a template needs with these values.  Raises TemplateError."""
+    """Return the names that a template certainly or possibly needs with these values.  Raises TemplateError."""
     found = Needs()
     for expression in expressions(leaf):
         found.add(expression.needs(names))
@@ -54,9 +54,9 @@ def needs(leaf: str, names: Mapping[str, Any]) -> Needs:
 def known_names(
     sketch: Sketch, scope: Scope, step: Step, given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What is known of all names when a step is compiled; `given` has its inputs, matrix and outputs."""
+    """Return the values of all names at compile time.  `given` holds the step's inputs, matrix and outputs."""
     inputs = dict(given["inputs"])
-    for name in step.options.oom:  # these are divided when memory runs out
+    for name in step.options.oom:  # an out-of-memory retry divides these inputs
         spec = scope.recipe.inputs.get(name)
         inputs[name] = of_input(spec.type, spec.items) if spec is not None else ANYTHING
     steps = KnownResults(sketch, scope, given["matrix"])
@@ -64,7 +64,7 @@ def known_names(
 
 
 def wanted_steps(sketch: Sketch, scope: Scope, step: Step) -> list[str]:
-    """The steps that some instance of a step needs, or may need, as far as values tell."""
+    """Return the ids of the steps that any instance of a step needs or may need."""
     given = {
         "inputs": scope.inputs,
         "matrix": dict.fromkeys(step.matrix or {}, ANYTHING),
@@ -78,36 +78,36 @@ def wanted_steps(sketch: Sketch, scope: Scope, step: Step) -> list[str]:
 
 
 def leaves_of(spec: StepSpec) -> list[str]:
-    """The templates of a step that was compiled."""
+    """Return the templates of a compiled step."""
     parts: list[Any] = [spec.run, spec.accelerate, spec.files, spec.env, spec.when, spec.nodes]
     return [leaf for _, leaf in walk(parts, ()) if is_template(leaf)]
 
 
 def axis_leaves(step: Step) -> list[str]:
-    """The templates of a matrix."""
+    """Return the templates of a step's matrix."""
     return [leaf for _, leaf in walk(step.matrix or {}, ()) if is_template(leaf)]
 
 
 def results_of(scope: Scope, matrix: Mapping[str, Any]) -> Results:
-    """`steps` as the templates of an instance see it while a plan is compiled."""
+    """Return the `steps` namespace for the templates of one instance at compile time."""
     return Results(scope, lambda id: SameResults(scope, id, matrix))
 
 
 class Chosen(NamedTuple):
-    """How to evaluate a value while a plan is compiled: with these names.  `late`: what it chooses is known only in a run."""
+    """Names for evaluating a value at compile time.  `late` is set if its choice is known only in the run."""
 
     names: Mapping[str, Any]
     late: bool
 
 
 def choose_branches(sketch: Sketch, scope: Scope, tree: Any, names: Mapping[str, Any]) -> Chosen:
-    """The names for a value that may choose among steps: what a skipped one would have made is null, unless it is needed."""
+    """Return the names for a value that may choose among steps.  Outputs of skipped steps are null, unless the value needs them."""
     leaves = [leaf for _, leaf in walk(tree, ()) if is_template(leaf)]
     try:
         if not any(map(chooses, leaves)):
             return Chosen(names, False)
     except TemplateError:
-        return Chosen(names, False)  # reported where it is evaluated
+        return Chosen(names, False)  # the evaluation of the value reports the error
     known = {**names, "steps": KnownResults(sketch, scope, names.get("matrix"))}
     _, possible = needed_steps(leaves, known)
     skipped = {id for id in possible if sketch.skip_state(scope.group(id)).skipped}
@@ -117,7 +117,7 @@ def choose_branches(sketch: Sketch, scope: Scope, tree: Any, names: Mapping[str,
 
 
 def _is_late(leaves: Iterable[str], known: Mapping[str, Any]) -> bool:
-    """Whether the value of a template that chooses is unknown because steps are."""
+    """Return whether a choosing template has an unknown value because of unknown steps."""
     for leaf in leaves:
         try:
             if chooses(leaf) and holds_unknown(evaluate(leaf, known)):
@@ -128,7 +128,10 @@ def _is_late(leaves: Iterable[str], known: Mapping[str, Any]) -> bool:
 
 
 class KnownResults(Mapping[str, Mapping[str, Any]]):
-    """`steps` of a recipe as far as it is known: outputs of skipped steps are null, those of steps that may yet be skipped are unknown."""
+    """`steps` namespace at compile time.
+
+    Outputs of skipped steps are null.  Outputs of steps that may still be skipped are unknown.
+    """
 
     def __init__(
         self, sketch: Sketch, scope: Scope, matrix: Mapping[str, Any] | None = None
@@ -153,7 +156,7 @@ class KnownResults(Mapping[str, Mapping[str, Any]]):
 
 
 class _Outputs(Mapping[str, Any]):
-    """The outputs and metrics of one step."""
+    """Outputs and metrics of one step."""
 
     def __init__(self, made: Mapping[str, Any], doubtful: bool, same: Mapping[str, Any]) -> None:
         self._made, self._doubtful, self._same = made, doubtful, same
@@ -173,7 +176,7 @@ class _Outputs(Mapping[str, Any]):
 
 
 def _known_part(value: Any, doubtful: bool) -> Any:
-    """An output as far as it is known: of a recipe that is used, each may come from another step."""
+    """Return a known output: null if its producer is skipped, unknown if its producer may be skipped."""
     if isinstance(value, PathValue) and value.kind in ("step", "below"):
         maker: Draft = value.address[0]
         if maker.flags & SKIP:
@@ -185,7 +188,7 @@ def _known_part(value: Any, doubtful: bool) -> Any:
 
 
 class _Any(Mapping[str, Any]):
-    """A mapping that has one value under every name; metrics are a mapping of it, too."""
+    """Mapping with the same value for every name.  `metrics` and `same` return the mapping itself."""
 
     def __init__(self, value: object) -> None:
         self._value = value
@@ -201,7 +204,7 @@ class _Any(Mapping[str, Any]):
 
 
 class _States(Mapping[str, Any]):
-    """`state` of a step before an attempt: the newest checkpoint may be null."""
+    """`state` namespace before an attempt: the latest checkpoint may be null."""
 
     def __getitem__(self, name: str) -> Any:
         return {"latest": _PERHAPS_A_PATH}
@@ -217,7 +220,10 @@ ANY_STATE: Final = _States()
 
 
 def needed_steps(leaves: Iterable[str], names: Mapping[str, Any]) -> tuple[set[str], set[str]]:
-    """The steps that templates certainly need, and those that they may: what cannot be read is reported elsewhere."""
+    """Return the steps that templates certainly need, and the steps that they may need.
+
+    Invalid templates are ignored here and reported elsewhere.
+    """
     found = Needs()
     for leaf in leaves:
         try:

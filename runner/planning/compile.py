@@ -1,10 +1,15 @@
-"""Compile a Recipe and its inputs into a Plan.  Pure: what the disk says (glob matches, other recipes) is handed in.
+"""Compile a Recipe and its inputs into a Plan.  Pure: glob matches and used recipes are passed in.
 
-mention = edge      each `steps.x.y` of the branches that a step's leaves take, as far as values tell, is an edge; wrong names are errors in any
-reads = key         every named value that a leaf mentions is part of the author's half of the key, without files of branches that are not taken
-matrix              a step becomes one node per combination; an axis over files that a step makes stays pending until that step is done
-globs               no match is a path that a step of the plan makes, holds or is below one: compiled with all matches, then without those
-uses                the other recipe's steps, ids `outer/inner`, keys as if it had been run alone; only publishing knows the prefix
+Edges. A step depends on each `steps.x.y` in the template branches that its values select.  Unknown
+names are errors in any branch.
+Keys. Every named value that a template mentions is part of the author half of the cache key, except
+files of branches that are not selected.
+Matrix. A step becomes one node per combination.  An axis over a step's files stays pending until
+that step is done.
+Globs. A path created by a step of the plan is not a match: the plan is compiled with all matches,
+then without those paths.
+Uses. The steps of a used recipe have ids `outer/inner` and the same keys as when that recipe runs
+alone.  Only published paths have the prefix.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ from ..language.imports import find_starts
 from ..language.recipe import AutoCode, GitCode, Resources
 from ..language.unknowns import Unknown
 from ..paths import escapes, heads
-from .ahead import foresee, tried_ghosts
+from .ahead import find_ghost_problems, foresee
 from .assemble import assemble
 from .axes import Axes, Found, instance_id
 from .choices import (
@@ -49,7 +54,7 @@ from .drafts import (
 )
 from .leaves import LeafReader, take
 from .mentions import mentions_step, templates
-from .path_rules import BELOW, WORKSPACE, find_misplaced_paths, why_unfit
+from .path_rules import BELOW, WORKSPACE, explain_unfit, find_misplaced_paths
 from .patterns import (
     MadePaths,
     as_pattern,
@@ -79,7 +84,7 @@ from .step_order import PathIndex, may_make, order_steps
 from .uses import UsedRecipes
 
 if TYPE_CHECKING:
-    from ..language.recipe import Glob, Input, Preset, Python, Recipe, State, Step
+    from ..language.recipe import Glob, Input, Output, Preset, Python, Recipe, State, Step
     from ..language.values import Leaf, Tree, Where
     from .beforehand import Trial
 
@@ -97,46 +102,42 @@ def compile_plan(
     trial: Trial | None = None,
     as_disk: Callable[[str], str] = str,
 ) -> Plan:
-    """Bind `values` (one per declared input) and expand every step.
+    """Expand every step of `recipe` for its bound `values`, one per declared input.
 
-    `used` has each recipe of a `uses`, as `mentions.which` names it; `globs` the sorted matches of
-    each workspace pattern (`pattern`) and of each pattern below an output (`step/output:pattern`)
-    known so far; `bind` and `kind_of` are `language.inputs`'.  `as_disk` answers the same text for
-    two paths that the disk of the workspace takes for one.  `trial` gains what no attempt can render.  Raises Invalid with every other problem.
+    `used` maps `mentions.resolve_recipe` names to recipes.  `globs` maps workspace patterns, and
+    patterns below an output (`step/output:pattern`), to their sorted matches.  `bind` and `kind_of`
+    are functions of `language.inputs`.  `as_disk` returns the same text for two paths that are one
+    file on the workspace disk.  `trial` collects templates that no attempt can render.  Raises
+    Invalid with all other problems.
     """
     left_out: dict[str, Found] = {}
     while True:
         compiler = _Compiler(used, globs, bind, kind_of, left_out, as_disk)
         compiler.add(recipe, values, prefix="", preset=preset)
         makes = compiler.makes()
-        if not (
-            more := {
-                path: found for path, found in compiler.axes.found.items() if makes.meets(path)
-            }
-        ):
+        more = {path: found for path, found in compiler.axes.found.items() if makes.meets(path)}
+        if not more:
             break
-        left_out |= more  # it only grows, and no output comes with a match that goes: this ends
+        # This ends: `left_out` only grows, and a match that is left out adds no output.
+        left_out |= more
+    sketch = compiler.sketch
     if trial is not None:
-        trial.try_all(compiler.sketch)
-    elif compiler.sketch.ghosts:
-        compiler.sketch.problems += tried_ghosts(compiler.sketch)
-    for path, (there, axis, where) in left_out.items():
+        trial.try_all(sketch)
+    elif sketch.ghosts:
+        sketch.problems += find_ghost_problems(sketch)
+    _report_own_outputs(sketch, left_out, makes)
+    combined = presets.combine(recipe, preset)
+    limits = combined.limits if combined else None
+    return assemble(sketch, recipe, values, digest, limits)
+
+
+def _report_own_outputs(sketch: Sketch, left_out: Mapping[str, Found], makes: MadePaths) -> None:
+    """Report axis matches that exist as outputs only while they are axis values."""
+    for path, (recipe, axis, where) in left_out.items():
         if not makes.meets(path):
             message = f'the axis "{axis}" matches "{path}", which is or contains an output of its own instance'
-            compiler.sketch.problem(
-                there,
-                "matrix-axis",
-                message,
-                where,
-                fix="move the output to another path, or exclude the path with `exclude`",
-            )
-    return assemble(
-        compiler.sketch,
-        recipe,
-        values,
-        digest,
-        whole.limits if (whole := presets.combine(recipe, preset)) else None,
-    )
+            fix = "move the output to another path, or exclude the path with `exclude`"
+            sketch.problem(recipe, "matrix-axis", message, where, fix=fix)
 
 
 _NONE: Final[list[Any]] = []
@@ -144,6 +145,8 @@ _UNSAID: Final = Resources()
 
 
 class _Compiler:
+    """Compiler of one plan for fixed glob matches."""
+
     def __init__(
         self,
         used: Mapping[str, Recipe],
@@ -158,15 +161,17 @@ class _Compiler:
         self.axes = Axes(self.sketch, globs, left_out)
         self.depth: list[str] = []
         self._axis_steps: dict[tuple[str, str], tuple[set[str], set[str]]] = {}
-        """By prefix and step: the steps that its matrix needs, and may need."""
+        """Steps that a matrix needs, and steps that it may need, by prefix and step."""
         self.uses = UsedRecipes(self.sketch, self.axes, used, bind, self.depth, self.add)
 
     def makes(self) -> MadePaths:
-        """Every path that a step makes, if there is a match that may be one."""
-        return (
-            MadePaths(d.prefix + path for d in self.sketch.drafts for path, _ in d.outputs.values())
-            if self.axes.found or self.left_out
-            else MadePaths(())
+        """Return all output paths of the plan, or none if no glob match could be an output."""
+        if not self.axes.found and not self.left_out:
+            return MadePaths(())
+        return MadePaths(
+            draft.prefix + path
+            for draft in self.sketch.drafts
+            for path, _ in draft.outputs.values()
         )
 
     # -- one recipe ------------------------------------------------------------------------------------------------------------------------------
@@ -180,7 +185,7 @@ class _Compiler:
             self.sketch.homes.append(home)
         scope = Scope(
             recipe,
-            self._take(recipe, values),
+            self._input_values(recipe, values),
             prefix,
             self.sketch.homes.index(home),
             asked,
@@ -198,35 +203,27 @@ class _Compiler:
         ]
         order, loops = order_steps(recipe)
         for loop in loops:
-            path = " -> ".join(loop)
-            self.sketch.problem(
-                recipe,
-                "cycle",
-                f"steps depend on each other: {path}",
-                recipe.steps[loop[0]].origin,
-                fix="remove one of these dependencies: an output in a template, or `needs`",
-                key=True,
-            )
+            self._report_cycle(recipe, loop)
         if not loops:
             begun = len(self.sketch.drafts)
             for id in order:
-                self._step(scope, recipe.steps[id], chosen, preset)
-            ours = [d for d in self.sketch.drafts[begun:] if not d.flags & SELECT]
-            made = {
-                (d.prefix + path)[len(prefix) :]: (d, output)
-                for d in ours
-                for output, (path, _) in d.outputs.items()
-            }
-            inside = {folder: path for path in made for folder in heads(path)[1:]}
-            near = PathIndex(made)
-            for draft in [*self.sketch.drafts[begun:], *self.sketch.ghosts]:
-                if draft.recipe is recipe and draft.prefix == prefix:
-                    self._deps(scope, draft, made, inside, near)
+                self._add_step(scope, recipe.steps[id], chosen, preset)
+            self._add_deps(scope, self.sketch.drafts[begun:])
         self.depth.pop()
         return scope
 
-    def _take(self, recipe: Recipe, values: Mapping[str, Tree]) -> dict[str, Tree]:
-        """Input values as templates see them: files, datasets and models become the names under which an attempt finds them."""
+    def _report_cycle(self, recipe: Recipe, loop: list[str]) -> None:
+        self.sketch.problem(
+            recipe,
+            "cycle",
+            f"steps depend on each other: {' -> '.join(loop)}",
+            recipe.steps[loop[0]].origin,
+            fix="remove one of these dependencies: an output in a template, or `needs`",
+            key=True,
+        )
+
+    def _input_values(self, recipe: Recipe, values: Mapping[str, Tree]) -> dict[str, Tree]:
+        """Return the inputs as templates see them.  Files, datasets and models become paths in the attempt directory."""
         seen: dict[str, Tree] = {}
         for name, spec in recipe.inputs.items():
             if spec.type == "secret":
@@ -243,9 +240,9 @@ class _Compiler:
         return seen
 
     def _name_path(self, value: Tree, folder: str, spec: Input, type: str) -> Tree:
-        """One value; a path gets the name under which an attempt finds it, which keeps its last part: programs go by suffixes."""
+        """Return one input value.  A path becomes its path in the attempt directory, with the same file name, so that suffixes are kept."""
         if isinstance(value, PathValue):
-            base = _last(value.name) or spec.name
+            base = _last_name(value.name) or spec.name
             given = value.kind in ("step", "below", "dep") or not spec.only
             return PathValue(
                 f"{folder}/{base}",
@@ -260,81 +257,88 @@ class _Compiler:
         if kind != "path" and spec.stream:
             return PathValue(value, "stream", (value, ()))
         whole = value if kind == "path" else value.split("@")[0]
-        return PathValue(f"{folder}/{_last(whole) or spec.name}", kind, (value, spec.only), member)
+        return PathValue(
+            f"{folder}/{_last_name(whole) or spec.name}", kind, (value, spec.only), member
+        )
 
-    def _step(self, scope: Scope, step: Step, chosen: Preset | None, preset: str | None) -> None:
+    def _add_step(
+        self, scope: Scope, step: Step, chosen: Preset | None, preset: str | None
+    ) -> None:
         if step.uses:
             self.uses.add(scope, step, step.uses, preset)
         elif step.select:
             add_select(self.sketch, self.used, scope, step)
         else:
-            self._plain(scope, step, chosen)
+            self._add_command_step(scope, step, chosen)
 
     # -- steps with a command --------------------------------------------------------------------------------------------------------------------
 
-    def _plain(self, scope: Scope, step: Step, chosen: Preset | None) -> None:
+    def _add_command_step(self, scope: Scope, step: Step, chosen: Preset | None) -> None:
         recipe = scope.recipe
         known = self.sketch.mentions_known(scope, step)
-        if isinstance(step.run, str) and "{{" in step.run:
-            from ..language import shell
-
-            for error in shell.errors(step.run, bash=step.shell == "bash"):
-                self.sketch.template_problem(scope, error, (*step.origin, "run"))
         if isinstance(step.run, str):
-            self._shell_variables(recipe, step)
+            self._check_shell(scope, step, step.run)
+            self._check_shell_variables(recipe, step)
         wanted = wanted_steps(self.sketch, scope, step)
         axes = self.axes.combinations(scope, step)
         written = [dep for dep in step.reads if not mentions_step(dep)]
-        if (
-            axes is None
-            or not scope.pending.isdisjoint(wanted)
-            or _makers(recipe, scope.pending, written)
-        ):
-            # The files of an axis have their maker.
-            reads = [dep for dep in written if not dep.startswith("{{")]
-            reads += [str(axis["glob"]) for axis in _globs(step)]
-            self.sketch.wait(
-                scope,
-                step,
-                [*wanted, *_makers(recipe, [*scope.groups, *scope.inner, *scope.pending], reads)],
-            )
-            self._ghost(scope, step, chosen, known=known)
+        reads_pending = not scope.pending.isdisjoint(wanted)
+        if axes is None or reads_pending or _possible_makers(recipe, scope.pending, written):
+            self._wait_for(scope, step, wanted, written)
+            self._add_sample(scope, step, chosen, known=known)
             return
         if not axes and (makers := self._skipped_makers(scope, step)):
-            self._absent(scope, step, chosen, makers, known=known)
+            self._add_skipped_matrix(scope, step, chosen, makers, known=known)
             return
-        drafts = []
-        for combination in axes:
-            draft = Draft(
-                instance_id(scope, step.id, combination),
-                step,
-                recipe,
-                scope.home,
-                scope.prefix,
-                scope.inputs,
-                combination,
-                order=len(self.sketch.drafts),
-            )
-            self.sketch.drafts.append(draft)
-            drafts.append(draft)
-            self._outputs(scope, draft)
-            self._fill(scope, draft, chosen, known=known)
-        scope.groups[step.id] = drafts
-        if step.matrix is not None:
-            scope.many.add(step.id)
-            scope.made[step.id] = [
-                Instance(d.matrix, {o.name: output_of(d, o.name) for o in step.outputs}, [d])
-                for d in drafts
-            ]
-            scope.results[step.id] = {
-                o.name: [output_of(d, o.name) for d in drafts if not d.flags & SKIP]
-                for o in step.outputs
-            }
-        else:
-            scope.results[step.id] = {o.name: output_of(drafts[0], o.name) for o in step.outputs}
+        drafts = [
+            self._add_instance(scope, step, combination, chosen, known=known)
+            for combination in axes
+        ]
+        _record_results(scope, step, drafts)
 
-    def _ghost(self, scope: Scope, step: Step, chosen: Preset | None, *, known: bool) -> None:
-        """Compile one instance of a step that waits, for what is wrong with it already."""
+    def _check_shell(self, scope: Scope, step: Step, run: str) -> None:
+        if "{{" not in run:
+            return
+        from ..language import shell
+
+        for error in shell.errors(run, bash=step.shell == "bash"):
+            self.sketch.template_problem(scope, error, (*step.origin, "run"))
+
+    def _wait_for(self, scope: Scope, step: Step, wanted: list[str], written: list[str]) -> None:
+        """Mark a step as waiting for `wanted` and for the producers of its files."""
+        # A template in `deps` is left out: it names the file of an axis, whose producer is known.
+        reads = [dep for dep in written if not dep.startswith("{{")]
+        reads += [str(axis["glob"]) for axis in _glob_axes(step)]
+        among = [*scope.groups, *scope.inner, *scope.pending]
+        self.sketch.wait(scope, step, [*wanted, *_possible_makers(scope.recipe, among, reads)])
+
+    def _add_instance(
+        self,
+        scope: Scope,
+        step: Step,
+        combination: dict[str, Tree],
+        chosen: Preset | None,
+        *,
+        known: bool,
+    ) -> Draft:
+        """Add and compile the draft of one instance."""
+        draft = Draft(
+            instance_id(scope, step.id, combination),
+            step,
+            scope.recipe,
+            scope.home,
+            scope.prefix,
+            scope.inputs,
+            combination,
+            order=len(self.sketch.drafts),
+        )
+        self.sketch.drafts.append(draft)
+        self._set_output_paths(scope, draft)
+        self._compile_draft(scope, draft, chosen, known=known)
+        return draft
+
+    def _add_sample(self, scope: Scope, step: Step, chosen: Preset | None, *, known: bool) -> None:
+        """Compile a sample instance of a waiting step, to report its problems early."""
         matrix = self.axes.samples.get((scope.prefix, step.id), {})
         id = f"{scope.prefix}{step.id}"
         draft = Draft(
@@ -343,12 +347,12 @@ class _Compiler:
         if step.matrix is not None:
             scope.many.add(step.id)
         self.sketch.ghosts.append(draft)
-        self._outputs(scope, draft)
-        self._fill(scope, draft, chosen, known=known)
+        self._set_output_paths(scope, draft)
+        self._compile_draft(scope, draft, chosen, known=known)
         foresee(scope, draft)
 
     def _skipped_makers(self, scope: Scope, step: Step) -> list[Draft]:
-        """The skipped steps that would make what a matrix without an instance goes over."""
+        """Return the skipped producers of the values of an empty matrix."""
         if maker := self.axes.lost.get((scope.prefix, step.id)):
             return [maker]
         names = {"inputs": scope.inputs, "steps": KnownResults(self.sketch, scope)}
@@ -356,10 +360,10 @@ class _Compiler:
         groups = map(scope.group, sorted(certain))
         return [d for group in groups if self.sketch.skip_state(group).skipped for d in group]
 
-    def _absent(
+    def _add_skipped_matrix(
         self, scope: Scope, step: Step, chosen: Preset | None, makers: list[Draft], *, known: bool
     ) -> None:
-        """Add one skipped node for a matrix whose instances are not known, and never will be."""
+        """Add one skipped node for a matrix whose values come from skipped steps."""
         id = f"{scope.prefix}{step.id}"
         draft = Draft(
             id, step, scope.recipe, scope.home, scope.prefix, scope.inputs, {},
@@ -369,60 +373,60 @@ class _Compiler:
         self.sketch.drafts.append(draft)
         scope.groups[step.id] = [draft]
         scope.results[step.id] = {output.name: [] for output in step.outputs}
-        self._ghost(scope, step, chosen, known=known)
+        self._add_sample(scope, step, chosen, known=known)
         self.sketch.ghosts[-1].flags |= SKIP
 
-    def _outputs(self, scope: Scope, draft: Draft) -> None:
-        step = draft.step
-        names = {"inputs": draft.inputs, "matrix": draft.matrix}
-        for n, output in enumerate(step.outputs):
-            where = (*step.origin, "outputs", output.name)
-            raw = output.path
-            late = [
-                ref
-                for ref in self.sketch.references(scope, raw, where)
-                if ref.path[0] in LATE_NAMES
-            ]
-            for ref in late:
-                self.sketch.problem(
-                    scope.recipe,
-                    "late-name",
-                    f'"{".".join(ref.path)}" is not known before an attempt, so an output path cannot depend on it',
-                    where,
-                    offset=ref.offset,
-                    length=ref.length,
-                )
-            value, sound = raw, not late
-            if sound:
-                value, sound = self.sketch.try_render(scope, raw, names, where)
-            if isinstance(value, Unknown):
-                draft.outputs[output.name] = (UNKNOWN_PATH, output_flags(output))
-                continue
-            path = posixpath.normpath(str(value)) if value else ""
-            wrong = ""
-            if sound:
-                wrong = "is null" if value is None else why_unfit(str(value))
-            if wrong and value != raw:  # as it is written it was looked at already
-                self.sketch.problem(
-                    scope.recipe,
-                    "path-escape",
-                    f'output "{output.name}" of "{step.id}" {wrong}',
-                    where,
-                    fix=BELOW,
-                )
-            if wrong or not sound:
-                # One mistake, one error: no two of these are the same path.
-                path = f"invalid/{draft.id}/{n}"
+    def _set_output_paths(self, scope: Scope, draft: Draft) -> None:
+        """Render the output paths of a draft."""
+        for n, output in enumerate(draft.step.outputs):
+            path = self._output_path(scope, draft, output, n)
             draft.outputs[output.name] = (path, output_flags(output))
-            scope.makers[path] = (step.id, output.name)
+            if path != UNKNOWN_PATH:
+                scope.makers[path] = (draft.step.id, output.name)
 
-    def _state(self, scope: Scope, step: Step, state: State, places: Namespaces) -> str:
-        """The path of a state."""
+    def _output_path(self, scope: Scope, draft: Draft, output: Output, n: int) -> str:
+        """Return the path of output number `n`.  An invalid one is reported and gets a unique path."""
+        step = draft.step
+        where = (*step.origin, "outputs", output.name)
+        invalid = f"invalid/{draft.id}/{n}"
+        if self._report_late_names(scope, output.path, where):
+            return invalid
+        names = {"inputs": draft.inputs, "matrix": draft.matrix}
+        value, sound = self.sketch.try_render(scope, output.path, names, where)
+        if isinstance(value, Unknown):
+            return UNKNOWN_PATH
+        if not sound:
+            return invalid
+        wrong = "is null" if value is None else explain_unfit(str(value))
+        if not wrong:
+            return posixpath.normpath(str(value))
+        if value != output.path:  # find_misplaced_paths reports literal paths
+            message = f'output "{output.name}" of "{step.id}" {wrong}'
+            self.sketch.problem(scope.recipe, "path-escape", message, where, fix=BELOW)
+        return invalid
+
+    def _report_late_names(self, scope: Scope, path: str, where: Where) -> bool:
+        """Report names in an output path that only an attempt knows, and return whether there are any."""
+        references = self.sketch.references(scope, path, where)
+        late = [ref for ref in references if ref.path[0] in LATE_NAMES]
+        for ref in late:
+            self.sketch.problem(
+                scope.recipe,
+                "late-name",
+                f'"{".".join(ref.path)}" is not known before an attempt, so an output path cannot depend on it',
+                where,
+                offset=ref.offset,
+                length=ref.length,
+            )
+        return bool(late)
+
+    def _state_path(self, scope: Scope, step: Step, state: State, places: Namespaces) -> str:
+        """Return the path of a state."""
         where = (*step.origin, "state", state.name, "path")
         value = self.sketch.evaluate(scope, state.path, places, where)
         if isinstance(value, Unknown):
             return state.path
-        if value not in (None, state.path) and (wrong := why_unfit(str(value))):
+        if value not in (None, state.path) and (wrong := explain_unfit(str(value))):
             self.sketch.problem(
                 scope.recipe,
                 "path-escape",
@@ -432,115 +436,81 @@ class _Compiler:
             )
         return str(value)
 
-    def _fill(self, scope: Scope, draft: Draft, chosen: Preset | None, *, known: bool) -> None:
-        step, recipe = draft.step, scope.recipe
+    def _compile_draft(
+        self, scope: Scope, draft: Draft, chosen: Preset | None, *, known: bool
+    ) -> None:
+        """Set the edges, the flags, the author half and the spec of a draft."""
+        step = draft.step
         own = _settle_step(scope, step, chosen)
-        author = _author(step, recipe, own)
-        if not step.outputs:
-            # A step without outputs is there for its effect: two steps that say the same are two effects.
-            assert self.sketch.top is not None
-            author["id"] = [self.sketch.top.recipe.name, draft.id]
-        places = {"inputs": draft.inputs, "matrix": draft.matrix}
-        state = {s.name: self._state(scope, step, s, places) for s in step.state}
-        outputs = {n: p for n, (p, _) in draft.outputs.items()}
+        places: Namespaces = {"inputs": draft.inputs, "matrix": draft.matrix}
+        states = {each.name: self._state_path(scope, step, each, places) for each in step.state}
         names: Namespaces = {
             "inputs": draft.inputs,
             "steps": Results(scope),
-            "outputs": outputs,
-            "state": {n: {"latest": None} for n in state},
+            "outputs": {name: path for name, (path, _) in draft.outputs.items()},
+            "state": {name: {"latest": None} for name in states},
             "matrix": draft.matrix,
         }
-        given = {**places, "outputs": outputs}
-        known_now = cache(lambda: known_names(self.sketch, scope, step, given))
-        reader = LeafReader(self.sketch, scope, draft, names, known_now, state)
-        for where, leaf in templates(step, own.env):
+        reader = self._read_templates(scope, draft, own, names, states)
+        draft.author = self._author_half(scope, draft, own, reader.reads)
+        for id in step.needs:
+            draft.after.extend(scope.group(id))
+        self._record_needs(scope, draft)
+        draft.code = [_code_text(c, step, own.env) for c in own.code if not isinstance(c, GitCode)]
+        draft.lock = own.python.lock if own.python else ""
+        draft.tools = self._tools_in_key(scope, step, own)
+        self._set_flags(scope, draft, names, known=known)
+        nodes = self._node_count(scope, draft, names) if known else step.nodes
+        draft.spec = _step_spec(scope, draft, own, reader, states, nodes)
+
+    def _read_templates(
+        self,
+        scope: Scope,
+        draft: Draft,
+        own: _Settled,
+        names: Namespaces,
+        states: Mapping[str, str],
+    ) -> LeafReader:
+        """Read all templates of a draft, and take the files of its axis values."""
+        given = {name: names[name] for name in ("inputs", "matrix", "outputs")}
+        known_now = cache(lambda: known_names(self.sketch, scope, draft.step, given))
+        reader = LeafReader(self.sketch, scope, draft, names, known_now, states)
+        for where, leaf in templates(draft.step, own.env):
             reader.read(leaf, where)
         for value in draft.matrix.values():
             take(draft, value)
+        return reader
+
+    def _author_half(
+        self, scope: Scope, draft: Draft, own: _Settled, reads: Mapping[str, Tree]
+    ) -> Author:
+        """Return the author half of the cache key."""
+        author = _author(draft.step, scope.recipe, own)
+        if not draft.step.outputs:
+            # A step without outputs runs for its side effect, so equal steps must not share a key.
+            assert self.sketch.top is not None
+            author["id"] = [self.sketch.top.recipe.name, draft.id]
         author["reads"] = {
             name: plain_value(value)
-            for name, value in reader.reads.items()
-            if not self._is_unkeyed(recipe, name)
+            for name, value in reads.items()
+            if not _is_unkeyed(scope.recipe, name)
         }
-        draft.author = author
+        return author
 
-        for id in step.needs:
-            draft.after.extend(scope.group(id))
-        self._needs(scope, draft)
-        draft.code = [_code_text(c, step, own.env) for c in own.code if not isinstance(c, GitCode)]
-        draft.lock = own.python.lock if own.python else ""
-        draft.tools = self._tools(scope, step, own)
-        if step.metrics or step.state:
-            draft.flags |= STATEFUL if step.state else 0
-        draft.flags |= (
-            (0 if step.cache else UNCACHED)
-            | (ALLOW_FAILURE if step.allow_failure else 0)
-            | (LOCAL if step.local else 0)
-        )
+    def _set_flags(
+        self, scope: Scope, draft: Draft, names: Mapping[str, Any], *, known: bool
+    ) -> None:
+        """Set the flags of a draft, and whether the run may still skip it."""
+        draft.flags |= _flags_of(draft.step)
         if any(self.sketch.skip_state(group).skipped for group in draft.wants):
             draft.flags |= SKIP
         elif known:
-            self._when(scope, draft, names)
+            self._decide_when(scope, draft, names)
         draft.doubtful = self._may_be_skipped(draft)
         self.sketch.skips |= draft.doubtful or bool(draft.flags & SKIP)
-        draft.spec = StepSpec(
-            recipe=recipe.id,
-            step=step.id,
-            author=author,
-            resources=resource_spec(own.resources),
-            run=step.run,
-            accelerate=dict(step.accelerate) if step.accelerate is not None else None,
-            shell=step.shell,
-            files=dict(step.files) or NOTHING,
-            env=own.env or NOTHING,
-            pass_env=sorted({*recipe.pass_env, *step.pass_env}) or _NONE,
-            env_files=[*dict.fromkeys((*recipe.env_files, *step.env_files))] or _NONE,
-            secrets=[
-                SecretSpec(
-                    s, str(recipe.inputs[s].env), scope.variables[s], recipe.inputs[s].required
-                )
-                for s in own.secrets
-            ]
-            or _NONE,
-            image=own.image,
-            git=own.git or _NONE,
-            names=Names(
-                inputs={k: plain_value(v) for k, v in draft.inputs.items()} or NOTHING,
-                steps=reader.outputs or NOTHING,
-                outputs=outputs or NOTHING,
-                matrix={k: plain_value(v) for k, v in draft.matrix.items()} or NOTHING,
-            ),
-            sync=[
-                SyncSpec(output.name, output.sync)
-                for output in step.outputs
-                if output.sync is not None
-            ]
-            or _NONE,
-            state=[
-                StateSpec(
-                    s.name, state[s.name], s.checkpoint, s.every, s.keep, s.shared, s.every_steps
-                )
-                for s in step.state
-            ]
-            or _NONE,
-            continues={
-                n: draft.inputs[n]
-                for n, spec in recipe.inputs.items()
-                if spec.continues and f"inputs.{n}" in reader.reads
-            }
-            or NOTHING,
-            options=step.options,
-            asks=reader.metrics or NOTHING,
-            metrics=own.metrics,
-            when=step.when if draft.flags & WHEN_LATE else None,
-            nodes=self._nodes(scope, draft, names) if known else step.nodes,
-            python=own.python.version if own.python else "",
-            unlisted={str(recipe.inputs[s].env): s for s in scope.variables if s not in own.secrets}
-            or NOTHING,
-        )
 
-    def _tools(self, scope: Scope, step: Step, own: _Settled) -> tuple[str, ...]:
-        """The programs whose files are part of the key."""
+    def _tools_in_key(self, scope: Scope, step: Step, own: _Settled) -> tuple[str, ...]:
+        """Return the programs whose files are part of the cache key."""
         if not own.image:
             return scope.recipe.tools if step.tools is None else step.tools
         if step.tools:
@@ -552,8 +522,8 @@ class _Compiler:
             self.sketch.problem(scope.recipe, "useless-key", message, where, fix=fix, key=True)
         return ()
 
-    def _needs(self, scope: Scope, draft: Draft) -> None:
-        """Note the steps that a draft needs, and those that it may need."""
+    def _record_needs(self, scope: Scope, draft: Draft) -> None:
+        """Record the steps that a draft needs, and those that it may need."""
         step = draft.step
         axes = self._axis_steps.get((scope.prefix, step.id))
         if axes is None:
@@ -568,7 +538,7 @@ class _Compiler:
         draft.choices = [each for each in draft.choices if not any(each is w for w in draft.wants)]
 
     def _may_be_skipped(self, draft: Draft) -> bool:
-        """Whether a step that is not skipped by now may be skipped in a run: an edge of `deps` is not known yet."""
+        """Return whether the run may still skip a step.  Edges of `deps` are not known yet."""
         if draft.flags & SKIP:
             return False
         return (
@@ -578,8 +548,8 @@ class _Compiler:
             or any(p.flags & SKIP or p.doubtful for p, _, _ in draft.upstream.values())
         )
 
-    def _shell_variables(self, recipe: Recipe, step: Step) -> None:
-        """A shell expands what some variables hold: a value there would be source."""
+    def _check_shell_variables(self, recipe: Recipe, step: Step) -> None:
+        """Report templates in variables that a shell expands, because their values would be executed."""
         for origin, env in ((("env",), recipe.env), ((*step.origin, "env"), step.env)):
             for name, value in env.items():
                 if isinstance(value, str) and "{{" in value:
@@ -597,98 +567,89 @@ class _Compiler:
                             fix="use another variable name",
                         )
 
-    def _deps(
-        self,
-        scope: Scope,
-        draft: Draft,
-        made: Mapping[str, tuple[Draft, str]],
-        inside: Mapping[str, str],
-        near: PathIndex,
-    ) -> None:
-        """Turn `deps` into edges and files of the workspace.
+    def _add_deps(self, scope: Scope, drafts: list[Draft]) -> None:
+        """Convert the `deps` of a recipe's steps, given all drafts at and below the recipe."""
+        made = _MadeOutputs(drafts, scope.prefix)
+        for draft in [*drafts, *self.sketch.ghosts]:
+            if draft.recipe is scope.recipe and draft.prefix == scope.prefix:
+                self._convert_deps(scope, draft, made)
 
-        `made` is every output of the recipe, by its path as if it ran alone; `inside` names one output below each folder that holds any, and `near`
-        those that a pattern may reach.
-        """
+    def _convert_deps(self, scope: Scope, draft: Draft, made: _MadeOutputs) -> None:
+        """Convert the `deps` of a draft to edges and workspace files."""
         step = draft.step
         given = set(map(as_pattern, draft.upstream)) if step.deps else set()
         for n, dep in enumerate(step.deps):
             where = (*step.origin, "deps", n)
-            value, exclude = self._dep(scope, draft, dep, where)
-            if isinstance(value, list) and isinstance(dep, str) and mentions_step(dep):
-                for item in value:
-                    take(draft, item)
+            value, exclude = self._render_dep(scope, draft, dep, where)
+            if _is_step_output(dep, value):
+                take(draft, value)
                 continue
             if value is None or isinstance(value, Unknown):
                 continue
-            if isinstance(value, PathValue) and value.kind in ("step", "below"):
-                take(draft, value)
-                continue
-            path = posixpath.normpath(str(value))
-            if escapes(path):
-                if value != (raw := dep if isinstance(dep, str) else dep.pattern):
-                    self.sketch.problem(
-                        scope.recipe,
-                        "path-escape",
-                        f'"{value}", as "{raw}" is here, leaves the workspace',
-                        where,
-                        fix=WORKSPACE,
-                    )
-                continue
-            if scope is not self.sketch.top and not scope.recipe.home:
-                self.sketch.problem(
-                    scope.recipe,
-                    "library-deps",
-                    f'"{step.id}" has `deps`; a recipe outside the workspace cannot have `deps` if another recipe uses it',
-                    where,
-                    fix="declare the file as an input",
-                )
-            if path in given:
-                continue  # the file that a glob below an output found for this instance: it, and not the whole output
-            pattern = is_glob(path) or not isinstance(dep, str)
-            if pattern:
-                others = [
-                    (name, d.outputs[output][1])
-                    for name in near.to(path)
-                    for d, output in (made[name],)
-                    if d.step is not step
-                ]
-                makers = [
-                    name
-                    for name, flags in others
-                    if reaches(path, name, bool(flags & DIRECTORY))
-                    and not is_excluded(name, exclude)
-                ]
-            else:
-                makers = [head for head in heads(path) if head in made]
-                if path in inside:
-                    maker = made[inside[path]][0].id
-                    self.sketch.problem(
-                        scope.recipe,
-                        "deps-hold-output",
-                        f'"{path}" contains "{inside[path]}", an output of "{maker}", so the dependency would change during the run',
-                        where,
-                        fix="list only the required files, or move the output to another path",
-                    )
-            for name in makers:
-                draft.upstream[name] = (*made[name], "")
-            if draft.ghost and _makers(scope.recipe, scope.pending, [path]):
-                continue  # what another step that waits will make
-            allowed = None if isinstance(dep, str) else dep.allow_empty
-            if pattern and not makers and not allowed and not draft.flags & SKIP:
-                self.sketch.globs[f"{draft.prefix}{step.id}", encode_pattern(path, exclude)] = (
-                    allowed
-                )
-            if draft.ghost and allowed:
-                continue
-            if not makers or pattern:
-                draft.deps.append(encode_pattern(path, exclude))
+            path = self._dep_path(scope, step, dep, str(value), where)
+            # A file of an axis is an edge already: the step reads that file, not the whole output.
+            if path is not None and path not in given:
+                self._add_dep(scope, draft, made, _Dep(dep, path, exclude, where))
 
-    def _dep(
+    def _dep_path(
+        self, scope: Scope, step: Step, dep: str | Glob, value: str, where: Where
+    ) -> str | None:
+        """Return the workspace path of a dependency, or report one outside the workspace and return None."""
+        path = posixpath.normpath(value)
+        if escapes(path):
+            raw = dep if isinstance(dep, str) else dep.pattern
+            if value != raw:  # find_misplaced_paths reports literal paths
+                message = f'"{value}", as "{raw}" is here, leaves the workspace'
+                self.sketch.problem(scope.recipe, "path-escape", message, where, fix=WORKSPACE)
+            return None
+        if scope is not self.sketch.top and not scope.recipe.home:
+            self.sketch.problem(
+                scope.recipe,
+                "library-deps",
+                f'"{step.id}" has `deps`; a recipe outside the workspace cannot have `deps` if another recipe uses it',
+                where,
+                fix="declare the file as an input",
+            )
+        return path
+
+    def _add_dep(self, scope: Scope, draft: Draft, made: _MadeOutputs, dep: _Dep) -> None:
+        """Add the edges to the producers of a dependency, or its workspace files."""
+        if dep.is_pattern:
+            makers = made.matches(dep.path, dep.exclude, draft.step)
+        else:
+            makers = made.heads_of(dep.path)
+            self._report_output_inside(scope, made, dep)
+        for name in makers:
+            draft.upstream[name] = (*made.outputs[name], "")
+        if draft.ghost and _possible_makers(scope.recipe, scope.pending, [dep.path]):
+            return  # another waiting step will create the files
+        pattern = encode_pattern(dep.path, dep.exclude)
+        if dep.is_pattern and not makers and not dep.allow_empty and not draft.flags & SKIP:
+            self.sketch.globs[f"{draft.prefix}{draft.step.id}", pattern] = dep.allow_empty
+        if draft.ghost and dep.allow_empty:
+            return
+        if dep.is_pattern or not makers:
+            draft.deps.append(pattern)
+
+    def _report_output_inside(self, scope: Scope, made: _MadeOutputs, dep: _Dep) -> None:
+        """Report a dependency on a directory with an output in it."""
+        inner = made.inside.get(dep.path)
+        if inner is None:
+            return
+        maker = made.outputs[inner][0].id
+        self.sketch.problem(
+            scope.recipe,
+            "deps-hold-output",
+            f'"{dep.path}" contains "{inner}", an output of "{maker}", so the dependency would change during the run',
+            dep.where,
+            fix="list only the required files, or move the output to another path",
+        )
+
+    def _render_dep(
         self, scope: Scope, draft: Draft, dep: str | Glob, where: Where
     ) -> tuple[Any, list[str]]:
-        """A path or pattern as it is for one instance, and what it excludes."""
-        # What a glob found is the name of a file, whatever is in it.
+        """Return the path or pattern of a dependency for one instance, and its excluded patterns."""
+        # A glob match is a literal file name, even if it contains wildcard characters.
         matrix = {
             axis: as_pattern(value) if isinstance(value, PathValue) else value
             for axis, value in draft.matrix.items()
@@ -699,7 +660,7 @@ class _Compiler:
             steps = results_of(scope, draft.matrix)
             choice = choose_branches(self.sketch, scope, text, {**names, "steps": steps})
             if choice.late:
-                return None, []  # each of the steps that it may name is an edge
+                return None, []  # the reader has added an edge to each step of the choice
             names = choice.names
         if isinstance(dep, str):
             return self.sketch.evaluate(scope, dep, names, where), []
@@ -708,8 +669,8 @@ class _Compiler:
             str(each) for each in exclude
         ]
 
-    def _when(self, scope: Scope, draft: Draft, names: Mapping[str, Any]) -> None:
-        """Decide a `when`, or leave it to the run where that depends on what steps will do."""
+    def _decide_when(self, scope: Scope, draft: Draft, names: Mapping[str, Any]) -> None:
+        """Evaluate `when`, or leave the decision to the run if it depends on step results."""
         step = draft.step
         if step.when is None:
             return
@@ -717,7 +678,7 @@ class _Compiler:
         refs = self.sketch.references(scope, step.when, (*step.origin, "when"))
         of_steps = [ref for ref in refs if ref.path[0] == "steps"]
         if any(ref.path[2:3] == ("metrics",) for ref in of_steps):
-            value = _boolean(str(step.when), names)
+            value = _condition_value(str(step.when), names)
         else:
             value = self.sketch.condition(scope, step, names)
         if value is False:
@@ -725,8 +686,8 @@ class _Compiler:
         elif value is None and of_steps:
             draft.flags |= WHEN_LATE
 
-    def _nodes(self, scope: Scope, draft: Draft, names: Namespaces) -> int | str | None:
-        """On how many machines a step runs; its expression where that reads metrics, None where it does not say."""
+    def _node_count(self, scope: Scope, draft: Draft, names: Namespaces) -> int | str | None:
+        """Return the node count of a step, its expression if it reads metrics, or None if it is unset."""
         step, where = draft.step, (*draft.step.origin, "nodes")
         value: Any = step.nodes
         if isinstance(value, str):
@@ -756,14 +717,57 @@ class _Compiler:
             )
         return value
 
-    def _is_unkeyed(self, recipe: Recipe, name: str) -> bool:
-        root, _, rest = name.partition(".")
-        spec = recipe.inputs.get(rest) if root == "inputs" else None
-        return spec is not None and not spec.key
+
+class _MadeOutputs:
+    """Outputs of a recipe and its used recipes, by their paths as if the recipe ran alone."""
+
+    def __init__(self, drafts: Iterable[Draft], prefix: str) -> None:
+        self.outputs: dict[str, tuple[Draft, str]] = {}
+        for draft in drafts:
+            if draft.flags & SELECT:
+                continue
+            for output, (path, _) in draft.outputs.items():
+                self.outputs[(draft.prefix + path)[len(prefix) :]] = (draft, output)
+        self.inside = {folder: path for path in self.outputs for folder in heads(path)[1:]}
+        """One output in each directory."""
+        self._index = PathIndex(self.outputs)
+
+    def heads_of(self, path: str) -> list[str]:
+        """Return the outputs at or above a path."""
+        return [head for head in heads(path) if head in self.outputs]
+
+    def matches(self, pattern: str, exclude: list[str], reader: Step) -> list[str]:
+        """Return the outputs of steps other than `reader` that a pattern may match."""
+        found = []
+        for path in self._index.to(pattern):
+            draft, output = self.outputs[path]
+            is_directory = bool(draft.outputs[output][1] & DIRECTORY)
+            if draft.step is reader or not reaches(pattern, path, is_directory):
+                continue
+            if not is_excluded(path, exclude):
+                found.append(path)
+        return found
+
+
+class _Dep(NamedTuple):
+    """Entry of `deps` for one instance, with its rendered path."""
+
+    written: str | Glob
+    path: str
+    exclude: list[str]
+    where: Where
+
+    @property
+    def is_pattern(self) -> bool:
+        return is_glob(self.path) or not isinstance(self.written, str)
+
+    @property
+    def allow_empty(self) -> bool | None:
+        return None if isinstance(self.written, str) else self.written.allow_empty
 
 
 class _Settled(NamedTuple):
-    """What a step has where it, its recipe and the chosen preset all have a say."""
+    """Step settings after merging the step, its recipe and the chosen preset."""
 
     resources: Resources
     env: dict[str, Leaf]
@@ -773,6 +777,132 @@ class _Settled(NamedTuple):
     code: Sequence[str | Glob | AutoCode | GitCode]
     git: list[GitSpec]
     metrics: MetricsSpec | None
+
+
+def _record_results(scope: Scope, step: Step, drafts: list[Draft]) -> None:
+    """Record the drafts of a step and their outputs in its scope."""
+    scope.groups[step.id] = drafts
+    if step.matrix is None:
+        scope.results[step.id] = {o.name: output_of(drafts[0], o.name) for o in step.outputs}
+        return
+    scope.many.add(step.id)
+    scope.made[step.id] = [
+        Instance(d.matrix, {o.name: output_of(d, o.name) for o in step.outputs}, [d])
+        for d in drafts
+    ]
+    present = [d for d in drafts if not d.flags & SKIP]
+    scope.results[step.id] = {o.name: [output_of(d, o.name) for d in present] for o in step.outputs}
+
+
+def _flags_of(step: Step) -> int:
+    """Return the flags that the recipe sets for a step."""
+    flags = 0
+    if step.state:
+        flags |= STATEFUL
+    if not step.cache:
+        flags |= UNCACHED
+    if step.allow_failure:
+        flags |= ALLOW_FAILURE
+    if step.local:
+        flags |= LOCAL
+    return flags
+
+
+def _is_step_output(dep: str | Glob, value: object) -> bool:
+    """Return whether the value of a dependency is an output of another step, or a list of outputs."""
+    if isinstance(value, list):
+        return isinstance(dep, str) and mentions_step(dep)
+    return isinstance(value, PathValue) and value.kind in ("step", "below")
+
+
+def _is_unkeyed(recipe: Recipe, name: str) -> bool:
+    """Return whether a name is an input with `key: false`."""
+    root, _, rest = name.partition(".")
+    spec = recipe.inputs.get(rest) if root == "inputs" else None
+    return spec is not None and not spec.key
+
+
+def _step_spec(
+    scope: Scope,
+    draft: Draft,
+    own: _Settled,
+    reader: LeafReader,
+    states: Mapping[str, str],
+    nodes: int | str | None,
+) -> StepSpec:
+    """Return the spec of a compiled draft."""
+    step, recipe = draft.step, scope.recipe
+    names = Names(
+        inputs={k: plain_value(v) for k, v in draft.inputs.items()} or NOTHING,
+        steps=reader.outputs or NOTHING,
+        outputs={name: path for name, (path, _) in draft.outputs.items()} or NOTHING,
+        matrix={k: plain_value(v) for k, v in draft.matrix.items()} or NOTHING,
+    )
+    return StepSpec(
+        recipe=recipe.id,
+        step=step.id,
+        author=draft.author,
+        resources=resource_spec(own.resources),
+        run=step.run,
+        accelerate=dict(step.accelerate) if step.accelerate is not None else None,
+        shell=step.shell,
+        files=dict(step.files) or NOTHING,
+        env=own.env or NOTHING,
+        pass_env=sorted({*recipe.pass_env, *step.pass_env}) or _NONE,
+        env_files=[*dict.fromkeys((*recipe.env_files, *step.env_files))] or _NONE,
+        secrets=_secret_specs(scope, own) or _NONE,
+        image=own.image,
+        git=own.git or _NONE,
+        names=names,
+        sync=[SyncSpec(o.name, o.sync) for o in step.outputs if o.sync is not None] or _NONE,
+        state=_state_specs(step, states) or _NONE,
+        continues=_continued_inputs(recipe, draft, reader) or NOTHING,
+        options=step.options,
+        asks=reader.metrics or NOTHING,
+        metrics=own.metrics,
+        when=step.when if draft.flags & WHEN_LATE else None,
+        nodes=nodes,
+        python=own.python.version if own.python else "",
+        unlisted=_unlisted_secrets(scope, own) or NOTHING,
+    )
+
+
+def _secret_specs(scope: Scope, own: _Settled) -> list[SecretSpec]:
+    specs = []
+    for name in own.secrets:
+        spec = scope.recipe.inputs[name]
+        specs.append(SecretSpec(name, str(spec.env), scope.variables[name], spec.required))
+    return specs
+
+
+def _unlisted_secrets(scope: Scope, own: _Settled) -> dict[str, str]:
+    """Return the secrets that the step does not get, by environment variable."""
+    unlisted = [name for name in scope.variables if name not in own.secrets]
+    return {str(scope.recipe.inputs[name].env): name for name in unlisted}
+
+
+def _state_specs(step: Step, states: Mapping[str, str]) -> list[StateSpec]:
+    return [
+        StateSpec(
+            each.name,
+            states[each.name],
+            each.checkpoint,
+            each.every,
+            each.keep,
+            each.shared,
+            each.every_steps,
+        )
+        for each in step.state
+    ]
+
+
+def _continued_inputs(recipe: Recipe, draft: Draft, reader: LeafReader) -> dict[str, Tree]:
+    """Return the `continues` inputs that the step reads, with their values."""
+    return {
+        name: draft.inputs[name]
+        for name, spec in recipe.inputs.items()
+        if spec.continues and f"inputs.{name}" in reader.reads
+    }
 
 
 def _settle_step(scope: Scope, step: Step, chosen: Preset | None) -> _Settled:
@@ -799,12 +929,15 @@ def _settle_step(scope: Scope, step: Step, chosen: Preset | None) -> _Settled:
 
 
 def _settle_resources(scope: Scope, step: Step, chosen: Preset | None) -> Resources:
-    """Return the resources of a step: its own over its recipe's, and over these what its user and a preset ask."""
+    """Return the resources of a step.
+
+    Step values override recipe values.  Values of `uses` and of the preset override both.
+    """
     recipe = scope.recipe
     preset = _UNSAID
     if chosen is not None and chosen.resources:
         preset = chosen.resources
-    # A preset that is named beside `uses` stands nearer than what is asked there.
+    # A preset in `uses` has lower precedence than the resources of the `uses` step.
     layers = (preset, scope.asked) if scope.named else (scope.asked, preset)
     gpus = recipe.resources.gpus
     resources = step.resources.over(recipe.resources.of_step(step.resources, gpus))
@@ -816,7 +949,7 @@ def _settle_resources(scope: Scope, step: Step, chosen: Preset | None) -> Resour
 
 
 def _author(step: Step, recipe: Recipe, own: _Settled) -> Author:
-    """The author's half of the key, before what its expressions read is known."""
+    """Return the author half of the cache key, without the values that its templates read."""
     author: Author = {
         "outputs": {o.name: [o.path, output_flags(o) & ~TEMPORARY] for o in step.outputs}
     }
@@ -848,14 +981,14 @@ def _author(step: Step, recipe: Recipe, own: _Settled) -> Author:
 
 
 def _code_text(item: str | Glob | AutoCode, step: Step, env: Mapping[str, object]) -> str:
-    """An item of `code` as a node holds it."""
+    """Return the form of a `code` item that a node stores."""
     if isinstance(item, AutoCode):
         return encode_automatic(find_starts(step.run, step.accelerate), python_path(env))
     return item if isinstance(item, str) else encode_pattern(item.pattern, item.exclude)
 
 
-def _boolean(leaf: str, names: Mapping[str, Any]) -> bool | None:
-    """The value of a condition; None where it is not known."""
+def _condition_value(leaf: str, names: Mapping[str, Any]) -> bool | None:
+    """Return the value of a condition, or None if it is unknown."""
     from ..language.template import TemplateError, evaluate
 
     try:
@@ -865,13 +998,13 @@ def _boolean(leaf: str, names: Mapping[str, Any]) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
-def _globs(step: Step) -> list[Mapping[str, Any]]:
-    """The axes of a step that are globs."""
+def _glob_axes(step: Step) -> list[Mapping[str, Any]]:
+    """Return the glob axes of a step."""
     return [axis for axis in (step.matrix or {}).values() if isinstance(axis, dict)]
 
 
-def _makers(recipe: Recipe, among: Iterable[str], reads: Sequence[str]) -> list[str]:
-    """The steps among these whose outputs may be read by these paths, as far as text tells."""
+def _possible_makers(recipe: Recipe, among: Iterable[str], reads: Sequence[str]) -> list[str]:
+    """Return the steps in `among` with outputs that the paths `reads` may match, judging by text."""
     return [
         id
         for id in among
@@ -879,7 +1012,7 @@ def _makers(recipe: Recipe, among: Iterable[str], reads: Sequence[str]) -> list[
     ]
 
 
-def _last(path: str) -> str:
-    """The last name in a path; empty where it has none."""
+def _last_name(path: str) -> str:
+    """Return the last name in a path, or an empty string."""
     name = posixpath.basename(posixpath.normpath(path))
     return "" if name in (".", "..") else name

@@ -1,4 +1,4 @@
-"""What a plan is made of while it is compiled: nodes that have no numbers yet, the names of one recipe, and what is wrong.  Decides nothing."""
+"""Data of a plan under compilation: drafts of nodes, the namespace of each recipe, and problems.  Makes no decisions."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 
 Namespaces: TypeAlias = "Mapping[str, Mapping[str, Tree]]"
-"""What a template can mention while a plan is compiled: `inputs`, `steps`, `matrix` and so on, each with its names."""
+"""Names that a template can mention at compile time, by namespace: `inputs`, `steps`, `matrix` and so on."""
 UNKNOWN_PATH: Final = ""
-"""Stands for the path of an output that depends on what is not known."""
+"""Path of an output that depends on unknown values."""
 UNCOMPILED: Final = StepSpec("", "", {})
-"""What a draft does before it is compiled."""
+"""Spec of a draft that is not compiled yet."""
 
 
 LATE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -47,13 +47,14 @@ LATE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "nodes": ("count", "addresses"),
     "host": ("gpus", "cpus"),
 }
-"""What only an attempt knows, by its first name."""
+"""Names that are known only in an attempt, by namespace."""
 
 
 class PathValue(str):
-    """The name of a path in the attempt directory, and where it comes from: a caller's file, a model, or outputs of a step.
+    """Path in the attempt directory, and its origin: a file of the caller, a model, or an output of a step.
 
-    As text it has `member` behind it: the `:NAME` of what is meant in a Python file, or nothing.
+    The text of a PathValue is `name` followed by `member`, the `:NAME` of an object in a Python
+    file.
     """
 
     name: str
@@ -69,7 +70,7 @@ class PathValue(str):
 
 @dataclass(slots=True)
 class Draft:
-    """A node being made; producers are drafts until numbers are known."""
+    """Node under construction.  Its producers are drafts too, until nodes are numbered."""
 
     id: str
     step: Step
@@ -81,23 +82,25 @@ class Draft:
     outputs: dict[str, tuple[str, int]] = field(default_factory=dict)
     upstream: dict[str, tuple[Draft, str, str]] = field(
         default_factory=dict
-    )  # name in the attempt -> producer, output, path below it
+    )  # path in the attempt -> producer, output, path below the output
     takes: dict[str, Source] = field(default_factory=dict)
     late: dict[tuple[str, str], Draft] = field(default_factory=dict)
     asked: dict[tuple[str, str], Draft] = field(
         default_factory=dict
-    )  # metrics that only `when` and `nodes` read: no part of the key
+    )  # metrics that only `when` and `nodes` read, which are not part of the key
     after: list[Draft] = field(default_factory=list)
     wants: list[list[Draft]] = field(
         default_factory=list
-    )  # each a step that it needs: one skipped whole skips this too
-    needed: set[str] = field(default_factory=set)  # the ids of these steps
+    )  # drafts of each required step; if all of one step are skipped, this is skipped
+    needed: set[str] = field(default_factory=set)  # ids of the required steps
     asked_for: set[str] = field(
         default_factory=set
-    )  # of steps that it only asks for, or may need: these do not
-    needed_pairs: list[list[Draft]] = field(default_factory=list)  # single instances of others
+    )  # ids of the steps among which its templates choose
+    needed_pairs: list[list[Draft]] = field(
+        default_factory=list
+    )  # matching instances of required steps
     choices: list[list[Draft]] = field(default_factory=list)
-    doubtful: bool = False  # whether it is skipped is known only in a run
+    doubtful: bool = False  # only the run knows whether the step is skipped
     author: Author = field(default_factory=Author)
     spec: StepSpec = UNCOMPILED
     deps: list[str] = field(default_factory=list)
@@ -110,17 +113,17 @@ class Draft:
 
     @property
     def ghost(self) -> bool:
-        """Whether it stands for the instances of a step that waits, and is no node."""
+        """Return whether the draft is the sample of a waiting step and not a node."""
         return self.order < 0
 
     @property
     def several(self) -> bool:
-        """Whether it stands for instances that may be several."""
+        """Return whether the draft may stand for several instances."""
         return self.ghost and any(map(holds_unknown, self.matrix.values()))
 
 
 class Instance(NamedTuple):
-    """One combination of a matrix: its values, what it makes, and its nodes."""
+    """One combination of a matrix: its values, outputs and drafts."""
 
     matrix: Mapping[str, Tree]
     outputs: Mapping[str, Tree]
@@ -128,7 +131,7 @@ class Instance(NamedTuple):
 
 
 class Scope:
-    """The namespace of one recipe while it is compiled: what `steps.x` means there."""
+    """Namespace of one recipe under compilation, which resolves `steps.x`."""
 
     def __init__(
         self,
@@ -141,39 +144,44 @@ class Scope:
         preset: str | None = None,
     ) -> None:
         self.recipe, self.inputs, self.prefix, self.home = recipe, inputs, prefix, home
-        self.asked = asked  # resources that stand beside `uses`
-        self.named = named  # the preset stands there, too: then they are over its own; a preset of the whole run is over them
+        self.asked = asked  # resources of the `uses` step
+        self.named = named  # whether `uses` names the preset: then `asked` overrides the preset, otherwise the preset overrides `asked`
         self.preset = preset
-        self.used_by: tuple[Scope, Step, Mapping[str, Tree]] | None = None  # the instance of a step
+        self.used_by: tuple[Scope, Step, Mapping[str, Tree]] | None = (
+            None  # the outer scope, the `uses` step and its axis values
+        )
         self.groups: dict[str, list[Draft]] = {}  # plain, matrix and select steps
         self.results: dict[
             str, dict[str, Tree]
         ] = {}  # step id -> output name -> PathValue or list of them
         self.pending: set[str] = set()  # steps that wait for an expansion
-        self.foreseen: dict[str, dict[str, Any]] = {}  # their outputs, as far as they are known
+        self.foreseen: dict[str, dict[str, Any]] = {}  # placeholder outputs of waiting steps
         self.many: set[str] = set()
-        self.inner: dict[str, list[Draft]] = {}  # uses steps: every draft below
-        self.made: dict[str, list[Instance]] = {}  # by step with a matrix
+        self.inner: dict[str, list[Draft]] = {}  # by `uses` step: every draft below
+        self.made: dict[str, list[Instance]] = {}  # by matrix step and `uses` step
         self.pairs: dict[tuple[str, tuple[str, ...]], dict[tuple[str, ...], Any]] = {}
-        """By step and some of its axes: its instances, by their values of these."""
+        """Instances by their values of some axes, for each step and choice of axes."""
         self.makers: dict[str, tuple[str, str]] = {}
         self.variables = {
             name: spec.env or "" for name, spec in recipe.inputs.items() if spec.type == "secret"
-        }  # where each secret comes from
+        }  # environment variable of each secret
 
     def awaits(self, refs: Iterable[Reference]) -> bool:
-        """Whether one of these names a step of this recipe that waits for an expansion."""
+        """Return whether a reference names a waiting step of this recipe."""
         return any(
             ref.path[0] == "steps" and len(ref.path) > 1 and ref.path[1] in self.pending
             for ref in refs
         )
 
     def group(self, id: str) -> list[Draft]:
-        """The nodes of a step; of one with `uses` all below it."""
+        """Return the drafts of a step.  For a `uses` step, these are all drafts below it."""
         return self.groups.get(id) or self.inner.get(id) or []
 
     def instances(self, step: str) -> list[Draft]:
-        """What `select` compares: the instances of a step of this recipe, `train`, or of one inside a recipe that is used, `s/train`."""
+        """Return the instances that `select` compares.
+
+        `step` is a step of this recipe, such as `train`, or of a used recipe, such as `s/train`.
+        """
         head, _, inside = step.partition("/")
         if not inside:
             return self.groups.get(head, [])
@@ -184,51 +192,56 @@ class Scope:
         ]
 
 
-class Standing(NamedTuple):
-    """What is known of whether a step is skipped: surely, or perhaps."""
+class SkipState(NamedTuple):
+    """Known skip state of a step: skipped, or possibly skipped."""
 
     skipped: bool
     doubtful: bool
 
 
 class Sketch:
-    """All drafts of one plan, in the order in which they were made, and every problem so far."""
+    """All drafts of one plan in order of creation, and all problems so far."""
 
     def __init__(self, as_disk: Callable[[str], str] = str) -> None:
-        self.as_disk = as_disk  # of two paths that are one file the same text
+        self.as_disk = as_disk  # returns the same text for two paths of one file
         self.drafts: list[Draft] = []
-        self.ghosts: list[Draft] = []  # one for each step that waits, to see what is wrong with it
+        self.ghosts: list[
+            Draft
+        ] = []  # a sample for each waiting step, to report its problems early
         self.scopes: list[Scope] = []
-        self.empty: list[tuple[str, str]] = []  # step and pattern: axes without a value
+        self.empty: list[tuple[str, str]] = []  # step and pattern of each axis without a value
         self.globs: dict[
             tuple[str, str], bool | None
-        ] = {}  # step and pattern, in `deps`: its `allow_empty`
+        ] = {}  # `allow_empty` by step and pattern in `deps`
         self.problems: list[Problem] = []
-        self.wrong: set[tuple[str, Where]] = set()  # the recipe and place of each problem
+        self.wrong: set[tuple[str, Where]] = set()  # recipe and location of each problem
         self._reported: set[Problem] = (
             set()
-        )  # the first `_counted` of them: looked up, not searched
+        )  # set of the first `_counted` problems, for fast lookup
         self._counted = 0
         self.pending: list[Pending] = []
         self.waiting: dict[str, list[str]] = {}
         self.homes: list[str] = []
         self.top: Scope | None = None
         self.skips = False  # whether a step is, or may be, skipped
-        self._standings: dict[int, Standing] = {}  # by a list of drafts, which steps share
+        self._standings: dict[int, SkipState] = {}  # by the id of a list of drafts
 
-    def skip_state(self, group: list[Draft]) -> Standing:
-        """Whether a step is skipped, as far as that is known.  Its instances are complete."""
+    def skip_state(self, group: list[Draft]) -> SkipState:
+        """Return the skip state of a step, from all its instances."""
         if not group:
-            return Standing(False, False)
+            return SkipState(False, False)
         found = self._standings.get(id(group))
         if found is None:
             skipped = all(draft.flags & SKIP for draft in group)
             doubtful = not skipped and any(draft.doubtful for draft in group)
-            found = self._standings[id(group)] = Standing(skipped, doubtful)
+            found = self._standings[id(group)] = SkipState(skipped, doubtful)
         return found
 
     def wait(self, scope: Scope, step: Step, needs: Iterable[str]) -> None:
-        """A step of a recipe waits for an expansion; `needs` are the steps of that recipe that it needs, besides the makers of what is expanded."""
+        """Mark a step as waiting for an expansion.
+
+        `needs` are its dependencies in the same recipe, in addition to the producers of its axes.
+        """
         scope.pending.add(step.id)
         id = f"{scope.prefix}{step.id}"
         makers = [pending.producer for pending in self.pending if pending.step == id]
@@ -274,7 +287,7 @@ class Sketch:
         self, scope: Scope, name: str, known: list[str], where: Where, ref: Reference
     ) -> None:
         if scope.recipe.partial and _left_out(scope.recipe, ref.path, where):
-            self.wrong.add((scope.recipe.id, where))  # it has a problem of its own
+            self.wrong.add((scope.recipe.id, where))  # the unreadable part is reported elsewhere
             return
         fix = did_you_mean(name, known) or (
             f"available: {', '.join(sorted(known)[:8])}" if known else ""
@@ -290,7 +303,7 @@ class Sketch:
         )
 
     def references(self, scope: Scope, leaf: object, where: Where) -> tuple[Reference, ...]:
-        """What a leaf mentions; nothing, and a problem, when it is no template."""
+        """Return the references in a leaf.  An invalid template is reported and has none."""
         from ..language.template import TemplateError, references
 
         if not isinstance(leaf, str) or "{{" not in leaf:
@@ -302,7 +315,7 @@ class Sketch:
             return ()
 
     def evaluate(self, scope: Scope, leaf: Tree, names: Namespaces, where: Where) -> Any:
-        """The value of a leaf, or of all in a list or mapping; None, and a problem, where there is none."""
+        """Evaluate a leaf, or all leaves of a list or mapping.  An invalid template is reported and has the value None."""
         if isinstance(leaf, list):
             return [self.evaluate(scope, item, names, (*where, n)) for n, item in enumerate(leaf)]
         if isinstance(leaf, dict):
@@ -312,7 +325,7 @@ class Sketch:
     def try_render(
         self, scope: Scope, leaf: Tree, names: Namespaces, where: Where
     ) -> tuple[Any, bool]:
-        """The value of a leaf, and whether it has one: else None, and a problem."""
+        """Return the value of a leaf and True, or report a problem and return None and False."""
         if not isinstance(leaf, str) or "{{" not in leaf:
             return leaf, True
         from ..language.template import TemplateError, evaluate
@@ -324,7 +337,7 @@ class Sketch:
             return None, False
 
     def condition(self, scope: Scope, step: Step, names: Mapping[str, Any]) -> bool | None:
-        """The value of a `when`; None where it is not known, or with a problem."""
+        """Return the value of a `when`, or None if it is unknown or has a problem."""
         where = (*step.origin, "when")
         value, sound = self.try_render(scope, step.when, names, where)
         if isinstance(value, bool):
@@ -342,7 +355,7 @@ class Sketch:
         return None
 
     def mentions_known(self, scope: Scope, step: Step) -> bool:
-        """Every step and output that a step mentions exists."""
+        """Return whether all steps and outputs that a step mentions exist, and report those that do not."""
         good = True
         for where, leaf in templates(step, step.env):
             for ref in self.references(scope, leaf, where):
@@ -350,7 +363,10 @@ class Sketch:
         return good
 
     def step_name(self, scope: Scope, ref: Reference, where: Where) -> bool:
-        """Whether a mention, if it is of a step, is of one that exists and of something that it makes."""
+        """Check that a reference to a step names an existing step and output.
+
+        Return True for references to other namespaces.
+        """
         if ref.path[0] != "steps":
             return True
         if len(ref.path) < 2:
@@ -370,7 +386,7 @@ class Sketch:
             self.unknown(scope, f"steps.{ref.path[1]}", [f"steps.{id}" for id in steps], where, ref)
             return False
         if len(ref.path) == 2:
-            # The items of a plain list of paths are named by these, which no mention can spell.
+            # Outputs in a plain list are named by their paths, which are usually no identifiers.
             outputs = [
                 f"steps.{target.id}.{o.name}" for o in target.outputs if o.name.isidentifier()
             ]
@@ -394,7 +410,7 @@ class Sketch:
         if target.uses or target.select:
             known = list(scope.results.get(target.id, {}))
             if not known or target.id in scope.pending:
-                return True  # what it gives is not known yet, or it has problems of its own
+                return True  # its outputs are not known yet, or its problems are reported elsewhere
         else:
             known = [o.name for o in target.outputs]
         if ref.path[2:3] == ("same",) and len(ref.path) > 3 and "same" not in known:
@@ -411,9 +427,8 @@ class Sketch:
     def _same_name(
         self, scope: Scope, target: Step, known: list[str], ref: Reference, where: Where
     ) -> bool:
-        """Whether the same instance of a step can be meant here, and makes this."""
-        step = scope.recipe.steps.get(str(where[1])) if where[0] == "steps" else None
-        if step is None or (target.matrix or {}).keys().isdisjoint(step.matrix or {}):
+        """Check that `steps.ID.same.NAME` has a matching instance and a known output."""
+        if not _shares_axis(scope.recipe, target, where):
             self._report_no_common_axis(scope, target, ref, where)
             return False
         name = ref.path[3]
@@ -434,8 +449,16 @@ class Sketch:
         )  # fmt: skip
 
 
+def _shares_axis(recipe: Recipe, target: Step, where: Where) -> bool:
+    """Return whether the step at a location has an axis of `target`."""
+    step = recipe.steps.get(str(where[1])) if where[0] == "steps" else None
+    if step is None:
+        return False
+    return not (target.matrix or {}).keys().isdisjoint(step.matrix or {})
+
+
 def _left_out(recipe: Recipe, path: tuple[str, ...], where: Where) -> bool:
-    """Whether a name is in the document of a recipe that could be read in part only."""
+    """Return whether a partly readable recipe contains a name in its document."""
     written: Any = recipe.document.value
     root, *names = path
     if root not in ("inputs", "steps") and where[:1] == ("steps",):
@@ -459,7 +482,7 @@ def _show_value(value: Any) -> str:
 
 
 def _where_written(recipe: Recipe, where: Where) -> Where:
-    """Where the recipe says what is in a step's `env`: there, or for all steps."""
+    """Return the location of a value in a step's `env`: the step itself, or the recipe-wide `env`."""
     if where[2:3] != ("env",) or where[3:4] == () or where[3] not in recipe.env:
         return where
     step = recipe.steps.get(str(where[1]))
@@ -467,7 +490,7 @@ def _where_written(recipe: Recipe, where: Where) -> Where:
 
 
 class Results(Mapping[str, "dict[str, Tree]"]):
-    """`steps` as templates see it."""
+    """`steps` namespace as templates see it."""
 
     def __init__(self, scope: Scope, same: Callable[[str], Any] | None = None) -> None:
         self._scope, self._same = scope, same
@@ -485,7 +508,7 @@ class Results(Mapping[str, "dict[str, Tree]"]):
 
 
 def producers(draft: Draft) -> list[Draft]:
-    """All that come before a draft, some of them perhaps twice."""
+    """Return all producers of a draft, possibly with duplicates."""
     return [
         *(p for p, _, _ in draft.upstream.values()),
         *draft.late.values(),
@@ -495,7 +518,7 @@ def producers(draft: Draft) -> list[Draft]:
 
 
 def plain_value(value: Tree) -> Tree:
-    """The same as JSON has it: a path is its name."""
+    """Convert a value to plain JSON data.  A path becomes its text."""
     if isinstance(value, PathValue):
         return str(value)
     if isinstance(value, (list, tuple)):
@@ -506,19 +529,19 @@ def plain_value(value: Tree) -> Tree:
 
 
 def is_path_value(value: object) -> bool:
-    """Whether a value is a path of an attempt directory, or a list with one."""
+    """Return whether a value is a path in the attempt directory, or a list with such a path."""
     return isinstance(value, PathValue) or (
         isinstance(value, list) and any(isinstance(item, PathValue) for item in value)
     )
 
 
 def output_of(draft: Draft, output: str) -> PathValue:
-    """An output as templates of later steps see it."""
+    """Return an output as the templates of later steps see it."""
     return PathValue(draft.outputs[output][0], "step", (draft, output))
 
 
 def output_flags(output: Output) -> int:
-    """What an output may be, as a number."""
+    """Return the flags of an output."""
     return (
         (OPTIONAL if output.optional else 0)
         | (NONEMPTY if output.nonempty else 0)
@@ -528,7 +551,7 @@ def output_flags(output: Output) -> int:
 
 
 def resource_spec(asked: Resources) -> ResourceSpec:
-    """What a step asks for, as its spec has it."""
+    """Convert requested resources to a ResourceSpec."""
     return ResourceSpec(
         asked.cpus,
         asked.memory,

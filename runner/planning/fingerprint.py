@@ -1,11 +1,12 @@
-"""The key of a step and its explanation, from one pre-image.  Knows values and digests, not files, stores or templates.
+"""Compute and explain the cache key of a step.  Works on values and digests, not on files, stores or templates.
 
-A key is hashed in two levels.  The author's half is what the recipe says about the step, reduced to what acts, with every value that its templates
-read; it is hashed once, when the plan is compiled.  The world's half is what those names stood for: the content of every file, dataset, piece of code
-and upstream output under its name in the attempt directory, and values known only late (metrics of another step).
+The author half of a key is the effective text of the recipe for the step, with every value that its
+templates read.  It is hashed once, at compile time.  The world half is the content behind those
+names: every file, dataset, code file and upstream output under its path in the attempt directory,
+and late values (metrics of other steps).
 
     author key = H("author/1", author)          key = H("step/1", [author key, world])
-    world      = sorted list of [kind, name, value], kind one of file, code, lock, model, value, absent
+    world      = sorted list of [kind, name, value], kind one of file, code, lock, model, tool, value, absent
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from typing import Final, NamedTuple, TypeAlias
 from ..digest import Digest, canonical, of_value
 
 VERSION: Final = 1
-"""Of the key itself.  Raising it makes every step run again once; see docs/design.md."""
+"""Version of the key.  Raising it makes every step rerun once; see docs/design.md."""
 
 World: TypeAlias = list[list[object]]
 _Part: TypeAlias = tuple[str, str]
-"""How a part is called, and what it belongs to: what was read when the plan was compiled and what is read late may have one name."""
+"""Displayed name and section of a part of a key.  A compile-time value and a late value may share a name."""
 
 
 def author_digest(author: Mapping[str, object]) -> Digest:
@@ -28,12 +29,12 @@ def author_digest(author: Mapping[str, object]) -> Digest:
 
 
 def former_author_digest(author: Mapping[str, object], rule: Sequence[str | None]) -> Digest:
-    """The author's half as it was hashed while a rule of metrics, its file and pattern, was part of every key."""
+    """Return the author half with the metrics rule (file and pattern) in it, as an earlier version hashed it."""
     return author_digest({**author, "metrics": list(rule)})
 
 
 def key(author: Digest, world: World) -> Digest:
-    """The key of a step.  `world` need not be sorted.  Raises TypeError or ValueError when a part cannot be hashed: then there is no key."""
+    """Return the key of a step.  `world` need not be sorted.  Raises TypeError or ValueError if a part cannot be hashed."""
     return of_value(f"step/{VERSION}", [author, sorted(world, key=_order)])
 
 
@@ -42,7 +43,7 @@ def _order(entry: Sequence[object]) -> tuple[str, str]:
 
 
 class Change(NamedTuple):
-    """One difference between two pre-images: the part, and its value before and after (None: not there)."""
+    """Difference between two keys: the part, and its value before and after.  None means absent."""
 
     part: str
     before: object
@@ -59,7 +60,10 @@ class Change(NamedTuple):
 
 
 def explain(before: Mapping[str, object], after: Mapping[str, object]) -> list[Change]:
-    """Every part that differs between two pre-images (`{"author": …, "world": …}`), in a fixed order; empty when their keys are equal."""
+    """Return the parts that differ between two key contents (`{"author": …, "world": …}`), in a fixed order.
+
+    The result is empty if the keys are equal.
+    """
     old, new = dict(_parts(before)), dict(_parts(after))
     return [
         Change(part[0], old.get(part), new.get(part))
@@ -69,34 +73,38 @@ def explain(before: Mapping[str, object], after: Mapping[str, object]) -> list[C
 
 
 def _form(parts: Mapping[_Part, object], part: _Part) -> bytes | None:
-    """A part as it is hashed: `1`, `1.0` and `true` are equal in Python and in no key."""
+    """Return the hashed form of a part: `1`, `1.0` and `true` are equal in Python, but not in a key."""
     return canonical(parts[part]) if part in parts else None
 
 
 def _parts(image: Mapping[str, object]) -> Iterable[tuple[_Part, object]]:
-    author = image["author"]
+    """Yield all parts of a key's content with their values."""
+    author, world = image["author"], image["world"]
     assert isinstance(author, dict)
-    for name, value in author.items():
-        if name == "metrics" and any(value):
-            continue  # of an attempt that was stored while such a rule was part of the key
-        if not isinstance(value, dict) or (name != "reads" and not value):
-            yield (name, name), value
-            continue
-        for inner, each in value.items():
-            yield (_shown_name(name, inner), name), each
-    world = image["world"]
     assert isinstance(world, Sequence)
+    yield from _author_parts(author)
     for kind, name, value in world:
         shown = str(name) if kind == "value" else f"{kind} {name}"
         yield (shown, f"world {kind}"), value
 
 
+def _author_parts(author: Mapping[str, object]) -> Iterable[tuple[_Part, object]]:
+    for section, value in author.items():
+        if section == "metrics" and isinstance(value, Sequence) and any(value):
+            continue  # an earlier version stored the metrics rule here
+        if isinstance(value, dict) and (value or section == "reads"):
+            for name, each in value.items():
+                yield (_shown_name(section, name), section), each
+        else:
+            yield (section, section), value
+
+
 def _shown_name(section: str, name: str) -> str:
-    """What a value of a section of the author's half is called."""
+    """Return the displayed name of a value in a section of the author half."""
     if section == "reads":
         return name
     if section == "outputs":
-        # Templates read `outputs.x` too: what is declared about it goes by another name.
+        # A declared output needs another name than the `outputs.x` that templates read.
         return f"output {name}"
     return f"{section}.{name}"
 

@@ -1,4 +1,4 @@
-"""What needs what, as a networkx graph: whether it goes round, and its orders.  Imported where a plan is compiled or drawn; a no-op never does."""
+"""Dependency graphs with networkx: cycles and topological orders.  A run with nothing to do never imports this module."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ T = TypeVar("T")
 
 
 def dag(needs: Mapping[T, Iterable[T]]) -> nx.DiGraph[T]:
-    """Nodes are the keys as written; an edge points from what is needed to what needs it, and edges into a node keep the order of its needs."""
+    """Build a graph with an edge from each dependency to its dependent.
+
+    Nodes keep the order of `needs`, and edges into a node keep the order of its dependencies.
+    """
     graph: nx.DiGraph[T] = nx.DiGraph()
     graph.add_nodes_from(needs)
     graph.add_edges_from((need, node) for node, wanted in needs.items() for need in wanted)
     return graph
 
 
-def circle(graph: nx.DiGraph[T]) -> list[T]:
-    """Nodes that need each other, each before one that it needs, ending where they began; empty where there are none.
+def find_cycle(graph: nx.DiGraph[T]) -> list[T]:
+    """Return a cycle, with each node before one of its dependencies and the first node repeated at the end.
 
-    It is the first that one meets who starts at the first node that a circle keeps back, and always goes on to the first such need.
+    Return an empty list if there is none.  The search starts at the first node that a cycle blocks.
     """
     free: set[T] = set()
     try:
@@ -35,10 +38,10 @@ def circle(graph: nx.DiGraph[T]) -> list[T]:
 
 
 def as_written(graph: nx.DiGraph[T]) -> list[T]:
-    """Each node after all that it needs: always the first as written of those that may come next.  There must be no circle."""
+    """Return a topological order that otherwise keeps the written order.  The graph must have no cycle."""
     return list(nx.lexicographical_topological_sort(graph, key=lambda _: 0))
 
 
-def needs_first(graph: nx.DiGraph[T]) -> list[T]:
-    """Each node right after those of its needs that are not listed yet, otherwise as written.  There must be no circle."""
+def order_needs_first(graph: nx.DiGraph[T]) -> list[T]:
+    """Return each node right after its unlisted dependencies, otherwise in written order.  The graph must have no cycle."""
     return list(nx.dfs_postorder_nodes(graph.reverse(copy=False)))

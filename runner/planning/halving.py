@@ -1,4 +1,4 @@
-"""Successive halving: which instance of a step is stopped early, by what all of them reported until then.  Decides from numbers alone."""
+"""Successive halving: stop the worse instances of a step early, by their reported metrics.  Works on numbers alone."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from itertools import takewhile
 from typing import Final, NamedTuple, TypeAlias
 
 Stream: TypeAlias = Sequence[tuple[float, float]]
-"""What an instance reported of one metric: the step, from 1, and the value; in order."""
+"""One metric reported by an instance: pairs of step, from 1, and value, in order."""
 FACTOR: Final = 2
-"""Between two rungs, and the share that goes on: the better half."""
+"""Factor between two rungs; at each rung, one in FACTOR instances continues."""
 STOPPED: Final = "stopped"
-"""The outcome of an attempt that was stopped early."""
+"""Outcome of an attempt that was stopped early."""
 
 
 class Goal(NamedTuple):
-    """By which metric instances are compared, and whether less of it is better."""
+    """Metric for comparing instances, and whether lower values are better."""
 
     metric: str
     least: bool
 
 
 def stream(points: Sequence[Mapping[str, object]], metric: str) -> Stream:
-    """One metric of what an instance reported; by its `step`, or by the count of reports where it tells none."""
+    """Return the values of one metric by `step`, or by the count of reports if a report has no step."""
     found: list[tuple[float, float]] = []
     for point in points:
         value, step = point.get(metric), point.get("step", len(found) + 1)
@@ -36,11 +36,11 @@ def stream(points: Sequence[Mapping[str, object]], metric: str) -> Stream:
     return found
 
 
-def behind(own: Stream, others: Sequence[Stream], least: bool) -> str:
-    """Why an instance is stopped, in words; empty where it goes on.
+def explain_stop(own: Stream, others: Sequence[Stream], least: bool) -> str:
+    """Return the reason for stopping an instance early, or an empty string if it continues.
 
-    Rungs are at twice the first step that any instance reported, at four times it, and so on.  An instance goes on if, at the last rung that it
-    reached, it belongs to the better half of those that reached it too.
+    Rungs are at two, four, eight … times the first step that any instance reported.  An instance
+    continues if it is in the better half of those that reached its last rung.
     """
     begins = [each[0][0] for each in (own, *others) if each]
     if not own or not begins:

@@ -1,8 +1,10 @@
-"""The id of a matrix instance as it is stored, `tokenize[file=a%2Fb]`, and as people read and type it, `tokenize[file=a/b]`.
+"""Convert instance ids between the stored form, `tokenize[file=a%2Fb]`, and the readable form, `tokenize[file=a/b]`.
 
-An id is one word of printable ASCII in the store, in events and in names of files.  Commas, equals signs, brackets, percent signs and spaces inside a
-value stay escaped for people, too, so that the two forms differ and can be changed into each other.  A mapping is read and typed name by name,
-`t[model.name=rf,model.depth=3]`, in any order, or as JSON.  A long value ends in `~` and twelve digits, which are enough to type.
+A stored id is one word of printable ASCII, for the store, events and file names.  The readable form
+keeps commas, equals signs, brackets, percent signs and spaces in values escaped, so that both forms
+can be converted into each other.  A mapping is shown by names, as in
+`t[model.name=rf,model.depth=3]`, and may be typed in any order, or as JSON.  A long value ends in
+`~` and twelve hex digits, which are enough to type.
 """
 
 from __future__ import annotations
@@ -19,24 +21,24 @@ _CUT: Final = re.compile(r"=[^,\]=]*(~[0-9a-f]{12})(?=[],])")
 _CUT_TREE: Final = re.compile(r"=%(?:7B|5B)[^,\]=]*(~[0-9a-f]{12})(?=[],])")
 _MAPPING: Final = re.compile(r"(\w+)=(%7B[^,\]=]*%7D)(?=[],])")
 LONGEST: Final = 80
-"""Characters of a value that stand in an id as they are."""
+"""Maximum length of an uncut value in an id, in characters."""
 _ESCAPES: Final = re.compile(r"(?:%[0-9A-F]{2})+")
 _KEPT: Final = frozenset(",=[]% ")
 
 
 def readable(text: str) -> str:
-    """`text` with every stored id in it as people read it."""
+    """Replace all stored ids in `text` with their readable form."""
     return _INSTANCE.sub(lambda id: _read_instance(id[0]), text) if "%" in text else text
 
 
 def _read_instance(instance: str) -> str:
-    """The brackets of an id as people read them."""
+    """Return the bracketed part of an id in readable form."""
     whole = _CUT_TREE.sub(r"=\1", _MAPPING.sub(_by_name, instance))
     return _ESCAPES.sub(_unescape, whole)
 
 
 def _by_name(axis: re.Match[str]) -> str:
-    """An axis over mappings, name by name; unchanged where its names cannot be told apart in this form."""
+    """Return a mapping axis name by name, or unchanged if this form is ambiguous."""
     from urllib.parse import unquote
 
     try:
@@ -48,7 +50,7 @@ def _by_name(axis: re.Match[str]) -> str:
 
 
 def _leaves(name: str, tree: Any) -> Iterator[str]:
-    """The values of a mapping, each behind its dotted name."""
+    """Yield `NAME=VALUE` for each value of a mapping, with dotted names."""
     if isinstance(tree, dict) and tree:
         for key, value in tree.items():
             yield from _leaves(f"{name}.{key}", value)
@@ -60,7 +62,7 @@ def _leaves(name: str, tree: Any) -> Iterator[str]:
 
 
 def _scalar(text: str) -> Any:
-    """A typed value: a number, true, false, null or JSON, else text."""
+    """Parse a typed value: a number, true, false, null or JSON, otherwise text."""
     try:
         return json.loads(text)
     except ValueError:
@@ -68,7 +70,7 @@ def _scalar(text: str) -> Any:
 
 
 def _tree(parts: str) -> dict[str, Any]:
-    """The mappings that dotted names give, by axis."""
+    """Return the mappings that dotted names describe, by axis."""
     from urllib.parse import unquote
 
     found: dict[str, Any] = {}
@@ -85,7 +87,7 @@ def _tree(parts: str) -> dict[str, Any]:
 
 
 def encode_value(value: object) -> str:
-    """One axis value in an id: percent-encoded, long ones cut with a hash of the whole."""
+    """Return an axis value in the form of an id: percent-encoded.  Long values are cut and end in a hash."""
     if type(value) is int:
         return str(value)
     from urllib.parse import quote
@@ -100,7 +102,7 @@ def encode_value(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """The same as JSON has it."""
+    """Convert a value to plain JSON data."""
     if isinstance(value, str):
         return str(value)
     if isinstance(value, (list, tuple)):
@@ -109,12 +111,16 @@ def _plain(value: object) -> object:
 
 
 def bare(id: str) -> str:
-    """An id as its step is written: `s[rank=4]/train` is of `s/train`."""
+    """Return an id without its brackets: `s/train` for `s[rank=4]/train`."""
     return re.sub(r"\[[^]]*\]", "", id)
 
 
 def names(id: str) -> set[str]:
-    """Every word that means a step, alone or with others: `s[rank=4]/train[lr=1]` is one of `s`, `s/train`, `s[rank=4]` and `s[rank=4]/train`."""
+    """Return every word that refers to a step, alone or in a group.
+
+    For `s[rank=4]/train[lr=1]`, these are `s`, `s/train`, `s[rank=4]`, `s[rank=4]/train` and the
+    id.
+    """
     cut = {_CUT.sub(r"=\1", id)} if "~" in id else set()
     return {
         id,
@@ -125,13 +131,13 @@ def names(id: str) -> set[str]:
 
 
 def inner_names(id: str) -> set[str]:
-    """Every word that means a step inside the recipe that it comes from: `lm[lr=1]/train` is `train` of `lm`."""
+    """Return every word that refers to a step inside its used recipe: `train` for `lm[lr=1]/train`."""
     parts = id.split("/")
     return {name for n in range(1, len(parts)) for name in names("/".join(parts[n:]))}
 
 
 def stored_form(word: str) -> str:
-    """The stored form of an id, given in either form."""
+    """Return the stored form of an id in either form."""
     from urllib.parse import quote
 
     done = ""
@@ -146,7 +152,11 @@ def stored_form(word: str) -> str:
 
 
 def _typed_axes(word: str, at: int) -> tuple[str, int] | None:
-    """What stands between brackets, with mappings as an id has them, and where the brackets end; None where they do not."""
+    """Parse the axes from position `at` up to the closing bracket.
+
+    Return them in stored form and the position after the bracket, or None if there is no closing
+    bracket.
+    """
     axes: dict[str, str] = {}
     dotted: list[str] = []
     while (name := _AXIS.match(word, at)) is not None:
@@ -169,7 +179,7 @@ def _typed_axes(word: str, at: int) -> tuple[str, int] | None:
 
 
 def _typed_value(word: str, at: int) -> tuple[str, int]:
-    """A value, and where it ends: a mapping or list in JSON is taken as a whole."""
+    """Return a value and its end.  A JSON mapping or list is one value."""
     if word[at : at + 1] in ("{", "["):
         try:
             tree, end = json.JSONDecoder().raw_decode(word, at)

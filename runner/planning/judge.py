@@ -1,7 +1,7 @@
-"""Decide for one step whether it is fresh, can be restored, must run, or may have to, and every reason.  Knows Facts, never the world behind them.
+"""Decide whether a step is fresh, restorable, must run or may run, with all reasons.  Works on Facts alone.
 
-The answer of `plan` and of a run come from this one function: planning asks it with what is known beforehand, a run asks again once the upstream is
-final.
+`plan` and a run share this function.  Planning calls it with the known facts, and a run calls it
+again once the upstream steps are final.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ FRESH, RESTORE, RUN, MAYBE, SKIPPED = "fresh", "restore", "run", "maybe", "skip"
 
 
 class Remembered(Protocol):
-    """The part of a trace that judging reads."""
+    """Part of a cache entry that judging reads."""
 
     @property
     def outputs(self) -> Sequence[Sequence[str]]: ...  # [name, path, content]
 
     @property
-    def metrics(self) -> Mapping[str, Any]: ...  # as the key says that they are read
+    def metrics(self) -> Mapping[str, Any]: ...  # by the metrics rule in the key
 
     @property
-    def measured(self) -> Mapping[str, Mapping[str, Any]]: ...  # by the digest of another rule
+    def measured(
+        self,
+    ) -> Mapping[str, Mapping[str, Any]]: ...  # by the digest of a rule outside the key
 
 
 class Traces(Protocol):
@@ -47,7 +49,7 @@ def _not_kept(key: str, rule: MetricsSpec) -> None:
 
 @dataclass(slots=True)
 class Facts:
-    """What the world looked like when it was surveyed."""
+    """Surveyed state of the workspace, the store and the sources."""
 
     traces: Traces
     trees: Mapping[str, Mapping[str, str]]  # content of a tree -> path in it -> content
@@ -56,7 +58,7 @@ class Facts:
     )  # pattern among deps -> workspace paths; a literal path is not listed
     files: dict[str, str | None] = field(
         default_factory=dict
-    )  # workspace path -> content; None: not there
+    )  # workspace path -> content, None if missing
     code: dict[tuple[int, str], list[tuple[str, str]]] = field(
         default_factory=dict
     )  # home, pattern -> [name, content]
@@ -68,19 +70,23 @@ class Facts:
     )  # home, lock file -> content
     tools: dict[str, str | None] = field(
         default_factory=dict
-    )  # program -> content of its file; None: it is not on PATH
-    current_python: str | None = None  # with `--python current`: what stands for image and lock
+    )  # program -> content of its file, None if not on PATH
+    current_python: str | None = (
+        None  # with `--python current`: replaces the image and the lock in the key
+    )
     there: dict[str, str | None] = field(default_factory=dict)  # published path -> content now
     ours: dict[str, str] = field(
         default_factory=dict
-    )  # published path -> content we put there last
+    )  # published path -> content that recipe last put there
     stored: Container[str] | None = (
-        None  # contents that can be restored; asked only when something has to be
+        None  # contents that can be restored; read only if an output is missing
     )
-    numbers: Numbers = _not_kept  # metrics by a rule that the trace knows none of, read from what is kept of its attempt; None: nothing is
+    numbers: Numbers = (
+        _not_kept  # reads metrics by a new rule from a stored attempt; None if nothing is stored
+    )
 
     def strange(self, path: str) -> bool:
-        """Whether what is published there is somebody else's: neither what we put there last nor anything that we hold, and so could give back."""
+        """Return whether a published path has foreign content: content that recipe neither put there last nor stores."""
         now = self.there.get(path)
         return (
             now is not None
@@ -90,7 +96,10 @@ class Facts:
 
 
 class Made(NamedTuple):
-    """What a final step left: contents by output name (absent optional ones left out) and last metrics.  `ok` is false for failed or skipped ones."""
+    """Result of a final step: content by output name, without missing optional outputs, and its last metrics.
+
+    `ok` is False for a failed or skipped step.
+    """
 
     ok: bool
     outputs: Mapping[str, str]
@@ -104,13 +113,13 @@ class Verdict(NamedTuple):
     answer: str
     key: Digest | None
     reasons: tuple[str, ...]
-    made: Made | None  # what it left, when that is known
-    conflicts: tuple[str, ...] = ()  # published paths edited by hand
+    made: Made | None  # result of the step, if known
+    conflicts: tuple[str, ...] = ()  # target paths with foreign content
     former: Digest | None = (
-        None  # the key that it had while its metrics rule was part of it; None where its own has a trace
+        None  # key by the earlier version, with the metrics rule; None if the current key has a cache entry
     )
     forced: bool = False
-    """Whether the step was asked to run whatever is remembered."""
+    """Whether the caller forced the step to run."""
 
 
 def judge(
@@ -122,77 +131,66 @@ def judge(
     force: bool = False,
     targets: Mapping[int, Sequence[Target]] | None = None,
 ) -> Verdict:
-    """Judge node `n`.  `made` holds what is known of its producers; one that is missing makes the answer `maybe`.
+    """Judge node `n`.
 
-    `targets`: where outputs must lie, by node.
+    `made` holds the known results of its producers.  If one is missing, the verdict is `maybe`.
+    `targets` maps nodes to the required places of their outputs.
     """
     node = plan.nodes[n]
     if node.flags & SKIP:
         return Verdict(SKIPPED, None, (_why_skipped(plan, n),), NOTHING)
-    if (
-        not all([u.producer in made for u in node.upstream])
-        or not all([m.producer in made for m in node.late])
-        or not all([a in made for a in node.after])
-    ):
-        unknown = [plan.nodes[u].id for u in sorted(plan.needs(n)) if u not in made]
+    needs = plan.needs(n)
+    unknown = [plan.nodes[need].id for need in sorted(needs) if need not in made]
+    if unknown:
         return Verdict(MAYBE, None, (f"depends on the outputs of {_list_ids(unknown)}",), None)
-    if (
-        not all([made[u.producer].ok for u in node.upstream])
-        or not all([made[m.producer].ok for m in node.late])
-        or not all([made[a].ok for a in node.after])
-    ):
-        skipped = _find_skipped_need(plan, node, made) or (
-            _find_skipped_choice(plan, n, made) if node.choices else ""
-        )
+    if not all([made[need].ok for need in needs]):
+        skipped = _find_skipped_need(plan, node, made)
+        if not skipped and node.choices:
+            skipped = _find_skipped_choice(plan, n, made)
         if skipped:
             return Verdict(SKIPPED, None, (f"{skipped}, a dependency, is skipped",), NOTHING)
+    own = targets.get(n, ()) if targets else ()
     if node.flags & SELECT:
-        return _select(plan, n, facts, made, targets.get(n, ()) if targets else ())
+        return _select(plan, n, facts, made, own)
     world, missing = world_of(node, facts, made)
     if missing:
         return Verdict(RUN, None, tuple(missing), None)
     try:
         key = fingerprint.key(node.author, world)
     except (TypeError, ValueError) as error:
-        return Verdict(
-            RUN,
-            None,
-            (f"cannot compute its cache key ({error}); the result will not be cached",),
-            None,
-        )
-    if node.flags & WHEN_LATE:
-        answer = when(plan.specs()[n], made, plan, n)
-        if not answer:
-            return Verdict(SKIPPED, key, ("its `when` is false",), NOTHING)
-    trace, former = (
-        (None, None) if node.flags & UNCACHED else _find_trace(plan, n, key, world, facts)
-    )
-    own = targets.get(n, ()) if targets else ()
+        reason = f"cannot compute its cache key ({error}); the result will not be cached"
+        return Verdict(RUN, None, (reason,), None)
+    if node.flags & WHEN_LATE and not evaluate_when(plan.specs()[n], made, plan, n):
+        return Verdict(SKIPPED, key, ("its `when` is false",), NOTHING)
+    is_uncached = bool(node.flags & UNCACHED)
+    trace, former = (None, None) if is_uncached else _find_trace(plan, n, key, world, facts)
     if force:
-        clashes = _conflicts(own, facts)
-        return Verdict(RUN, key, ("forced",), None, clashes, former, forced=True)
+        return Verdict(RUN, key, ("forced",), None, _conflicts(own, facts), former, forced=True)
     if trace is None:
-        reason = ("`cache: false`: runs every time",) if node.flags & UNCACHED else ()
-        return Verdict(RUN, key, reason, None, _conflicts(own, facts), former)
-    metrics = (
-        trace.metrics if former is not None or not node.rule else trace.measured.get(node.rule)
-    )
-    if metrics is None and (metrics := facts.numbers(key, rule_of(plan, n))) is None:
+        reasons = ("`cache: false`: runs every time",) if is_uncached else ()
+        return Verdict(RUN, key, reasons, None, _conflicts(own, facts), former)
+    metrics = _metrics_of_trace(plan, n, key, trace, former, facts)
+    if metrics is None:
         for reader, metric in plan.readers(n):
             words = f"{reader} reads its metric {metric} by a new rule, and the earlier metrics are no longer stored"
             return Verdict(RUN, key, (words,), None, _conflicts(own, facts))
         metrics = {}
-    return _judge_targets(
-        Made(True, {name: content for name, _, content in trace.outputs}, metrics),
-        key,
-        (),
-        facts,
-        own,
-    )._replace(former=former)
+    outputs = {name: content for name, _, content in trace.outputs}
+    verdict = _judge_targets(Made(True, outputs, metrics), key, (), facts, own)
+    return verdict._replace(former=former)
+
+
+def _metrics_of_trace(
+    plan: Plan, n: int, key: Digest, trace: Remembered, former: Digest | None, facts: Facts
+) -> Mapping[str, Any] | None:
+    """Return the metrics of a cached result by the node's rule, or None if they are no longer stored."""
+    rule = plan.nodes[n].rule
+    metrics = trace.metrics if former is not None or not rule else trace.measured.get(rule)
+    return facts.numbers(key, rule_of(plan, n)) if metrics is None else metrics
 
 
 def _why_skipped(plan: Plan, n: int) -> str:
-    """Why the plan itself skips a step."""
+    """Return the reason for which the plan itself skips a step."""
     node = plan.nodes[n]
     before = {*(u.producer for u in node.upstream), *(m.producer for m in node.late), *node.after}
     gone = [each for each in sorted(before) if plan.nodes[each].flags & SKIP]
@@ -203,7 +201,7 @@ def _why_skipped(plan: Plan, n: int) -> str:
 
 
 def rule_of(plan: Plan, n: int) -> MetricsSpec:
-    """How the metrics of a node are read."""
+    """Return the metrics rule of a node."""
     rule = plan.specs()[n].metrics
     assert rule is not None
     return rule
@@ -212,7 +210,7 @@ def rule_of(plan: Plan, n: int) -> MetricsSpec:
 def _find_trace(
     plan: Plan, n: int, key: Digest, world: fingerprint.World, facts: Facts
 ) -> tuple[Remembered | None, Digest | None]:
-    """The trace of a key; where there is none, that of the key which the step had while its metrics rule was part of it, and that key."""
+    """Return the cache entry of a key, or the entry under the former key, which included the metrics rule, with that key."""
     trace = facts.traces.get(key)
     if trace is not None or not plan.nodes[n].rule:
         return trace, None
@@ -225,7 +223,10 @@ def _find_trace(
 def _judge_targets(
     left: Made, key: Digest | None, why: tuple[str, ...], facts: Facts, targets: Sequence[Target]
 ) -> Verdict:
-    """Fresh if what was left is where it must, for the reason `why`; else to be put there, or made again if it is not stored."""
+    """Return FRESH if all outputs are at their targets, RESTORE if the store has the missing outputs, otherwise RUN.
+
+    `why` is the reason of a FRESH verdict.
+    """
     outputs, there = left.outputs, facts.there
     gone = [
         target
@@ -253,7 +254,7 @@ def _judge_targets(
 
 
 def _find_skipped_need(plan: Plan, node: Node, made: Mapping[int, Made]) -> str:
-    """A step that this one needs and of which nothing ran.  What failed is none: it would hold this one up, or is allowed to fail."""
+    """Return a required step without a finished instance, or an empty string.  A step that may fail counts as finished."""
     needed = {*(u.producer for u in node.upstream), *(m.producer for m in node.late), *node.after}
     some_ran: dict[str, bool] = {}
     for n in needed.difference(node.choices):
@@ -264,7 +265,7 @@ def _find_skipped_need(plan: Plan, node: Node, made: Mapping[int, Made]) -> str:
 
 
 def _needed_step(plan: Plan, node: Node, n: int) -> str:
-    """The step by which `node` needs node `n`: what it only waits for is named as its recipe does."""
+    """Return the id by which `node` needs node `n`.  A step in `after` has the name that the node's recipe uses."""
     id = plan.nodes[n].id
     if n in node.after:
         id = node.prefix + id.removeprefix(node.prefix).partition("/")[0]
@@ -272,7 +273,7 @@ def _needed_step(plan: Plan, node: Node, n: int) -> str:
 
 
 def _find_skipped_choice(plan: Plan, n: int, made: Mapping[int, Made]) -> str:
-    """A step that this one chose, and of which nothing ran."""
+    """Return a chosen step without a finished instance, or an empty string."""
     from .choices import ANY_STATE, LATE, leaves_of, needed_steps
 
     node, spec = plan.nodes[n], plan.specs()[n]
@@ -286,7 +287,7 @@ def _find_skipped_choice(plan: Plan, n: int, made: Mapping[int, Made]) -> str:
 
 
 def _lost_choices(plan: Plan, node: Node, made: Mapping[int, Made]) -> list[str]:
-    """The steps that a node chooses among and that were skipped, by the names that its templates have for them."""
+    """Return the skipped steps among which a node chooses, by their names in its templates."""
     lost: dict[str, bool] = {}
     for number in node.choices:
         other = plan.nodes[number]
@@ -299,7 +300,7 @@ def _lost_choices(plan: Plan, node: Node, made: Mapping[int, Made]) -> list[str]
 def world_of(
     node: Node, facts: Facts, made: Mapping[int, Made]
 ) -> tuple[fingerprint.World, list[str]]:
-    """The world's half of the key, and what keeps it from being known."""
+    """Return the world half of the key, and the reasons for which it is unknown."""
     world: fingerprint.World = []
     missing: list[str] = []
     for dep in node.deps:
@@ -331,7 +332,7 @@ def world_of(
         if left.ok:
             world.append(["file", name, content] if content is not None else ["absent", name, ""])
     for producer, metric, name in node.late:
-        if name:  # without a name: only its `when` asks
+        if name:  # metrics without a name are not part of the key
             world.append(["value", name, made[producer].metrics.get(metric)])
     for tool in node.tools:
         if (content := facts.tools.get(tool)) is None:
@@ -347,8 +348,8 @@ def world_of(
     return world, missing
 
 
-def when(spec: StepSpec, made: Mapping[int, Made], plan: Plan, n: int) -> bool:
-    """The value of a `when` that reads metrics."""
+def evaluate_when(spec: StepSpec, made: Mapping[int, Made], plan: Plan, n: int) -> bool:
+    """Return the value of a `when` that reads metrics.  Raises CannotRun if it is not a boolean or a metric is missing."""
     from ..errors import CannotRun
     from ..language.template import TemplateError, evaluate
 
@@ -367,7 +368,10 @@ def when(spec: StepSpec, made: Mapping[int, Made], plan: Plan, n: int) -> bool:
 
 
 def scope_of(spec: StepSpec, plan: Plan, n: int, made: Mapping[int, Made]) -> dict[str, object]:
-    """The namespace of a step's templates, without what only an attempt knows: metrics filled in, outputs of failed instances left out."""
+    """Return the values for a step's templates that are known before an attempt.
+
+    Metrics are filled in, and outputs of failed instances are left out.
+    """
     node = plan.nodes[n]
     steps = _known_outputs(spec, plan, node, made)
     for id, wanted in spec.asks.items():
@@ -383,7 +387,7 @@ def scope_of(spec: StepSpec, plan: Plan, n: int, made: Mapping[int, Made]) -> di
 def _known_outputs(
     spec: StepSpec, plan: Plan, node: Node, made: Mapping[int, Made]
 ) -> dict[str, dict[str, object]]:
-    """Outputs by step, as the templates of a node find them."""
+    """Return the outputs of other steps as the templates of a node see them."""
     lost: set[str] = set()
     for each in node.upstream:
         if each.producer in made and not made[each.producer].ok:
@@ -407,24 +411,23 @@ def _known_outputs(
 
 
 def _without_lost(value: object, lost: Collection[str], gone: Collection[object]) -> object:
-    """An output without what failed instances would have made; null where the step was skipped."""
+    """Remove outputs of failed instances from a value.  An output of a skipped step becomes null."""
     if isinstance(value, str):
         return None if value in gone else value
     if not isinstance(value, list):
         return value
     left = [item for item in value if item not in lost]
-    if value and not left and all(item in gone for item in value):
-        return None
-    return left
+    is_skipped = bool(value) and not left and all(item in gone for item in value)
+    return None if is_skipped else left
 
 
 def _nulls(names: Mapping[str, object]) -> dict[str, object]:
-    """The same names, and nothing under them."""
+    """Return the same names with null values."""
     return {n: _nulls(v) if isinstance(v, Mapping) else None for n, v in names.items()}
 
 
 def _skipped_names(plan: Plan, node: Node, made: Mapping[int, Made]) -> set[str]:
-    """The paths of outputs that are not there because the step that makes them, of which another may be taken, is skipped."""
+    """Return the paths of outputs of skipped steps among which a node chooses."""
     return {
         each.name
         for each in node.upstream
@@ -459,7 +462,7 @@ def _metrics(
 def _same_metrics(
     wanted: Sequence[MetricAsked], node: Node, plan: Plan, made: Mapping[int, Made]
 ) -> dict[str, object]:
-    """Metrics of the instances that have a node's axes."""
+    """Return metrics of the instances that share a node's axis values."""
     found: dict[str, object] = {}
     for metric, many, same in wanted:
         values = [
@@ -503,7 +506,10 @@ def _select(
 
 
 def _conflicts(targets: Sequence[Target], facts: Facts) -> tuple[str, ...]:
-    """Places that hold something we did not put there.  What is stored is ours: a worker may have died before it wrote down where it put it."""
+    """Return the target paths with foreign content.
+
+    Stored content is never foreign: a worker may have died before it recorded the publication.
+    """
     return tuple(target.path for target in targets if facts.strange(target.path))
 
 

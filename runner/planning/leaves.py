@@ -1,7 +1,7 @@
-"""Read the templates of one step: its edges, what goes into its key, and names that are not there.
+"""Read the templates of one step: its edges, the values in its cache key, and unknown names.
 
-What decides whether a step runs (`when`), and on how many nodes, does not decide what is made, and is no part of the
-key.  What `deps` name is read by content.
+The templates of `when` and `nodes` do not change the outputs and are not part of the key.  Files in
+`deps` are keyed by content.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .drafts import (
     plain_value,
 )
 from .ids import encode_value
-from .pairs import SAME, Pair, is_same, pair, shared_axes
+from .pairs import SAME, Pair, find_pair, is_same, shared_axes
 from .patterns import as_pattern
 from .plan import PAIRED
 from .step import MetricAsked, Source
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class _Mention(NamedTuple):
-    """A name in a template: where it is, and whether its value is used, or may be."""
+    """Mention of a name in a template: its location, and whether its value is certainly needed."""
 
     ref: Reference
     where: Where
@@ -42,7 +42,7 @@ class _Mention(NamedTuple):
 
     @property
     def in_key(self) -> bool:
-        """Whether the value is part of the key."""
+        """Return whether the value is part of the key."""
         return self.part not in ("when", "nodes", "deps")
 
     @property
@@ -51,9 +51,10 @@ class _Mention(NamedTuple):
 
 
 class LeafReader:
-    """Reads the templates of one draft.
+    """Reader of the templates of one draft.
 
-    `names` are the values that they may read, `known_now` gives what is known of all names, `state` the paths of its states.
+    `names` are the available values, `known_now` returns the known values of all names, and `state`
+    maps states to their paths.
     """
 
     def __init__(
@@ -68,14 +69,14 @@ class LeafReader:
         self._sketch, self._scope, self._draft = sketch, scope, draft
         self._names, self._known_now, self._state = names, known_now, state
         self.reads: dict[str, Tree] = {}
-        """Every named value that is part of the key."""
+        """Values that are part of the key, by name."""
         self.outputs: dict[str, dict[str, Any]] = {}
-        """By step: outputs that it reads of others."""
+        """Outputs of other steps that the step reads, by step."""
         self.metrics: dict[str, list[MetricAsked]] = {}
-        """By step: metrics that it reads of others."""
+        """Metrics of other steps that the step reads, by step."""
 
     def read(self, leaf: str, where: Where) -> None:
-        """Note what a leaf mentions and reads."""
+        """Record all mentions in a leaf."""
         from ..language.template import TemplateError, references
 
         part = str(where[len(self._draft.step.origin)])
@@ -87,7 +88,7 @@ class LeafReader:
             return
         for ref in found:
             if part == "deps" and ref.path[0] != "steps":
-                continue  # a path of this workspace, or of another step, is found by its text
+                continue  # files in `deps` are keyed by content
             if choice is None or not _is_left_out(ref, choice, self._names):
                 asks = choice is not None and ref.path not in choice.certain
                 self._note(_Mention(ref, where, part, asks))
@@ -99,11 +100,11 @@ class LeafReader:
                 self._unknown(mention, mention.name, [f"{root}.{n}" for n in LATE_NAMES[root]])
         elif root == "steps":
             if len(rest) >= 2:
-                self._step(mention)
+                self._note_step(mention)
         elif root == "state":
             self._note_state(mention, rest)
         elif root in ("inputs", "outputs", "matrix"):
-            self._value(mention, root, rest)
+            self._note_value(mention, root, rest)
         else:
             known = ["inputs", "steps", "outputs", "state", "matrix", *LATE_NAMES]
             self._unknown(mention, root, known)
@@ -131,29 +132,39 @@ class LeafReader:
         elif not rest[1:]:
             self.reads[f"state.{rest[0]}"] = self._state[rest[0]]
 
-    def _value(self, mention: _Mention, root: str, rest: tuple[str, ...]) -> None:
-        """Note a value of an input, an output or an axis; a root alone means all of them."""
+    def _note_value(self, mention: _Mention, root: str, rest: tuple[str, ...]) -> None:
+        """Record the value of an input, output or axis.  A namespace alone means all its names."""
+        if root == "inputs" and rest and self._is_secret(rest[0]):
+            self._report_secret(mention, rest[0])
+            return
         known = self._names[root]
-        if root == "inputs" and rest:
-            spec = self._scope.recipe.inputs.get(rest[0])
-            if spec is not None and spec.type == "secret":
-                message = f'"{rest[0]}" is a secret and cannot be used in a template'
-                fix = f"list the secret in `secrets: [{rest[0]}]`; the command gets its value as ${spec.env}"
-                self._problem(mention, "secret", message, fix)
-                return
         if rest and rest[0] not in known:
             self._unknown(mention, mention.name, [f"{root}.{name}" for name in known])
         elif mention.in_key:
-            for name in rest[:1] or known:
-                self.reads.setdefault(f"{root}.{name}", known[name])
-                take(self._draft, known[name])
+            mentioned = rest[:1] or known
+            self._read_values(root, {name: known[name] for name in mentioned})
+
+    def _read_values(self, root: str, values: Mapping[str, Tree]) -> None:
+        for name, value in values.items():
+            self.reads.setdefault(f"{root}.{name}", value)
+            take(self._draft, value)
+
+    def _is_secret(self, name: str) -> bool:
+        spec = self._scope.recipe.inputs.get(name)
+        return spec is not None and spec.type == "secret"
+
+    def _report_secret(self, mention: _Mention, name: str) -> None:
+        variable = self._scope.recipe.inputs[name].env
+        message = f'"{name}" is a secret and cannot be used in a template'
+        fix = f"list the secret in `secrets: [{name}]`; the command gets its value as ${variable}"
+        self._problem(mention, "secret", message, fix)
 
     # -- other steps --
 
-    def _step(self, mention: _Mention) -> None:
+    def _note_step(self, mention: _Mention) -> None:
         id, name = mention.ref.path[1:3]
         if is_same(mention.ref.path) and SAME not in self._scope.results.get(id, {}):
-            self._same(mention)
+            self._note_same(mention)
             return
         draft, group = self._draft, self._scope.group(id)
         (draft.asked_for if mention.asks else draft.needed).add(id)
@@ -161,30 +172,30 @@ class LeafReader:
         if skipped and not mention.asks:
             draft.after.extend(group)
         if name != "metrics":
-            self._output(mention, skipped)
+            self._note_output(mention, skipped)
         elif mention.part == "deps":
             message = f'"{mention.name}" is not known yet when `deps` are resolved'
             self._problem(mention, "late-name", message, "use a file output of the step")
         else:
-            self._metric(mention, [] if skipped else list(self._scope.groups.get(id, ())))
+            self._note_metric(mention, [] if skipped else list(self._scope.groups.get(id, ())))
 
-    def _metric(self, mention: _Mention, producers: list[Draft]) -> None:
+    def _note_metric(self, mention: _Mention, producers: list[Draft]) -> None:
         id, metric = mention.ref.path[1], ".".join(mention.ref.path[3:])
         many = id in self._scope.many
-        self._edges(mention, metric, producers)
+        self._add_metric_edges(mention, metric, producers)
         if mention.in_key and many:
-            self.reads[f"steps.{id}.metrics.{metric}"] = self._short(producers)
+            self.reads[f"steps.{id}.metrics.{metric}"] = self._local_ids(producers)
         self.metrics.setdefault(id, []).append(MetricAsked(metric, many))
 
-    def _edges(self, mention: _Mention, metric: str, producers: list[Draft]) -> None:
+    def _add_metric_edges(self, mention: _Mention, metric: str, producers: list[Draft]) -> None:
         late = self._draft.late if mention.in_key else self._draft.asked
         for producer in producers:
             late[producer.id, metric] = producer
 
-    def _short(self, producers: list[Draft]) -> list[Tree]:
+    def _local_ids(self, producers: list[Draft]) -> list[Tree]:
         return [producer.id[len(self._scope.prefix) :] for producer in producers]
 
-    def _output(self, mention: _Mention, skipped: bool) -> None:
+    def _note_output(self, mention: _Mention, skipped: bool) -> None:
         id, name = mention.ref.path[1:3]
         value = self._scope.results.get(id, {}).get(name)
         if value is None:
@@ -193,7 +204,7 @@ class LeafReader:
             value = None
         self.outputs.setdefault(id, {})[name] = plain_value(value)
         if mention.in_key:
-            # Which of the files an attempt holds this name stands for, and in which order: contents alone do not say.
+            # The key includes the paths and their order, because contents alone do not tell which file is which.
             self.reads[f"steps.{id}.{name}"] = value
             take(self._draft, value)
         elif value is not None:
@@ -201,29 +212,29 @@ class LeafReader:
             if mention.part == "deps" and mention.asks:
                 take(self._draft, value)
 
-    def _same(self, mention: _Mention) -> None:
-        """Note what a step reads of the same instance of another."""
+    def _note_same(self, mention: _Mention) -> None:
+        """Record an output or metric of the matching instance of another step."""
         _, id, _, name, *rest = mention.ref.path
         draft = self._draft
         if draft.ghost or (name != "metrics" and name not in self._scope.results.get(id, {})):
-            return  # it waits, or has a problem of its own
-        found = pair(self._scope, id, draft.matrix)
+            return  # the step waits, or its problem is reported elsewhere
+        found = find_pair(self._scope, id, draft.matrix)
         if found is None:
-            self._no_pair(mention, id)
+            self._report_no_pair(mention, id)
             return
         (draft.choices if mention.asks else draft.needed_pairs).append(found.drafts)
         draft.flags |= PAIRED if found.one else 0
         if name != "metrics":
-            self._same_output(mention, id, name, found)
+            self._note_same_output(mention, id, name, found)
             return
         metric = ".".join(rest)
-        self._edges(mention, metric, found.drafts)
+        self._add_metric_edges(mention, metric, found.drafts)
         if mention.in_key and not found.one:
-            self.reads[f"steps.{id}.same.metrics.{metric}"] = self._short(found.drafts)
+            self.reads[f"steps.{id}.same.metrics.{metric}"] = self._local_ids(found.drafts)
         ids = [producer.id for producer in found.drafts]
         self.metrics.setdefault(id, []).append(MetricAsked(metric, not found.one, ids))
 
-    def _same_output(self, mention: _Mention, id: str, name: str, found: Pair) -> None:
+    def _note_same_output(self, mention: _Mention, id: str, name: str, found: Pair) -> None:
         skipped = mention.asks and self._sketch.skip_state(found.drafts).skipped
         value = None if skipped else found.output(name)
         self.outputs.setdefault(id, {}).setdefault(SAME, {})[name] = plain_value(value)
@@ -233,7 +244,7 @@ class LeafReader:
         else:
             self._draft.after.extend(found.drafts)
 
-    def _no_pair(self, mention: _Mention, id: str) -> None:
+    def _report_no_pair(self, mention: _Mention, id: str) -> None:
         draft = self._draft
         axes = ", ".join(
             f"{axis}={encode_value(draft.matrix[axis])}"
@@ -246,7 +257,7 @@ class LeafReader:
 
 
 def take(draft: Draft, value: Tree) -> None:
-    """Have a draft get the files that a value names."""
+    """Add the files in a value to the edges, dependencies or sources of a draft."""
     if isinstance(value, list):
         for item in value:
             take(draft, item)
@@ -257,13 +268,13 @@ def take(draft: Draft, value: Tree) -> None:
             producer, output, match = value.address
             draft.upstream[value.name] = (producer, output, match)
         elif value.kind == "dep":
-            draft.deps.append(as_pattern(value.name))  # the plan has each once
+            draft.deps.append(as_pattern(value.name))  # assembly removes duplicates
         else:
             draft.takes[value.name] = Source(value.name, value.kind, *value.address)
 
 
 def _is_left_out(ref: Reference, choice: Needs, names: Mapping[str, Any]) -> bool:
-    """Whether a mention stands in a branch that is not taken, and would bring files."""
+    """Return whether a mention is in an unselected branch and would add files to the key."""
     if ref.path in choice.certain or ref.path in choice.possible:
         return False
     value: Any = names

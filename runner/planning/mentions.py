@@ -1,4 +1,4 @@
-"""What the text of steps says about their order, before anything is rendered: the steps that templates name, and paths that meet."""
+"""Find step dependencies in the text of a recipe before rendering: mentioned steps and overlapping paths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def templates(step: Step, env: Mapping[str, Any]) -> list[tuple[Where, str]]:
-    """Return every leaf of a step that is a template, and where it stands."""
+    """Return every template leaf of a step with its location."""
     origin = step.origin
     trees: tuple[tuple[str, Any], ...] = (
         ("run", step.run),
@@ -61,14 +61,14 @@ def walk(tree: Any, where: Where) -> Iterable[tuple[Where, Any]]:
 
 
 def mentions_step(leaf: str) -> bool:
-    """Whether a template may read what another step made."""
+    """Return whether a template may read an output of another step."""
     return "{{" in leaf and "steps" in leaf
 
 
 def steps_of(step: Step) -> list[str]:
-    """Return the ids of the steps that this one mentions, needs or selects from.
+    """Return the ids of the steps that this step mentions, needs or selects from.
 
-    Templates that cannot be read are reported elsewhere.
+    Invalid templates are ignored here and reported elsewhere.
     """
     found = list(step.needs)
     if step.select:
@@ -82,7 +82,7 @@ def steps_of(step: Step) -> list[str]:
 
 
 def _steps_in(template: str) -> list[str]:
-    # Only here: recipes without templates need no reader of them.
+    # Imported here, because recipes without templates do not need the template reader.
     from ..language.template import TemplateError, references
 
     try:
@@ -93,7 +93,7 @@ def _steps_in(template: str) -> list[str]:
 
 
 class Misnamed(NamedTuple):
-    """Why a `select` names nothing that can be compared, and what to write."""
+    """Problem with the target of a `select`, and its fix."""
 
     code: str
     message: str
@@ -101,7 +101,7 @@ class Misnamed(NamedTuple):
 
 
 def resolve_recipe(recipe: Recipe, uses: Uses) -> str:
-    """Which recipe a step of `recipe` uses: its name in the library, or its file, found from the folder of the recipe that names it."""
+    """Return the recipe that a `uses` names: a library name, or a path relative to the recipe's directory."""
     return (
         posixpath.normpath(f"{posixpath.dirname(recipe.document.name) or '.'}/{uses.recipe}")
         if is_path(uses.recipe)
@@ -110,7 +110,11 @@ def resolve_recipe(recipe: Recipe, uses: Uses) -> str:
 
 
 def find_selected(recipe: Recipe, used: Mapping[str, Recipe], path: str) -> Step | Misnamed | None:
-    """The step that `select: path` names, here or inside a recipe that is used; None where that recipe is unknown, another problem."""
+    """Return the step that `select: path` names, in this recipe or in a used one.
+
+    If no such step can be compared, return a Misnamed problem.  If a used recipe is unknown, return
+    None: its `uses` is reported elsewhere.
+    """
     above, many = "", False
     for id in path.split("/"):
         if id not in recipe.steps:
@@ -143,7 +147,7 @@ def find_selected(recipe: Recipe, used: Mapping[str, Recipe], path: str) -> Step
 
 
 def _choices(recipe: Recipe, used: Mapping[str, Recipe], prefix: str) -> str:
-    """What `select` may name inside a recipe: its steps that report metrics, and those of recipes that it uses."""
+    """Return the possible `select` targets inside a recipe: steps that report metrics, also in recipes that it uses."""
 
     def inside(recipe: Recipe, prefix: str, above: tuple[str, ...]) -> Iterator[str]:
         for step in recipe.steps.values():

@@ -1,6 +1,7 @@
-"""The same instance of another matrix: `steps.train.same.model` is the model of the instance whose axes have this step's values.
+"""Match instances of two matrices: `steps.train.same.model` is the model of the instance with the same axis values.
 
-Axes are compared by name.  If the other matrix has axes that this step lacks, it is the list of all instances that agree.
+Axes are matched by name.  If the other matrix has more axes, the value is a list over all matching
+instances.
 """
 
 from __future__ import annotations
@@ -21,31 +22,31 @@ _OUTPUT: Final = unknown("text", "list", items=unknown("text"))
 
 
 class Pair(NamedTuple):
-    """The instances of another step that agree with one; `one`: there is never more than one."""
+    """Matching instances of another step.  `one` is set if at most one can match."""
 
     instances: list[Instance]
     drafts: list[Draft]
     one: bool
 
     def output(self, name: str) -> Any:
-        """The value of an output: a path, or a list without those of skipped instances.  Raises KeyError."""
+        """Return the path of an output, or a list of paths without those of skipped instances.  Raises KeyError."""
         if self.one:
             return self.instances[0].outputs[name]
         return [each.outputs[name] for each in self.instances if not _is_skipped(each)]
 
 
 def is_same(path: tuple[str, ...]) -> bool:
-    """Whether a mention is of the same instance of another step."""
+    """Return whether a reference is to `steps.ID.same.NAME`."""
     return path[0] == "steps" and path[2:3] == (SAME,) and len(path) > 3
 
 
 def shared_axes(step: Step, other: Step) -> list[str]:
-    """The axes that two steps have in common."""
+    """Return the axes that two steps have in common."""
     return [axis for axis in other.matrix or {} if axis in (step.matrix or {})]
 
 
-def pair(scope: Scope, id: str, matrix: Mapping[str, Any]) -> Pair | None:
-    """The instances of the step `id` that agree with the values of `matrix`; None where there are none."""
+def find_pair(scope: Scope, id: str, matrix: Mapping[str, Any]) -> Pair | None:
+    """Return the instances of step `id` that match the axis values `matrix`, or None."""
     axes = [axis for axis in scope.recipe.steps[id].matrix or {} if axis in matrix]
     by_values = scope.pairs.get((id, tuple(axes)))
     if by_values is None:
@@ -54,7 +55,7 @@ def pair(scope: Scope, id: str, matrix: Mapping[str, Any]) -> Pair | None:
 
 
 def _group_instances(scope: Scope, id: str, axes: list[str]) -> dict[tuple[str, ...], Pair]:
-    """The instances of a step, by their values of some of its axes."""
+    """Group the instances of a step by their values of some axes."""
     one = len(axes) == len(scope.recipe.steps[id].matrix or {})
     found: dict[tuple[str, ...], Pair] = {}
     for instance in scope.made.get(id, ()):
@@ -66,7 +67,7 @@ def _group_instances(scope: Scope, id: str, axes: list[str]) -> dict[tuple[str, 
 
 
 class SameResults(Mapping[str, Any]):
-    """`steps.ID.same` as templates see it."""
+    """`steps.ID.same` namespace as templates see it."""
 
     def __init__(self, scope: Scope, id: str, matrix: Mapping[str, Any]) -> None:
         self._scope, self._id, self._matrix = scope, id, matrix
@@ -76,7 +77,7 @@ class SameResults(Mapping[str, Any]):
             return _Metrics()
         if self._id in self._scope.pending or any(map(holds_unknown, self._matrix.values())):
             return _OUTPUT
-        found = pair(self._scope, self._id, self._matrix)
+        found = find_pair(self._scope, self._id, self._matrix)
         if found is None:
             raise KeyError(name)
         if found.one and _is_skipped(found.instances[0]):
@@ -91,7 +92,7 @@ class SameResults(Mapping[str, Any]):
 
 
 class _Metrics(Mapping[str, Any]):
-    """Metrics that are not known yet, under every name."""
+    """Metrics with an unknown value for every name."""
 
     def __getitem__(self, name: str) -> Any:
         return ANYTHING

@@ -1,4 +1,4 @@
-"""Whether a path that a recipe names stays where it belongs: its attempt, the workspace, the recipe's folder.  Knows text, not the disk."""
+"""Check that the paths of a recipe stay in the attempt, the workspace or the recipe's directory.  Works on text alone."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ WORKSPACE: Final = "use a path below the workspace, or an input of type file or 
 _CODE: Final = "move the code below the workspace, or use {git: …}"
 
 
-def why_unfit(path: str, *, folder: bool = True) -> str:
-    """What keeps a path from being written in an attempt, to follow its name in a sentence; empty if nothing does.  `folder`: it may be one."""
+def explain_unfit(path: str, *, folder: bool = True) -> str:
+    """Return the reason for which an attempt cannot write a path, as the end of a sentence, or an empty string.
+
+    `folder` allows a directory.
+    """
     plain = posixpath.normpath(path) if path else ""
     if "://" in path:
         return f'is an address, "{path}"; to upload results to a store, use `recipe push`'
@@ -34,7 +37,7 @@ def why_unfit(path: str, *, folder: bool = True) -> str:
 
 
 def find_misplaced_paths(recipe: Recipe) -> Iterator[Problem]:
-    """Every path of a recipe, as it is written, that leads out of where it belongs.  Templates are looked at when they are rendered."""
+    """Yield a problem for each literal path outside its root directory.  Templates are checked when they are rendered."""
     yield from _code(recipe, recipe.code, ())
     yield from _env_files(recipe, recipe.env_files, ())
     for step in recipe.steps.values():
@@ -67,7 +70,7 @@ def _paths_of_step(recipe: Recipe, step: Step) -> Iterator[Problem]:
     if step.metrics and step.metrics.file:
         named.append((f'the metrics file of "{step.id}"', step.metrics.file, ("metrics", "file")))
     for what, path, below in named:
-        if "{{" not in path and (wrong := why_unfit(path)):
+        if "{{" not in path and (wrong := explain_unfit(path)):
             yield recipe.document.problem(
                 "path-escape",
                 f"{what} {wrong}",
@@ -75,7 +78,7 @@ def _paths_of_step(recipe: Recipe, step: Step) -> Iterator[Problem]:
                 fix=BELOW,
             )
     for path in step.files:
-        if wrong := why_unfit(path, folder=False):
+        if wrong := explain_unfit(path, folder=False):
             yield recipe.document.problem(
                 "path-escape",
                 f'a file of "{step.id}" {wrong}',
@@ -86,7 +89,7 @@ def _paths_of_step(recipe: Recipe, step: Step) -> Iterator[Problem]:
 
 
 def _where_in_step(recipe: Recipe, step: Step, below: Where) -> Where:
-    """The place of a part of a step, whose outputs may be a list."""
+    """Return the location of a part of a step, whose outputs may be a list."""
     names = [output.name for output in step.outputs]
     listed = below[0] == "outputs" and all(
         output.name.rstrip("/") == output.path for output in step.outputs
@@ -110,8 +113,8 @@ def _code(
                 where,
             )
         elif posixpath.normpath(item.at) != "." and (
-            wrong := why_unfit(item.at)
-        ):  # all of the attempt may be a checkout
+            wrong := explain_unfit(item.at)
+        ):  # the whole attempt directory may be a checkout
             yield recipe.document.problem(
                 "path-escape", f"a git checkout {wrong}", (*where, "at"), fix=BELOW
             )

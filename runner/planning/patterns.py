@@ -1,4 +1,4 @@
-"""Glob patterns of a recipe: how a node stores them, what they exclude, and which paths they reach."""
+"""Glob patterns of a recipe: storage form, exclusion and matching."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ def is_glob(path: str) -> bool:
 
 
 def as_pattern(path: str) -> str:
-    """The pattern that means this path alone."""
+    """Return a pattern that matches only this path."""
     return re.sub(r"[*?[]", r"[\g<0>]", path)
 
 
 def encode_pattern(pattern: str, exclude: Iterable[str]) -> str:
-    """A glob as one text, which is how a node holds it."""
+    """Return a glob in the text form that a node stores."""
     return "\0".join((pattern, *exclude))
 
 
 def fixed_folder(pattern: str) -> str:
-    """The folder of a pattern in front of its first wildcard; empty where it begins with one."""
+    """Return the directory of a pattern before its first wildcard, or an empty string."""
     return re.split(r"[*?[]", pattern, maxsplit=1)[0].rpartition("/")[0]
 
 
 def decode_pattern(text: str) -> tuple[str, list[str]]:
-    """The pattern of a glob and what it excludes."""
+    """Return the pattern of a stored glob and its excluded patterns."""
     pattern, *exclude = text.split("\0")
     return pattern, exclude
 
 
 AUTO: Final = "/auto"
-"""In the place of a pattern: `code: auto`.  No path of a recipe begins with a slash."""
+"""Pattern that stands for `code: auto`.  No path of a recipe begins with a slash."""
 
 
 def encode_automatic(starts: Iterable[Start], path: Iterable[str]) -> str:
-    """`code: auto` as one text: what a command starts, and the folders of its PYTHONPATH."""
+    """Return the stored form of `code: auto`: the started scripts and modules, and the PYTHONPATH directories."""
     return encode_pattern(
         AUTO, [*(f"{kind} {name}" for kind, name in starts), *(f"path {folder}" for folder in path)]
     )
 
 
 def decode_automatic(text: str) -> tuple[list[Start], list[str]]:
-    """What `automatic` was given."""
+    """Return the arguments of `encode_automatic`."""
     parts = [part.partition(" ") for part in decode_pattern(text)[1]]
     starts = [
         Start("script" if kind == "script" else "module", name)
@@ -63,13 +63,13 @@ def decode_automatic(text: str) -> tuple[list[Start], list[str]]:
 
 
 def code_name(text: str) -> str:
-    """An entry of `code` as people call it."""
+    """Return an entry of `code` as the recipe writes it, without excluded patterns."""
     pattern = decode_pattern(text)[0]
     return "auto" if pattern == AUTO else pattern
 
 
 def python_path(env: Mapping[str, object]) -> list[str]:
-    """The folders of a PYTHONPATH that is written out, from the folder in which a step runs; those outside of it are left out."""
+    """Return the literal PYTHONPATH directories, relative to the step's working directory, without those outside it."""
     value = env.get("PYTHONPATH")
     folders = value.split(":") if isinstance(value, str) and "{{" not in value else []
     plain = [posixpath.normpath(folder) for folder in folders if folder and not escapes(folder)]
@@ -77,7 +77,10 @@ def python_path(env: Mapping[str, object]) -> list[str]:
 
 
 def is_excluded(path: str, exclude: Sequence[str]) -> bool:
-    """Whether a pattern names this path or a folder above it: one without a slash its last name, one with a slash all of it."""
+    """Return whether a pattern excludes this path or a directory above it.
+
+    A pattern without a slash matches the last name, otherwise the whole path.
+    """
     if not exclude:
         return False
     above = [head.split("/") for head in heads(posixpath.normpath(path))]
@@ -97,7 +100,7 @@ def _fits(parts: Sequence[str], names: Sequence[str]) -> bool:
 
 
 class MadePaths:
-    """Paths that are made.  What is one of them, is below one or holds one is not the same before and after, and so no match of a glob."""
+    """Output paths of a plan.  A path at, below or above an output changes during a run and cannot be a glob match."""
 
     def __init__(self, paths: Iterable[str]) -> None:
         self._all = set(paths)
@@ -109,7 +112,7 @@ class MadePaths:
 
 
 def reaches(pattern: str, path: str, directory: bool) -> bool:
-    """Whether a workspace pattern matches a path, or something below it."""
+    """Return whether a workspace pattern matches a path, or may match a file below it."""
     parts, names = pattern.split("/"), path.split("/")
 
     def matches(p: int, n: int, deep: bool) -> bool:

@@ -1,7 +1,7 @@
-"""Plan and Node: a recipe with its inputs bound, as flat nodes in topological order.  Knows their shape and their JSON, not how they are compiled.
+"""Plan and Node: a recipe with bound inputs, as nodes in topological order, and their JSON form.
 
-A Node is what judging needs; what doing needs (commands, environment, names of its templates) is in its StepSpec, kept apart so that a run with
-nothing to do never reads it.
+A Node holds the data for judging a step.  Its commands, environment and template names are in a
+StepSpec, which a run with nothing to do never reads.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Rows: TypeAlias = "list[list[Any]]"
 COMPILER: Final = 17
-"""Version of the compiled form; part of the name under which a plan is kept."""
+"""Version of the compiled form, which is part of the plan's cache name."""
 
 # Flags of a node.
 SELECT, UNCACHED, SKIP, WHEN_LATE, ALLOW_FAILURE, STATEFUL, LOCAL, PAIRED = (
@@ -38,14 +38,18 @@ SELECT, UNCACHED, SKIP, WHEN_LATE, ALLOW_FAILURE, STATEFUL, LOCAL, PAIRED = (
 
 
 class Target(NamedTuple):
-    """Where an output must lie in the workspace."""
+    """Workspace path at which an output must be."""
 
     output: str
     path: str
 
 
 class Node(NamedTuple):
-    """What judging one step needs.  Paths are relative: deps to the workspace, code and lock to `plan.homes[home]`, the rest to the attempt."""
+    """Data for judging one step.
+
+    Paths in `deps` are relative to the workspace, paths in `code` and `lock` to `plan.homes[home]`,
+    and other paths to the attempt.
+    """
 
     id: str
     author: Digest
@@ -57,17 +61,17 @@ class Node(NamedTuple):
     late: list[LateValue]
     after: list[int]  # order only
     outputs: list[OutputSpec]
-    prefix: str  # outputs are published below it
+    prefix: str  # directory of its published outputs
     lock: str
     flags: int
-    rule: str = ""  # the digest of its metrics rule, where that is no part of its key
+    rule: str = ""  # digest of its metrics rule, or empty if the rule is part of the key
     tools: Sequence[str] = ()  # programs on PATH whose files are part of its key
     choices: Sequence[int] = ()
-    """Producers whose skip alone does not skip it: its templates choose among them."""
+    """Producers among which its templates choose: skipping one alone does not skip the step."""
 
 
 class Ahead(NamedTuple):
-    """What is known of a step that waits for an expansion: what it reads of this disk."""
+    """Known file dependencies of a waiting step."""
 
     step: str
     home: int
@@ -78,17 +82,17 @@ class Ahead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A matrix step that cannot be expanded before another step is done."""
+    """Matrix step that waits for the output of another step."""
 
     step: str
     producer: str
     output: str
-    pattern: str  # below the output
+    pattern: str  # relative to the output
 
 
 @dataclass(slots=True)
 class Plan:
-    """A recipe with its inputs bound.  `nodes` are in topological order; `specs` has one entry per node."""
+    """Recipe with bound inputs.  `nodes` are in topological order, and `specs` returns one entry per node."""
 
     recipe: str
     digest: Digest
@@ -98,26 +102,26 @@ class Plan:
     pending: list[Pending]
     waiting: dict[
         str, list[str]
-    ]  # the steps that are no nodes before these matrices are expanded, theirs among them, and the steps that each needs
+    ]  # steps without nodes until a pending matrix is expanded -> the steps that each needs
     inputs: dict[str, Tree]
     specs: Callable[[], list[StepSpec]]
     settings: RunSettings
-    ahead: list[Ahead] = field(default_factory=list)  # one for each step that waits
+    ahead: list[Ahead] = field(default_factory=list)  # one per waiting step
     empty: list[tuple[str, str]] = field(default_factory=list)
-    """Step and pattern of each axis that nothing matches, unless that is allowed."""
+    """Step and pattern of each axis without a match, unless the recipe allows an empty axis."""
     globs: list[tuple[str, str, bool | None]] = field(default_factory=list)
-    """Step, pattern and `allow_empty` of each glob of `deps` that no step makes a match of."""
+    """Step, pattern and `allow_empty` of each glob in `deps` that no step output matches."""
     _index: dict[str, int] | None = None
 
     @property
     def index(self) -> dict[str, int]:
-        """Node number by id."""
+        """Node numbers by id."""
         if self._index is None:
             self._index = {node.id: n for n, node in enumerate(self.nodes)}
         return self._index
 
     def spread(self, count: int) -> None:
-        """Have `accelerate` steps that do not say it run on so many nodes."""
+        """Run `accelerate` steps without `nodes` on `count` nodes."""
 
         def spread(node: Node, spec: StepSpec) -> StepSpec:
             asks = spec.accelerate is not None and spec.nodes is None and not node.flags & LOCAL
@@ -126,7 +130,7 @@ class Plan:
         self._change(spread)
 
     def demand(self, asked: Mapping[str, Any]) -> None:
-        """Have steps ask for these resources instead of what their recipe says; for a GPU only those that have one."""
+        """Override the requested resources of all steps.  A GPU request leaves steps with `gpus: 0` unchanged."""
         of_gpu = bool(asked.get("gpus") or asked.get("gpu") or asked.get("gpu_memory"))
         without = {"gpu": None, "gpu_memory": None} if asked.get("gpus") == 0 else {}
 
@@ -138,7 +142,7 @@ class Plan:
         self._change(demand)
 
     def _change(self, change: Callable[[Node, StepSpec], StepSpec]) -> None:
-        """Change what doing each step needs, when it is read."""
+        """Apply `change` to each StepSpec when the specs are read."""
         written, cell = self.specs, list[list[StepSpec]]()
 
         def specs() -> list[StepSpec]:
@@ -149,13 +153,13 @@ class Plan:
         self.specs = specs
 
     def swap(self, n: int, node: Node, spec: StepSpec) -> None:
-        """Have node `n` do the same under other values of its inputs."""
+        """Replace node `n` and its spec, for different input values."""
         specs = list(self.specs())
         specs[n], self.nodes[n] = spec, node
         self.specs = lambda: specs
 
     def needs(self, n: int) -> set[int]:
-        """The nodes that must be final before node `n` can be judged."""
+        """Return the nodes that must be final before node `n` can be judged."""
         node = self.nodes[n]
         return (
             {each.producer for each in node.upstream}
@@ -164,7 +168,7 @@ class Plan:
         )
 
     def readers(self, n: int) -> Iterator[tuple[str, str]]:
-        """The steps that read metrics of node `n`, by id, each with the name of one."""
+        """Yield the id and metric name of each step that reads metrics of node `n`."""
         return (
             (node.id, late.metric)
             for node in self.nodes
@@ -173,9 +177,10 @@ class Plan:
         )
 
     def before(self, chosen: Iterable[int]) -> set[int]:
-        """These nodes and all that they need, directly or not.
+        """Return the chosen nodes with all their dependencies.
 
-        One pass along `nodes`, which are in order: a run with nothing to do asks this, too, and imports no networkx.
+        This is one pass over the ordered nodes: a run with nothing to do calls it too, without
+        networkx.
         """
         found = set(chosen)
         for n in range(max(found, default=-1), -1, -1):
@@ -184,12 +189,15 @@ class Plan:
         return found
 
     def nodes_named(self, word: str) -> set[int]:
-        """The nodes that a word means: a step, all instances of one, or all steps of a recipe that is used; else those it means inside of that."""
+        """Return the nodes that a word names: a step, an instance, all instances, or all steps of a used recipe.
+
+        If there are none, the word may name a step inside a used recipe.
+        """
         named = {n for n, node in enumerate(self.nodes) if word in names(node.id)}
         return named or {n for n, node in enumerate(self.nodes) if word in inner_names(node.id)}
 
     def resolve_words(self, words: Iterable[str]) -> set[str]:
-        """These words, and the ids of the steps that each means only inside of a recipe that is used."""
+        """Return the words, and the ids of steps that are named only inside a used recipe."""
         known = {name for id in [*self.index, *self.waiting] for name in names(id)}
         inner = [word for word in words if word not in known]
         found = (
@@ -198,7 +206,7 @@ class Plan:
         return {*words, *found}
 
     def closure_of(self, word: str) -> tuple[set[int], set[str]]:
-        """What a word means, and all that it needs, directly or not: nodes, and steps that are waiting."""
+        """Return the nodes and waiting steps that a word names, with all their dependencies."""
         found, words, waits = set[int](), [word], set[str]()
         while words:
             here = words.pop()
@@ -210,13 +218,13 @@ class Plan:
         return self.before(found), waits
 
     def select_nodes(self, only: str | None, until: str | None) -> set[int]:
-        """The nodes of a request: all, one step's, or those that lead to one."""
+        """Return the requested nodes: step `only`, or step `until` with its dependencies, or all."""
         if only:
             return self.nodes_named(only)
         return self.closure_of(until)[0] if until else set(range(len(self.nodes)))
 
     def after(self, chosen: Iterable[int]) -> set[int]:
-        """These nodes and all that need them, directly or not."""
+        """Return the chosen nodes with all their dependents."""
         found = set(chosen)
         for n in range(min(found, default=len(self.nodes)), len(self.nodes)):
             if not found.isdisjoint(self.needs(n)):
@@ -225,7 +233,7 @@ class Plan:
 
     @property
     def graph(self) -> networkx.DiGraph[str]:
-        """The DAG: nodes are step ids (attribute `node`), an edge points from what is needed to what needs it."""
+        """Step graph with edges from dependencies to dependents.  Graph nodes are step ids with the attribute `node`."""
         from .graph import dag
 
         graph = dag(
@@ -240,7 +248,7 @@ class Plan:
         return graph
 
     def dump(self) -> Iterator[str]:
-        """Two lines of JSON, in parts: what judging needs, then the StepSpecs.  Source files are the caller's to remember."""
+        """Yield parts of two lines of JSON: the data for judging, then the StepSpecs.  Source files are not included."""
         head = [
             self.recipe,
             self.digest,
@@ -320,7 +328,7 @@ def _node(
     outputs: Rows,
     *rest: Any,
 ) -> Node:
-    """A node from its JSON array."""
+    """Build a node from its JSON array."""
     return Node(
         id,
         author,

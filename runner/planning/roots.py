@@ -1,6 +1,7 @@
-"""Where the paths that a recipe names begin: at the root of its workspace, or, those with `./` or `../` in front, in its own folder.
+"""Make the paths of a recipe relative to its workspace root.
 
-A recipe of the library, or one from outside the workspace, has no root but its own folder.
+Paths with `./` or `../` in front are relative to the recipe's directory, and other paths to the
+root.  For library recipes, and recipes outside the workspace, both are the same.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ _Code = TypeVar("_Code", str, "str | Glob", "str | Glob | GitCode | AutoCode")
 
 
 def move_root(recipe: Recipe, source: str, root: str) -> Recipe:
-    """The recipe in the file `source`, its paths from the folder `root`; one that is not below the root is as it was.  Both paths are absolute."""
+    """Return the recipe in file `source` with paths relative to `root`.
+
+    A recipe outside `root` is returned unchanged.  Both paths are absolute.
+    """
     above, at = root.rstrip("/") + "/", posixpath.normpath(source)
     if not at.startswith(above):
         return recipe
@@ -45,7 +49,10 @@ def move_root(recipe: Recipe, source: str, root: str) -> Recipe:
 
 
 def from_root(path: str, folder: str) -> str:
-    """A path as a recipe in `folder` writes it, from the root.  One that leads out of the root stays as it is written."""
+    """Convert a path, as a recipe in `folder` writes it, to a path from the root.
+
+    A path outside the root is returned unchanged.
+    """
     left, rest = folder.split("/") if folder else [], path
     while rest.startswith(("./", "../")):
         head, _, rest = rest.partition("/")
@@ -58,7 +65,7 @@ def from_root(path: str, folder: str) -> str:
 
 
 def shift_at(recipe: Recipe, where: Where) -> int:
-    """By how many characters the path at a place of the file is longer there than from the root."""
+    """Return how many characters longer a path is in the recipe file than relative to the root."""
     if not recipe.folder or where[2:3] not in (("deps",), ("matrix",)):
         return 0
     written: object = recipe.document.value

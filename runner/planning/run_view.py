@@ -1,6 +1,6 @@
-"""One view of a run, from which every front takes its truth: how it stands, how far it is, which step failed and why.
+"""Compute the displayed view of a run: its state, its progress, and its failure.  All interfaces use this view.
 
-Pure: rows, moves, leases and the clock are handed in as values.
+Pure: rows, events, leases and the clock are passed in.
 """
 
 from __future__ import annotations
@@ -17,29 +17,32 @@ from .ids import bare
 from .schedule import BUSY, FINAL, State, word
 
 WELL: Final = frozenset({State.DONE, State.FRESH, State.SKIPPED})
-"""States of a step that has ended and has not failed."""
+"""Final states of a step without a failure."""
 FREE: Final = frozenset({State.FRESH, State.SKIPPED})
 """States of a step that takes no time."""
 ALMOST: Final = 99.9
-"""Percent that a run shows at most before it has COMPLETED."""
+"""Maximum percentage of a run before it is COMPLETED."""
 WEIGHED: Final = 500
-"""Steps up to which each counts by its length.  In a larger run one step is little, and a list of runs reads no rows of it."""
+"""Maximum number of steps for weighting each by its duration.
+
+In larger runs all steps count the same, and the list of runs does not read their rows.
+"""
 TENFOLD: Final = 10.0
-"""So many other steps a training counts as whose length is not known."""
+"""Weight of a training of unknown duration, in average steps."""
 NAMES: Final = 24
-"""Numbers that are stored of a step, beside how far it is."""
+"""Maximum number of stored metrics of a step, besides its progress."""
 LONGEST_NAME: Final = 80
 LARGEST: Final = 1e15
-"""Numbers from this on are left out: no step, loss or rate is so large."""
+"""Bound for metrics: larger absolute values are left out, because no step, loss or rate reaches it."""
 TOTALS: Final = ("max_steps", "total_steps")
-"""Names by which a training tells how many steps it takes."""
+"""Metric names for the total number of training steps."""
 _OVER: Final = ("COMPLETED", "FAILED", "CANCELLED")
 _HALTED: Final = ("FAILED", "CANCELLED", "PAUSED")
-"""States of a run in which what a step did of its work still counts."""
+"""States of a stopped run in which the partial work of its steps still counts."""
 
 
 class Run(Protocol):
-    """What the fold reads of the row of a run."""
+    """Columns of a run's row that the view reads."""
 
     @property
     def id(self) -> str: ...
@@ -56,7 +59,7 @@ class Run(Protocol):
 
 
 class Row(Protocol):
-    """What the fold reads of the row of a step."""
+    """Columns of a step's row that the view reads."""
 
     @property
     def state(self) -> str: ...
@@ -71,7 +74,7 @@ class Row(Protocol):
 
 
 class Moved(Protocol):
-    """What the fold reads of the move of a step."""
+    """Event of a step that the view reads."""
 
     @property
     def id(self) -> str: ...
@@ -88,17 +91,17 @@ class Moved(Protocol):
 
 
 class Training(NamedTuple):
-    """What a step reported last: its own step, of how many, the seconds that are left at the pace seen, and its other numbers."""
+    """Last report of a step: its training step, the total, the remaining seconds, and other metrics."""
 
     step: float | None = None
     total: float | None = None
     eta: float | None = None
     at: float | None = None
-    """When that was."""
+    """Time of the report."""
     values: Mapping[str, float] = {}
 
     def text(self, warnings: Sequence[str] = ()) -> str:
-        """The same as it is stored, with the warnings of its step; empty where nothing was reported."""
+        """Return the stored form with the step's warnings, or an empty string without a report."""
         if self.step is None and not self.values and not warnings:
             return ""
         known = {name: value for name, value in self._asdict().items() if value is not None}
@@ -108,62 +111,62 @@ class Training(NamedTuple):
 
     @property
     def part(self) -> float:
-        """How much of it is done, from 0 to 1."""
+        """Completed fraction, from 0 to 1."""
         if self.step is None or not self.total or self.total < 0:
             return 0.0
         return min(1.0, max(0.0, self.step / self.total))
 
     @property
     def percent(self) -> float | None:
-        """The same in percent; None where the number of steps is not known."""
+        """Completed percentage, or None if the total is unknown."""
         return round(100 * self.part, 1) if self.total else None
 
 
 class Failure(NamedTuple):
-    """Why a step failed, or a run of which no step did."""
+    """Cause of a failed step, or of a run without a failed step."""
 
     kind: str
     words: str
     step: str = ""
     exit: int | None = None
-    """Of its command; None where that did not end by itself."""
+    """Exit code of the command, or None if a signal ended it or it never ran."""
     signal: int | None = None
     lines: Sequence[str] = ()
-    """The last that it printed."""
+    """Last lines of the command's output."""
     fix: str = ""
 
 
 class StepView(NamedTuple):
-    """A step, or one instance of it.  Times are seconds since the epoch."""
+    """Step or instance.  Times are seconds since the epoch."""
 
     id: str
     state: str = State.WAITING
     phase: str = ""
-    """Of one that is RUNNING."""
+    """Phase of a RUNNING step."""
     reason: str = ""
-    """Of one that FAILED the kind of its failure, of one that is RUNNING its phase, else why it is in its state."""
+    """Failure kind of a FAILED step, phase of a RUNNING step, otherwise the reason for its state."""
     detail: str = ""
-    """The words of its failure."""
+    """Failure message."""
     host: str = ""
-    """Where it was begun last; empty for the worker's own machine."""
+    """Host of the last attempt.  Empty for the worker's own machine."""
     attempts: int = 0
-    """Those that began, with the one that runs."""
+    """Number of attempts that began, including the running one."""
     began: float | None = None
-    """When its last attempt did."""
+    """Start of the last attempt."""
     ended: float | None = None
     seconds: float | None = None
-    """For which its attempts have run."""
+    """Total running time of all attempts, in seconds."""
     spent: Mapping[str, float] = {}
-    """The same by host."""
+    """Running time by host, in seconds."""
     expected: float | None = None
-    """Seconds that it took before."""
+    """Earlier duration, in seconds."""
     training: Training | None = None
     failure: Failure | None = None
     warnings: Sequence[str] = ()
 
     @property
     def percent(self) -> float | None:
-        """How far it is; None where that is not known."""
+        """Completed percentage, or None if unknown."""
         if self.state in WELL:
             return 100.0
         if self.training is not None and self.training.percent is not None:
@@ -174,7 +177,7 @@ class StepView(NamedTuple):
 
     @property
     def eta(self) -> float | None:
-        """Seconds until one that runs ends: at the pace of its training, else by what it took before."""
+        """Remaining seconds of a RUNNING step, from its training's pace or its earlier duration."""
         if self.state != State.RUNNING:
             return None
         if self.training is not None and self.training.eta is not None:
@@ -185,20 +188,20 @@ class StepView(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """The steps of a run as they were planned."""
+    """Steps of a run as planned."""
 
     instances: Mapping[str, int] = {}
-    """How many each step has, in the order of the plan."""
+    """Number of instances per step, in plan order."""
     fresh: Collection[str] = ()
-    """Ids of those whose results were there before."""
+    """Ids of the steps that were up to date before the run."""
     total: int | None = None
-    """All of them; None where that is not known yet."""
+    """Number of all steps, or None if unknown."""
     unnamed: int = 0
-    """Of those whose results were there before, how many are known by number only."""
+    """Number of up-to-date steps without a known id."""
     trains: str = ""
-    """The id of the step that trains, as far as the plan shows that."""
+    """Id of the training step according to the plan."""
     reported: str = ""
-    """What that reported when its result was made, as it is stored; empty if it is to be made."""
+    """Stored report of an up-to-date training step, or an empty string if it must run."""
 
 
 UNPLANNED: Final = Planned()
@@ -206,29 +209,29 @@ NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
 
 
 class Standing(NamedTuple):
-    """How the steps of a run stand."""
+    """Progress data of a run's steps."""
 
     state: str
     states: Mapping[str, str]
-    """Of each step to which something has happened, by its id."""
+    """State of each step with an event, by id."""
     fresh: Collection[str] = ()
-    """Ids of steps whose results were there before the run."""
+    """Ids of the steps that were up to date before the run."""
     total: int | None = None
-    """All its steps; None where that is not known yet."""
+    """Number of all steps, or None if unknown."""
     expected: Mapping[str, float] = {}
-    """Seconds that a step took before, where that is known."""
+    """Earlier duration of steps, in seconds."""
     elapsed: Mapping[str, float] = {}
-    """Seconds for which a step has run that is not over, or had when it reported last."""
+    """Seconds from the start of an attempt until now, or until its last report if it is not running."""
     trainings: Mapping[str, Training] = {}
-    """What steps reported last that are not over, or did not end well."""
+    """Last report of each step that is unfinished or ended badly."""
     others: Mapping[str, int] = {}
-    """Further steps, by state, of which only the number is known."""
+    """Number of further steps without known ids, by state."""
     trains: str = ""
-    """The step that trains, without its instances."""
+    """Id of the training step, without brackets."""
 
 
 class Progress(NamedTuple):
-    """How far a run is.  `step`: steps that have ended.  `eta`: seconds, None where that is not known."""
+    """Progress of a run.  `step` counts the finished steps, and `eta` is in seconds or None if unknown."""
 
     step: int
     total: int | None
@@ -237,7 +240,7 @@ class Progress(NamedTuple):
 
 
 class RunView(NamedTuple):
-    """A run, as every front shows it."""
+    """View of a run for all interfaces."""
 
     id: str
     state: str
@@ -245,20 +248,20 @@ class RunView(NamedTuple):
     failure: str
     reason: str
     steps: Mapping[str, StepView]
-    """Those to which something has happened, by id, in the order of the plan."""
+    """Steps with an event, by id, in plan order."""
     counts: Mapping[str, int]
-    """How many are in each state, with those whose results were there before."""
+    """Number of steps in each state, including those that were up to date before the run."""
     progress: Progress
     failed: Failure | None
-    """Of a run that has not completed: the first failure, which ended it if anything did."""
+    """Failure that ended the run, or the first one of an unfinished run.  None if the run completed."""
     trains: str
-    """The id of the step that trains: not of the last that reported something.  Empty where none is known."""
+    """Id of the training step, or an empty string if unknown."""
     training: Training | None
-    """What that reported last, in an earlier run if its result was there."""
+    """Last report of the training step, from an earlier run if it was up to date."""
 
     @property
     def warnings(self) -> list[str]:
-        """What its steps say that people have to know."""
+        """Warnings of all steps, each with its step id."""
         return [f"{step.id}: {text}" for step in self.steps.values() for text in step.warnings]
 
 
@@ -276,9 +279,10 @@ def fold(
 ) -> RunView:
     """Return the view of a run.
 
-    `rows` are its steps and `moves` theirs to and from RUNNING, in order; without these, steps have neither attempts
-    nor the circumstances of a failure.  `leases` are the states of its machines, `live` whether a worker has it,
-    `expected` the seconds that its steps took before.  `others` counts further steps by state and phase.
+    `rows` are its steps.  `moves` are the ordered events of its steps to and from RUNNING: without
+    them, steps have no attempts and no failure details.  `leases` are the states of its machines,
+    `live` tells whether a worker holds the run, and `expected` holds earlier durations of steps in
+    seconds.  `others` counts further steps by state and phase.
     """
     heard: dict[str, StepView] = {}
     for move in moves:
@@ -289,14 +293,14 @@ def fold(
         )
         for id, row in _in_order(rows, planned).items()
     }
-    # A worker that has claimed it may have died before it stored a move.
+    # The worker may have died after it claimed the run and before its first event.
     begun = "ACTIVE" if run.state == "QUEUED" and run.fence and run.claim else run.state
     trains = _trains(steps, planned)
     standing = _standing_of(run, steps, planned, expected, others, trains, now)
     word_ = _word(run, begun, standing, steps, others, leases, live=live)
     progress = progress_of(standing)
     if word_ == "NEEDS_RECOVERY":
-        progress = progress._replace(eta=None)  # nothing is known to go on
+        progress = progress._replace(eta=None)  # no worker executes the run
     return RunView(
         run.id,
         run.state,
@@ -313,13 +317,13 @@ def fold(
 
 
 def apply_move(step: StepView, move: Moved) -> StepView:
-    """Return what a step is after a move."""
+    """Return the step after an event."""
     data, after = move.data, move.after
     if after == State.RUNNING:
         if move.before == State.RUNNING:
             return step._replace(phase=move.reason, reason=move.reason)
         number = data.get("attempt")
-        # One that could not be started moves through RUNNING without an attempt.
+        # A step that could not be started passes RUNNING without an attempt.
         begins = isinstance(number, int)
         return step._replace(
             state=after,
@@ -351,8 +355,8 @@ def apply_move(step: StepView, move: Moved) -> StepView:
 
 
 def _end_attempt(step: StepView, move: Moved) -> StepView:
-    """What a step is whose attempt is over."""
-    if move.reason == BUSY:  # it never began
+    """Return the step after the end of its attempt."""
+    if move.reason == BUSY:  # the attempt never began
         return step._replace(attempts=max(0, step.attempts - 1), began=None)
     took = move.data.get("seconds")
     if not is_number(took):
@@ -361,7 +365,7 @@ def _end_attempt(step: StepView, move: Moved) -> StepView:
 
 
 def _spend(step: StepView, seconds: float) -> StepView:
-    """A step that ran for so many seconds more on its host."""
+    """Add running time to a step and its current host."""
     there = round(step.spent.get(step.host, 0.0) + seconds, 3)
     return step._replace(
         seconds=round((step.seconds or 0.0) + seconds, 3), spent={**step.spent, step.host: there}
@@ -389,7 +393,7 @@ def training_from(
     eta: float | None = None,
     at: float | None = None,
 ) -> Training:
-    """Return a training from the numbers that its step reported last; `total` is what its inputs say."""
+    """Build a training from the last metrics of its step.  `total` is the number of training steps from its inputs."""
     numbers = {
         name: value for name, value in values.items() if is_number(value) and abs(value) < LARGEST
     }
@@ -411,7 +415,10 @@ def training_from(
 def stored_training(
     text: str, *, now: float | None = None
 ) -> tuple[Training | None, Sequence[str]]:
-    """Return the numbers and the warnings of the row of a step; `now` lets the time that is left pass."""
+    """Return the report and the warnings in a stored text.
+
+    With `now`, the remaining time is reduced by the age of the report.
+    """
     try:
         found = json.loads(text) if text else None
     except ValueError:
@@ -433,7 +440,7 @@ def stored_training(
 
 
 def _numbers_of(stored: object, names: Collection[str] | None = None) -> dict[str, float]:
-    """The numbers of a stored mapping, those of these `names` only."""
+    """Return the numbers of a stored mapping, or only those named in `names`."""
     if not isinstance(stored, dict):
         return {}
     return {
@@ -444,7 +451,7 @@ def _numbers_of(stored: object, names: Collection[str] | None = None) -> dict[st
 
 
 def _now(step: StepView, row: Row, now: float, *, live: bool) -> StepView:
-    """A step as its row says: that is stored with its last move, and its numbers later."""
+    """Return the step with its row applied, which has the state and the latest metrics."""
     running = row.state == State.RUNNING
     training, said = stored_training(row.numbers, now=now if running else None)
     began = step.began if step.began is not None else row.began
@@ -468,7 +475,7 @@ def _now(step: StepView, row: Row, now: float, *, live: bool) -> StepView:
 
 
 def _in_order(rows: Mapping[str, Row], planned: Planned) -> dict[str, Row]:
-    """The steps in the order of the plan."""
+    """Return the rows in plan order."""
     places = {step: n for n, step in enumerate(planned.instances)}
     if not places:
         return dict(sorted(rows.items()))
@@ -487,11 +494,11 @@ def _word(
     *,
     live: bool,
 ) -> str:
-    """The word that people see for a run."""
+    """Return the displayed state of a run."""
     phases = {(step.state, step.phase) for step in steps.values()} | set(others)
     happened = len(steps) + sum(standing.others.values()) + _count_restored(standing)
     if standing.total is None or standing.total > happened:
-        phases.add((State.WAITING, ""))  # one to which nothing has happened
+        phases.add((State.WAITING, ""))  # a step without events
     return word(begun, failure=run.failure, steps=phases, leases=leases, claimed=live)
 
 
@@ -506,7 +513,7 @@ def _standing_of(
 ) -> Standing:
     states = {id: str(step.state) for id, step in steps.items()}
     if not others:
-        # A step without instances is there by its own name before anything happens to it.
+        # A single-instance step is counted by name before its first event.
         for name, count in planned.instances.items():
             if count == 1 and name not in states and name not in planned.fresh:
                 states[name] = State.WAITING
@@ -550,19 +557,23 @@ def _counts(standing: Standing, steps: Mapping[str, StepView]) -> dict[str, int]
 
 
 def _find_failure(run: Run, steps: Iterable[StepView]) -> Failure | None:
-    """The failure that ended a run; of one that goes on, the first."""
+    """Return the failure that ended a run, or the first failure of an unfinished run."""
     if run.state == "COMPLETED":
         return None
-    in_order = sorted(steps, key=lambda step: step.ended or 0.0)
-    failures = [step.failure for step in in_order if step.failure is not None]
+    failures = _failures_in_order(steps)
     if run.state != "FAILED":
         return failures[0] if failures else None
     if not failures:
         return Failure(run.failure, run.reason, fix=REMEDIES.get(run.failure, ""))
-    for failure in failures:
-        if (of_step(failure.kind), failure.words) == (run.failure, run.reason):
-            return failure._replace(kind=run.failure)
-    return failures[0]._replace(kind=run.failure)
+    stored = (run.failure, run.reason)
+    matching = [each for each in failures if (of_step(each.kind), each.words) == stored]
+    return [*matching, *failures][0]._replace(kind=run.failure)
+
+
+def _failures_in_order(steps: Iterable[StepView]) -> list[Failure]:
+    """Return the failures of steps, in the order in which the steps ended."""
+    in_order = sorted(steps, key=lambda step: step.ended or 0.0)
+    return [step.failure for step in in_order if step.failure is not None]
 
 
 def _training(step: StepView | None, planned: Planned) -> Training | None:
@@ -572,10 +583,10 @@ def _training(step: StepView | None, planned: Planned) -> Training | None:
 
 
 def _trains(steps: Mapping[str, StepView], planned: Planned) -> str:
-    """The step whose numbers are the training's: as planned, else that runs and knows how many steps it takes, else the last that did."""
+    """Return the id of the training step: as planned, otherwise the best candidate among the reporting steps."""
     if planned.trains in steps:
         return planned.trains
-    # When the run began it may have stood for instances that were not known yet.
+    # At the start of the run, the planned id may have stood for unknown instances.
     reporting = [
         step
         for step in steps.values()
@@ -602,32 +613,40 @@ def _trains(steps: Mapping[str, StepView], planned: Planned) -> str:
 
 
 def progress_of(run: Standing) -> Progress:
-    """Return how far a run is: by the training's own numbers, else by the time that its steps took before."""
-    over = run.state in _OVER
-    restored = _count_restored(run)
-    total = None
-    if run.total is not None or over:
-        stored = len(run.states) + sum(run.others.values())
-        total = max(run.total or 0, stored + restored)
+    """Return the progress of a run, from its training's metrics and the earlier durations of its steps."""
+    is_over = run.state in _OVER
+    total = _count_steps(run) if run.total is not None or is_over else None
     if run.state == "COMPLETED":
         return Progress(total or 0, total, 100.0, 0.0)
-    ended = restored + sum(state in FINAL for state in run.states.values())
-    ended += sum(number for state, number in run.others.items() if state in FINAL)
-    eta = 0.0 if over else _eta(run, _seconds_left(run), total, ended)
+    ended = _count_ended(run)
+    eta = 0.0 if is_over else _eta(run, _seconds_left(run), total, ended)
     return Progress(ended, total, _percent(run, total), eta)
 
 
+def _count_steps(run: Standing) -> int:
+    """Return the number of planned steps, or of known steps if there are more."""
+    stored = len(run.states) + sum(run.others.values())
+    return max(run.total or 0, stored + _count_restored(run))
+
+
+def _count_ended(run: Standing) -> int:
+    """Return the number of final steps, including those that were up to date before the run."""
+    named = sum(state in FINAL for state in run.states.values())
+    others = sum(number for state, number in run.others.items() if state in FINAL)
+    return _count_restored(run) + named + others
+
+
 def _count_restored(run: Standing) -> int:
-    """Steps whose results were there before and that have no row; one that has is counted by its row."""
+    """Return the number of up-to-date steps without a row."""
     restored = len(set(run.fresh) - run.states.keys())
-    if run.others and run.total is not None:  # whose ids are not known
+    if run.others and run.total is not None:  # the ids of these steps are unknown
         room = run.total - len(run.states) - sum(run.others.values())
         return min(restored, max(0, room))
     return restored
 
 
 def _percent(run: Standing, total: int | None) -> float | None:
-    """How much is done of what the run has to do: what was there before, and what is skipped, takes no time."""
+    """Return the completed percentage of a run.  Up-to-date and skipped steps do not count."""
     if not total:
         return None
     parts: dict[str, float] = {}
@@ -638,7 +657,7 @@ def _percent(run: Standing, total: int | None) -> float | None:
         else:
             parts[id] = _part(run, id, state)
     free += sum(number for state, number in run.others.items() if state in FREE)
-    # With each step weighed, those of which only the number is known count as usual ones.
+    # Steps without a known id have the usual weight.
     is_weighed = total <= WEIGHED
     weights = {id: _weight(run, id) if is_weighed else 1.0 for id in parts}
     usual = _usual(run, weights)
@@ -654,7 +673,7 @@ def _percent(run: Standing, total: int | None) -> float | None:
 
 
 def _usual(run: Standing, weights: Mapping[str, float]) -> float:
-    """What a step of unknown length counts: as much as others do on average, and a part of the training if only that is known."""
+    """Return the weight of a step of unknown duration: the mean of the others, or a fraction of the training's."""
     known = [weight for id, weight in weights.items() if weight and bare(id) != run.trains]
     if known:
         return sum(known) / len(known)
@@ -663,7 +682,7 @@ def _usual(run: Standing, weights: Mapping[str, float]) -> float:
 
 
 def _part(run: Standing, id: str, state: str) -> float:
-    """How much of a step is done, from 0 to 1."""
+    """Return the completed fraction of a step, from 0 to 1."""
     if state in WELL:
         return 1.0
     training = run.trainings.get(id)
@@ -677,7 +696,7 @@ def _part(run: Standing, id: str, state: str) -> float:
 
 
 def _weight(run: Standing, id: str) -> float:
-    """Seconds that a step takes in all; 0 where that is not known."""
+    """Return the total duration of a step in seconds, or 0 if unknown."""
     training = run.trainings.get(id)
     if training is not None and training.eta is not None:
         return run.elapsed.get(id, 0.0) + training.eta
@@ -685,7 +704,7 @@ def _weight(run: Standing, id: str) -> float:
 
 
 def _seconds_left(run: Standing) -> dict[str, float | None]:
-    """Seconds that each open step takes yet; None where that is not known."""
+    """Return the remaining seconds of each unfinished step, or None if unknown."""
     left: dict[str, float | None] = {}
     for id, state in run.states.items():
         if state in FINAL:
@@ -704,7 +723,7 @@ def _seconds_left(run: Standing) -> dict[str, float | None]:
 def _eta(
     run: Standing, left: Mapping[str, float | None], total: int | None, ended: int
 ) -> float | None:
-    """Seconds until the last step ends: as many run at once as do now."""
+    """Return the seconds until the last step ends, at the current number of parallel steps."""
     known = [seconds for seconds in left.values() if seconds is not None]
     if total is None or len(known) < len(left) or ended + len(left) < total:
         return None

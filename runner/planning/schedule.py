@@ -1,13 +1,19 @@
-"""Decide what a run does next: which steps to judge, which to start, what an end means for the rest.  Unaware of hosts, files, clocks and databases.
+"""Decide the next steps of a run: which to judge, which to start, and the consequences of each end.
 
-Two states are easily mistaken.  READY: what the step needs is final, so ask now whether it must run at all.  QUEUED: it must, and waits for room.
+Pure: works without hosts, files, clocks and databases.
 
-Every change of state goes through `_Board.move`, which alone keeps counters, queues and pools, so that they cannot drift.  Every method returns
-the moves it made; storing them in that order, and dying after any of them, loses nothing: a new Scheduler over the stored states derives the rest.
+READY and QUEUED differ.  The dependencies of a READY step are final, and it must be judged.  A
+QUEUED step was judged, must run, and waits for free slots.
 
-Who is started first.  Highest priority first; a step that does not fit lets others past.  Once sixteen starts have taken what it waits for, its whole
-need is kept free until it starts: one such reservation at a time, stronger than any priority.  A step that asks for more of a pool than there is gets
-all of it, alone: whether that can work at all is for preflight to say.  A pool without a capacity is without limit.
+`_Board.move` makes every state change and is the only writer of counters, queues and pools.  Every
+method returns its moves.  They can be stored in order with a crash after any of them: a new
+Scheduler derives the rest from the stored states.
+
+Steps start in order of priority, and a step that does not fit lets others pass.  After sixteen
+starts from its pools, the amounts of the waiting step are reserved until it starts.  There is one
+reservation at a time, and it precedes any priority.  A step that requests more than a pool holds
+gets the whole pool.  Preflight checks whether such a step can run.  A pool without a capacity is
+unlimited.
 """
 
 from __future__ import annotations
@@ -21,17 +27,17 @@ from ..retry import pause
 
 
 class State(StrEnum):
-    """Where a step stands."""
+    """State of a step."""
 
-    WAITING = "WAITING"  # something it needs is not final
-    READY = "READY"  # what it needs is final: judge it
-    FRESH = "FRESH"  # its outputs are there already
-    QUEUED = "QUEUED"  # must run; waits for room
+    WAITING = "WAITING"  # a dependency is not final
+    READY = "READY"  # all dependencies are final; must be judged
+    FRESH = "FRESH"  # up to date
+    QUEUED = "QUEUED"  # must run; waits for a slot and pools
     RUNNING = "RUNNING"
     DONE = "DONE"
     FAILED = "FAILED"
-    SKIPPED = "SKIPPED"  # its `when` is false, or it was stopped early; or it needs such a step
-    BLOCKED = "BLOCKED"  # something it needs failed
+    SKIPPED = "SKIPPED"  # its `when` is false, it was stopped early, or a dependency is SKIPPED
+    BLOCKED = "BLOCKED"  # a dependency failed
     CANCELLED = "CANCELLED"
 
 
@@ -41,15 +47,15 @@ MOVES: Mapping[State, frozenset[State]] = {
     _S.WAITING: frozenset({_S.READY, _S.SKIPPED, _S.BLOCKED, _S.CANCELLED}),
     _S.READY: frozenset(
         {_S.FRESH, _S.QUEUED, _S.SKIPPED, _S.WAITING, _S.CANCELLED}
-    ),  # WAITING: what it needs is made again
+    ),  # WAITING: a dependency is rebuilt
     _S.QUEUED: frozenset(
         {_S.RUNNING, _S.READY, _S.WAITING, _S.CANCELLED}
-    ),  # READY: another run or step made it
+    ),  # READY: another run or step created the outputs
     _S.RUNNING: frozenset(
         {_S.DONE, _S.FAILED, _S.QUEUED, _S.CANCELLED, _S.SKIPPED}
-    ),  # QUEUED: retry, lost, pause, busy, orphaned; SKIPPED: early
-    _S.FRESH: frozenset({_S.QUEUED}),  # bytes gone
-    _S.DONE: frozenset({_S.QUEUED}),  # bytes gone
+    ),  # QUEUED: retry, lost, pause, busy or orphaned; SKIPPED: stopped early
+    _S.FRESH: frozenset({_S.QUEUED}),  # outputs lost
+    _S.DONE: frozenset({_S.QUEUED}),  # outputs lost
     _S.FAILED: frozenset(),
     _S.SKIPPED: frozenset(),
     _S.BLOCKED: frozenset(),
@@ -65,16 +71,14 @@ RunState: TypeAlias = Literal["ACTIVE", "PAUSED", "COMPLETED", "FAILED", "CANCEL
 
 _VERDICTS: Mapping[Verdict, State] = {"fresh": _S.FRESH, "run": _S.QUEUED, "skip": _S.SKIPPED}
 PREEMPTIONS = frozenset({"lost", "preempted"})
-LIMIT = "limit"  # why an attempt ended that the run's own limits stopped: another try has no time either
-EARLY = "stopped early"  # why an attempt ended that others had left behind: what mentions the step is skipped with it
-BUSY = "busy"  # why an attempt never began for which there seemed to be room
-ORPHANED = (
-    "orphaned"  # its worker is gone: another looks for the attempt, and takes it up or begins anew
-)
-_FREE = frozenset({"stopped", BUSY, ORPHANED})  # ends that cost nothing of a step's budgets
+LIMIT = "limit"  # reason: stopped by a limit of the run, without a retry
+EARLY = "stopped early"  # reason: stopped by successive halving; steps that read its outputs are skipped
+BUSY = "busy"  # reason: the attempt never began, because the host had no room after all
+ORPHANED = "orphaned"  # reason: the worker is lost; another one resumes or restarts the attempt
+_FREE = frozenset({"stopped", BUSY, ORPHANED})  # reasons that cost no retry budget
 _NOT_STARTED = (_S.WAITING, _S.READY, _S.QUEUED)
 _PATIENCE = 16
-_UNIT = 1_000_000  # pools are counted in whole millionths: sums of floats would drift
+_UNIT = 1_000_000  # pools are counted in whole millionths, because sums of floats would drift
 
 
 _NO_DATA: Mapping[str, object] = {}
@@ -82,7 +86,7 @@ _NOTHING: Mapping[str, float] = {}
 
 
 class Move(NamedTuple):
-    """One change of state, as it is stored and shown."""
+    """One state change, as it is stored and shown."""
 
     subject: Literal["step", "run", "lease", "request"]
     id: str
@@ -93,11 +97,12 @@ class Move(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What the scheduler knows of a step.
+    """Step as the scheduler knows it.
 
-    `needs` are steps it reads: one that is SKIPPED skips it too.  `after` are steps it follows, takes as a list or chooses among: a SKIPPED one is
-    left out.
-    One that failed blocks it on either edge, unless that one has `allow_failure`, which every step after it respects.
+    `needs` are the steps whose outputs it reads: if one is SKIPPED, the step is skipped too.
+    `after` are steps that must end first, or whose outputs it reads as a list or by choice: a
+    SKIPPED one is left out.  A failed step of either kind blocks the step, unless the failed step
+    has `allow_failure`.
     """
 
     id: str
@@ -111,25 +116,34 @@ class Task(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How an attempt ended.  `reason`: exit, signal, oom, timeout, idle, stopped, busy (it never began), orphaned, lost, output, preempted, …"""
+    """Result of an attempt.
+
+    `reason` is exit, signal, oom, timeout, idle, stopped, busy (never began), orphaned, lost,
+    output, preempted and so on.
+    """
 
     ok: bool
     reason: str = "exit"
     detail: str = ""
     saved: bool = False
-    """It left a checkpoint that was not there before: a preemption then costs nothing, for the next attempt begins further on."""
-    adjusted: bool = False  # the step is another one by now: the next try is not the same again
+    """Whether the attempt left a new checkpoint.  A preemption then costs no budget, because the next attempt resumes."""
+    adjusted: bool = (
+        False  # the step was changed for the next attempt, for example after running out of memory
+    )
 
 
 class Spent(NamedTuple):
-    """What earlier attempts used up of a step's two budgets, which never mix."""
+    """Used amounts of a step's two separate retry budgets."""
 
     failures: int = 0
     preemptions: int = 0
 
 
 def budget_used(reasons: Iterable[str]) -> Spent:
-    """The budget used by attempts that ended badly for these reasons.  Being stopped on request, or not begun, costs nothing."""
+    """Return the budgets used by attempts that failed for these reasons.
+
+    Requested stops, orphaned attempts and attempts that never began are free.
+    """
     failures = preemptions = 0
     for reason in reasons:
         if reason in PREEMPTIONS:
@@ -140,17 +154,18 @@ def budget_used(reasons: Iterable[str]) -> Spent:
 
 
 def backoff(attempt: int) -> float:
-    """Seconds to wait before try number `attempt` + 1: half a second, doubled each time, at most five minutes."""
+    """Return the seconds before attempt `attempt` + 1: half a second, doubled each time, at most five minutes."""
     return pause(attempt, 0.5, 300.0)
 
 
 def priorities(tasks: Sequence[Task], seconds: Mapping[str, float]) -> dict[str, float]:
-    """The length of the longest way from the start of each step to the end of the run.  A step of unknown length counts one second.
+    """Return the longest path, in seconds, from the start of each step to the end of the run.
 
-    `tasks` are in topological order, so one pass from the last to the first is enough, and a run imports no networkx.
+    A step of unknown duration counts as one second.  `tasks` are in topological order, so that one
+    pass from last to first is enough, without networkx.
     """
     lengths: dict[str, float] = {}
-    rest: dict[str, float] = {}  # the longest way from the end of a step to the end of the run
+    rest: dict[str, float] = {}  # longest path from the end of a step to the end of the run
     for task in reversed(tasks):
         lengths[task.id] = length = rest.get(task.id, 0.0) + seconds.get(task.id, 1.0)
         for need in task.needs + task.after:
@@ -167,7 +182,7 @@ PHASES: Final[Mapping[str, str]] = {
     "EXECUTING": "",
     "FETCHING_RESULTS": "fetching",
 }
-"""The phases of a RUNNING step on a host with a disk of its own, as its row has them."""
+"""Phases of a RUNNING step on a host with its own disk, and their stored form."""
 
 
 def word(
@@ -178,10 +193,12 @@ def word(
     leases: Collection[str],
     claimed: bool,
 ) -> str:
-    """The word people see for a run.
+    """Return the displayed state of a run.
 
-    `run` and `failure` are its stored columns, `steps` the (state, reason) pairs that occur in it (a RUNNING step's reason is its phase: `staging`,
-    `fetching`, else it executes), `leases` the lease states that occur, `claimed` whether a live worker holds it.
+    `run` and `failure` are its stored columns.  `steps` are the (state, reason) pairs of its steps:
+    the reason of a RUNNING step is its phase, such as `staging` or `fetching`, or any other text
+    while it executes.  `leases` are the states of its leases, and `claimed` tells whether a live
+    worker holds the run.
     """
     if run == "FAILED":
         return "FAILED_PROVISIONING" if failure == "provisioning" else run
@@ -202,10 +219,11 @@ def word(
 
 
 class Scheduler:
-    """The decisions of one run.
+    """Scheduling decisions of one run.
 
-    `states` and `attempts` are what the store remembers; a RUNNING step stays so until `end` is called.  `opening` holds the moves that follow.
-    A plan without cycles, and needs that exist, are the caller's promise (`priorities` checks the first).
+    `states` and `attempts` are the stored ones.  A RUNNING step stays RUNNING until `end` is
+    called.  `opening` holds the moves that follow from the stored states.  The caller must pass a
+    plan without cycles and with existing needs (`priorities` checks for cycles).
     """
 
     def __init__(
@@ -226,29 +244,29 @@ class Scheduler:
         self._pausing = False
         self.opening: tuple[Move, ...] = tuple(self._add(tasks, states or {}, attempts or {}))
 
-    # What to do next
+    # Next steps
 
     def ready(self, limit: int | None = None) -> list[str]:
-        """Steps to judge now, most urgent first."""
+        """Return the steps to judge now, most urgent first."""
         if not len(self._board.ready) or self.is_held:
             return []
         return self._board.ready.first(len(self._board.ready) if limit is None else limit)
 
     def startable(self, resting: Collection[str] = ()) -> list[str]:
-        """Steps that may all be started now, most urgent first; not those `resting` before another try."""
+        """Return the steps that can all start now, most urgent first, without those `resting` before a retry."""
         room = self.room
         if room <= 0 or not self._board.counts[_S.QUEUED] or self.is_held:
             return []
         return self._board.room.choose(room, resting)
 
-    # What happened
+    # Events
 
     def judge(self, id: str, verdict: Verdict, reason: str = "") -> list[Move]:
-        """A READY step is fresh, must run, or is skipped; also what follows from that."""
+        """Record the verdict for a READY step, and return all moves."""
         return self._apply(self._board.nodes[id], _VERDICTS[verdict], reason)
 
     def start(self, id: str, data: Mapping[str, object] | None = None) -> Move:
-        """A QUEUED step for which there is room begins to run."""
+        """Start a QUEUED step.  Raises AssertionError if it does not fit."""
         node = self._board.nodes[id]
         if self.is_held or self.room <= 0 or not self._board.room.fits(node):
             raise AssertionError(f"BUG: no room to start {id}")
@@ -257,7 +275,7 @@ class Scheduler:
         return move
 
     def end(self, id: str, outcome: Outcome) -> list[Move]:
-        """A RUNNING step's attempt is over: done, another try, or failed; and what that means for the others."""
+        """Record the end of an attempt of a RUNNING step: done, retry or failed.  Return all moves."""
         node = self._board.nodes[id]
         data: dict[str, object] = {"detail": outcome.detail} if outcome.detail else {}
         if outcome.ok:
@@ -267,70 +285,81 @@ class Scheduler:
         elif outcome.reason == EARLY:
             after = _S.SKIPPED
         elif outcome.reason == "stopped":
-            after = _S.QUEUED if self._pausing else _S.CANCELLED if self._draining else _S.FAILED
+            after = self._state_after_stop()
         elif outcome.reason in (BUSY, ORPHANED):
             after = _S.CANCELLED if self._draining else _S.QUEUED
         elif outcome.reason == LIMIT:
             after = _S.FAILED
-            self._board.hard_failures += (
-                node.task.allow_failure
-            )  # a run that was cut short has not completed, whatever may fail in it
+            # A limit fails the run even if the step has `allow_failure`.
+            self._board.hard_failures += node.task.allow_failure
+        elif self._use_budget(node, outcome):
+            after = _S.QUEUED
+            data["wait"] = backoff(node.failures + node.preemptions)
         else:
-            if outcome.adjusted:
-                again = not self._draining
-            elif outcome.reason in PREEMPTIONS:
-                node.preemptions += not outcome.saved
-                again = node.preemptions <= node.task.preemptions
-            else:
-                node.failures += 1
-                again = node.failures <= node.task.retries
-            after = _S.QUEUED if again else _S.FAILED
-            if again:
-                data["wait"] = backoff(node.failures + node.preemptions)
+            after = _S.FAILED
         return self._apply(node, after, "" if outcome.ok else outcome.reason, data)
 
+    def _state_after_stop(self) -> State:
+        """Return the state of a running step that was stopped on request."""
+        if self._pausing:
+            return _S.QUEUED
+        return _S.CANCELLED if self._draining else _S.FAILED
+
+    def _use_budget(self, node: _Node, outcome: Outcome) -> bool:
+        """Charge a failed attempt to its budget, and return whether another attempt is allowed."""
+        if outcome.adjusted:
+            return not self._draining
+        if outcome.reason in PREEMPTIONS:
+            node.preemptions += not outcome.saved
+            return node.preemptions <= node.task.preemptions
+        node.failures += 1
+        return node.failures <= node.task.retries
+
     def lose(self, id: str, reason: str) -> list[Move]:
-        """The bytes of a FRESH or DONE step are gone: it runs again, and what has not started waits for it; what is running or final stays so."""
+        """Queue a FRESH or DONE step again, because its outputs are lost.
+
+        Unstarted dependents wait for it.  Running and final ones are unchanged.
+        """
         return self._apply(self._board.nodes[id], _S.QUEUED, reason)
 
     def adopt(self, id: str, reason: str) -> list[Move]:
-        """Another run, or another step of this one, made what this QUEUED step would make: judge it again."""
+        """Judge a QUEUED step again, because another step or run created the same outputs."""
         return self._apply(self._board.nodes[id], _S.READY, reason)
 
     def extend(self, tasks: Iterable[Task]) -> list[Move]:
-        """Add steps to a run under way; a known one, still WAITING, is replaced (a matrix became its instances, and the consumer needs those)."""
+        """Add steps to a running run, or replace WAITING steps, for example after a matrix was expanded."""
         return self._add(tasks, {}, {})
 
     def grow(self, jobs: int, capacity: Mapping[str, float]) -> None:
-        """There is room for so many more steps at once, and so much more in the pools that are counted."""
+        """Add `jobs` parallel steps and the amounts `capacity` to the limited pools."""
         self._jobs += jobs
         self._board.room.grow(capacity)
 
-    # What people ask for
+    # Requests by users
 
     def drain(self, reason: str = "interrupted") -> list[Move]:
-        """Start nothing new; what has not started when the last running step ends is CANCELLED."""
+        """Start no new steps.  Cancel the unstarted ones once the last running step ends."""
         self._draining = reason
         moves: list[Move] = []
         self._sweep(moves)
         return moves
 
     def cancel(self, reason: str) -> list[Move]:
-        """What has not started is CANCELLED now, a running step when it ends, unless it ends well."""
+        """Cancel all unstarted steps now, and each running step when it ends without success."""
         self._cancelling = reason
         moves: list[Move] = []
         self._sweep(moves)
         return moves
 
     def pause(self) -> None:
-        """Start nothing new; a running step that ends because it was stopped is QUEUED again, at no cost to its budgets."""
+        """Start no new steps.  A running step that is stopped is QUEUED again, at no cost to its budgets."""
         self._pausing = True
 
     def resume(self) -> None:
-        """The pause is taken back."""
+        """End the pause."""
         self._pausing = False
 
-    # How it stands
+    # State
 
     def state(self, id: str) -> State:
         return self._board.nodes[id].state
@@ -340,12 +369,12 @@ class Scheduler:
 
     @property
     def room(self) -> int:
-        """How many more steps may run at once."""
+        """Number of steps that can start in addition to the running ones."""
         return self._jobs - self._board.counts[_S.RUNNING]
 
     @property
     def is_held(self) -> bool:
-        """Nothing new starts."""
+        """Whether the scheduler starts no new steps."""
         return self._pausing or self._giving_up
 
     @property
@@ -354,7 +383,7 @@ class Scheduler:
 
     @property
     def is_finished(self) -> bool:
-        """Every step is final."""
+        """Whether every step is final."""
         counts = self._board.counts
         return not (
             counts[_S.WAITING] or counts[_S.READY] or counts[_S.QUEUED] or counts[_S.RUNNING]
@@ -362,7 +391,11 @@ class Scheduler:
 
     @property
     def result(self) -> RunState:
-        """The state the run has, as it is stored.  A cancel asked for before the last step ended wins; a drain that came too late does not."""
+        """Return the state of the run, as it is stored.
+
+        A cancellation wins if requested before the last step ended.  A drain after that has no
+        effect.
+        """
         if not self.is_finished:
             return "PAUSED" if self._pausing and not self._board.counts[_S.RUNNING] else "ACTIVE"
         if self._cancelling:
@@ -371,7 +404,7 @@ class Scheduler:
             return "FAILED"
         return "CANCELLED" if self._board.counts[_S.CANCELLED] else "COMPLETED"
 
-    # What follows
+    # Consequences
 
     def _apply(
         self, node: _Node, after: State, reason: str = "", data: Mapping[str, object] | None = None
@@ -414,7 +447,7 @@ class Scheduler:
         for node in added:
             self._board.go_back(
                 node, moves
-            )  # we died between a step that went back and those that had to go back with it
+            )  # a crash may have separated the moves of a rebuilt step and its dependents
         for node in added:
             if node.state is _S.WAITING:
                 self._board.place(node, moves)
@@ -422,12 +455,14 @@ class Scheduler:
         return moves
 
     def _sweep(self, moves: list[Move]) -> None:
-        """When the run is being given up, cancel what will not start: at once when cancelled, else when nothing runs any more."""
+        """Cancel the unstarted steps of an ending run: at once if cancelled, otherwise once no step runs."""
         counts = self._board.counts
-        if not self._giving_up or (counts[_S.RUNNING] and not self._cancelling):
+        if not self._giving_up:
+            return
+        if counts[_S.RUNNING] and not self._cancelling:
             return
         if not any(counts[state] for state in _NOT_STARTED):
-            return  # without a walk over all steps
+            return  # avoids a loop over all steps
         reason = self._cancelling or self._draining or "a step failed"
         for node in self._board.nodes.values():
             if node.state in _NOT_STARTED:
@@ -443,14 +478,14 @@ class Scheduler:
 
 
 class _Board:
-    """Where every step stands.  Counters and queues change with `move` alone; `follow` and the rest say what a move means for the steps below."""
+    """States of all steps.  Only `move` changes counters and queues; the other methods apply a move's consequences."""
 
     def __init__(self, room: _Room) -> None:
         self.room = room
         self.nodes: dict[str, _Node] = {}
         self.counts = dict.fromkeys(State, 0)
         self.hard_failures = 0
-        """FAILED without allow_failure."""
+        """Number of FAILED steps without `allow_failure`."""
         self.ready = _Queue()
 
     def move(
@@ -461,7 +496,7 @@ class _Board:
         reason: str = "",
         data: Mapping[str, object] | None = None,
     ) -> None:
-        """One change of state, which is added to `moves`."""
+        """Change the state of a step, and append the move to `moves`."""
         before = node.state
         if after not in MOVES[before]:
             raise AssertionError(f"BUG: step {node.task.id} cannot go from {before} to {after}")
@@ -483,7 +518,7 @@ class _Board:
             self.room.give_back(node)
 
     def enter(self, node: _Node) -> None:
-        """A step is in its state from now on."""
+        """Count and queue a step in its current state."""
         state = node.state
         self.counts[state] += 1
         if state is _S.READY:
@@ -496,12 +531,12 @@ class _Board:
             self.hard_failures += 1
 
     def go_back(self, node: _Node, moves: list[Move]) -> None:
-        """A step cannot be judged or started while something it needs is made again; it may have been running, or final, when that began."""
+        """Return a READY or QUEUED step to WAITING while one of its dependencies is rebuilt."""
         if node.unmet and (node.state is _S.READY or node.state is _S.QUEUED):
             self.move(node, _S.WAITING, moves, "a dependency is being rebuilt")
 
     def follow(self, work: list[_Node], moves: list[Move]) -> None:
-        """Tell the steps below each of `work` what it became, and so on down, without recursion."""
+        """Apply the new states in `work` to all dependents, without recursion."""
         while work:
             node = work.pop()
             passes = node.passes
@@ -527,9 +562,10 @@ class _Board:
                         work.append(below)
 
     def _admit(self, node: _Node, moves: list[Move]) -> State:
-        """A WAITING step whose needs all let it pass is READY, or SKIPPED with one it mentions.
+        """Move a WAITING step with final needs to READY, or to SKIPPED if a step in `needs` is skipped.
 
-        Only now, not as soon as one is skipped: were another to fail meanwhile, the answer would hang on which came first.
+        This waits for all needs, because the result must not depend on the order of a skip and a
+        failure.
         """
         for need in node.task.needs:
             if self.nodes[need].state is _S.SKIPPED:
@@ -539,7 +575,7 @@ class _Board:
         return _S.READY
 
     def place(self, node: _Node, moves: list[Move]) -> None:
-        """Put a WAITING step where its needs say that it belongs."""
+        """Move a WAITING step to the state that its needs imply."""
         if not node.unmet:
             if self._admit(node, moves) is _S.SKIPPED:
                 self.follow([node], moves)
@@ -552,7 +588,7 @@ class _Board:
 
 
 class _Room:
-    """What the pools have left, who waits for it, and for whom it is kept free."""
+    """Free amounts of all pools, the waiting steps, and the reservation."""
 
     def __init__(self, capacity: Mapping[str, float]) -> None:
         self._capacity = {pool: int(amount * _UNIT) for pool, amount in capacity.items()}
@@ -561,7 +597,7 @@ class _Room:
         self._reserved: _Shape | None = None
 
     def grow(self, capacity: Mapping[str, float]) -> None:
-        """There is so much more in pools; one without a capacity has no limit."""
+        """Add amounts to the limited pools."""
         for pool in capacity.keys() & self._capacity.keys():
             more = int(capacity[pool] * _UNIT)
             self._capacity[pool] += more
@@ -571,7 +607,7 @@ class _Room:
         self._shape(node).queue.push(node)
 
     def leave(self, node: _Node) -> None:
-        """It does not wait any more."""
+        """Remove a step from its queue."""
         self._shape(node).queue.discard(node)
 
     def take(self, node: _Node) -> None:
@@ -584,7 +620,7 @@ class _Room:
         return self._shape(node).fits(self._free)
 
     def choose(self, most: int, resting: Collection[str]) -> list[str]:
-        """Steps that wait and fit together, most urgent first; not those `resting`."""
+        """Return waiting steps that fit together, most urgent first, without those `resting`."""
         free = dict(self._free)
         chosen: list[str] = []
         walks = {
@@ -597,7 +633,7 @@ class _Room:
             else:
                 walks[elder].stop()
                 del walks[elder]
-            elder.take(free)  # what it has or is owed; others live on what is left
+            elder.take(free)  # amounts of the started or reserved step; others share the rest
         heads = [
             (node.rank, shape) for shape, walk in walks.items() if (node := walk.next()) is not None
         ]
@@ -605,7 +641,7 @@ class _Room:
         while heads and len(chosen) < most:
             rank, shape = heappop(heads)
             if not shape.fits(free):
-                continue  # nor does any other of this shape
+                continue  # no other step of this shape fits either
             shape.take(free)
             chosen.append(rank[2])
             if (node := walks[shape].next()) is not None:
@@ -615,20 +651,21 @@ class _Room:
         return chosen
 
     def let_past(self, begun: _Node) -> None:
-        """Count this start against every waiting step from which it took; the first that was passed too often gets the reservation."""
+        """Count a start against every waiting step short of the same pools.  Reserve for the first that reaches the limit."""
         started = self._shape(begun)
         started.passed = 0
-        if self._reserved is not None and (self._reserved is started or not self._reserved.queue):
+        reserved = self._reserved
+        if reserved is not None and (reserved is started or not reserved.queue):
             self._reserved = None
         for shape in self._shapes.values():
-            if shape is started or not shape.queue or not shape.is_short_of(started, self._free):
-                continue
-            shape.passed += 1
-            if shape.passed >= _PATIENCE and self._reserved is None:
-                self._reserved = shape
+            is_waiting = shape is not started and shape.queue
+            if is_waiting and shape.is_short_of(started, self._free):
+                shape.passed += 1
+                if shape.passed >= _PATIENCE and self._reserved is None:
+                    self._reserved = shape
 
     def _shape(self, node: _Node) -> _Shape:
-        """What a step needs, together with all that need the same."""
+        """Return the shape of a step, which is shared by all steps with the same amounts."""
         if node.shape is None:
             pools = node.task.pools
             wanted = (
@@ -645,7 +682,7 @@ class _Room:
 
 
 class _Node:
-    """A step among its neighbours."""
+    """Step with its direct dependencies and dependents."""
 
     __slots__ = (
         "above",
@@ -668,18 +705,18 @@ class _Node:
         self.preemptions = used.preemptions if used else 0
         self.below: list[_Node] = []
         self.replace(task)
-        self.passed = self.passes  # what the steps below were decided by
+        self.passed = self.passes  # value at the last update of the dependents
 
     def replace(self, task: Task) -> None:
         self.task = task
         self.rank = (-task.priority, self.order, task.id)
         self.shape: _Shape | None = None
         self.above: list[_Node] = []
-        self.unmet = 0  # needs that do not let it pass yet
+        self.unmet = 0  # number of unfinished dependencies
 
     @property
     def passes(self) -> bool:
-        """The steps below may go on."""
+        """Whether the dependents may continue."""
         state = self.state
         return (
             state is _S.DONE
@@ -690,12 +727,15 @@ class _Node:
 
     @property
     def is_broken(self) -> bool:
-        """The steps below never can."""
+        """Whether the dependents can never run."""
         return self.state is _S.BLOCKED or (self.state is _S.FAILED and not self.task.allow_failure)
 
 
 class _Shape:
-    """All QUEUED steps that need the same: where the first does not fit, none does, so that a decision costs the number of shapes, not of steps."""
+    """QUEUED steps with the same amounts.
+
+    If the first does not fit, none does.  A decision therefore costs time per shape, not per step.
+    """
 
     __slots__ = ("amounts", "passed", "queue")
 
@@ -719,13 +759,17 @@ class _Shape:
             free[pool] += amount
 
     def is_short_of(self, taker: _Shape, free: Mapping[str, int]) -> bool:
-        """It lacks room in a pool from which `taker` takes."""
+        """Return whether the shape lacks room in a pool that `taker` uses."""
         takes = {pool for pool, _ in taker.amounts}
         return any(amount > free[pool] and pool in takes for pool, amount in self.amounts)
 
 
 class _Queue:
-    """Steps by rank, O(log n) each.  One that left stays in the heap until it surfaces; one that came back meanwhile is there already."""
+    """Priority queue of steps, with O(log n) operations.
+
+    A removed step stays in the heap until it reaches the top, and is not pushed twice if it returns
+    before that.
+    """
 
     __slots__ = ("_heap", "_here", "_in_heap")
 
@@ -759,7 +803,7 @@ class _Queue:
 
 
 class _Walk:
-    """Reads a queue in order; `stop` puts back what was read."""
+    """Ordered read of a queue.  `stop` restores the read entries."""
 
     __slots__ = ("_heap", "_here", "_in_heap", "_read", "_skip")
 

@@ -1,4 +1,4 @@
-"""The secrets of a plan: what they are set to in an environment."""
+"""Secret values of a plan's steps in an environment."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .plan import Plan
 from .step import StepSpec
 
 
-def secrets_set(spec: StepSpec, environ: Mapping[str, str]) -> list[Secret]:
-    """The secrets of a step that are set, under the names that it finds them by."""
+def find_secrets_set(spec: StepSpec, environ: Mapping[str, str]) -> list[Secret]:
+    """Return the secrets of a step that are set, by their names in the step's environment."""
     return [
         Secret(each.variable, environ[each.source])
         for each in spec.secrets
@@ -21,13 +21,13 @@ def secrets_set(spec: StepSpec, environ: Mapping[str, str]) -> list[Secret]:
 
 
 def all_given(plan: Plan, environ: Mapping[str, str]) -> list[Secret]:
-    """Those of all steps, under the names of the caller's variables.  What one step is given, another may print."""
+    """Return the secrets of all steps, by the caller's variable names.  A step may print a secret of another step."""
     sources = {each.source for spec in plan.specs() for each in spec.secrets}
     return [Secret(source, environ[source]) for source in sorted(sources) if environ.get(source)]
 
 
 class Passed(NamedTuple):
-    """The variables that a step is given beside those of the login on its machine and its own `env`."""
+    """Variables passed to a step in addition to its own `env` and the login environment of its machine."""
 
     plain: Mapping[str, str]
     secrets: Sequence[Secret]
@@ -36,7 +36,11 @@ class Passed(NamedTuple):
 def variables_passed(
     spec: StepSpec, files: Mapping[str, str], environ: Mapping[str, str]
 ) -> Passed:
-    """`files` is what its `env_file` holds.  A variable of the caller's that `pass_env` names comes before one of a file."""
+    """Return the variables for a step.
+
+    `files` holds the variables of its `env_file`.  A variable of the caller in `pass_env` overrides
+    these.
+    """
     found = {**files, **{name: environ[name] for name in spec.pass_env if name in environ}}
     hidden = {name for name, value in found.items() if is_tokenlike(name, value)}
     plain = {name: value for name, value in found.items() if name not in hidden}
@@ -45,8 +49,8 @@ def variables_passed(
     )
 
 
-def of_addresses(addresses: Iterable[str]) -> list[Secret]:
-    """What opens them."""
+def secrets_of_addresses(addresses: Iterable[str]) -> list[Secret]:
+    """Return the secret parts of addresses, such as passwords and tokens."""
     return [
         Secret("address", part)
         for address in addresses
@@ -56,7 +60,7 @@ def of_addresses(addresses: Iterable[str]) -> list[Secret]:
 
 
 def faults(id: str, spec: StepSpec, environ: Mapping[str, str]) -> Iterator[str]:
-    """A sentence for each secret of a step whose value keeps it from running."""
+    """Yield a sentence for each secret of a step with an unusable value."""
     for _input, name, source, required in spec.secrets:
         if wrong := describe_unusable(source, environ.get(source), required=required):
             yield f"{id}: the secret {name}, which is ${source}, {wrong}"

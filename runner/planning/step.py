@@ -1,7 +1,8 @@
-"""The parts of a step as types: what judging it reads, and what doing it reads.  A compiled plan stores them as JSON arrays.
+"""Types for the parts of a step, stored as JSON arrays in a compiled plan.
 
-Judging a step (`plan.Node`) needs its outputs, sources and upstream; doing it needs a `StepSpec`, which a run with nothing to do never reads.
-Templates in a StepSpec stay unrendered until an attempt.
+`plan.Node` holds the outputs, sources and upstream edges for judging.  A StepSpec holds the data
+for running, which a run with nothing to do never reads.  Templates in a StepSpec stay unrendered
+until an attempt.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ if TYPE_CHECKING:
     from ..language.values import Leaf, Tree
 
 NOTHING: Final[Mapping[str, Never]] = {}
-"""The default of every mapping below; never written to."""
+"""Default for mappings; never written to."""
 
 NO_IDS: Final[list[str]] = []
-"""The default of a list of ids, as JSON has it; never written to."""
+"""Default for lists of ids, as in JSON; never written to."""
 
 # Flags of an output.
 OPTIONAL, NONEMPTY, TEMPORARY, DIRECTORY = 1, 2, 4, 8
 
 
 def unwritable(path: str, kinds: Collection[str]) -> str:
-    """Why a value of these types cannot be written as this file of `files`; empty where one can."""
+    """Return the reason for which values of these types cannot be written to a file `path`, or an empty string."""
     suffix = posixpath.splitext(path)[1]
     if "text" in kinds or suffix in (".json", ".yaml", ".yml"):
         return ""
@@ -37,7 +38,7 @@ def unwritable(path: str, kinds: Collection[str]) -> str:
 
 
 class OutputSpec(NamedTuple):
-    """A path that a step makes, relative to its attempt."""
+    """Output path of a step, relative to its attempt."""
 
     name: str
     path: str
@@ -45,26 +46,26 @@ class OutputSpec(NamedTuple):
 
 
 class Source(NamedTuple):
-    """An input that comes from outside the plan: a caller's path, a model, a dataset."""
+    """Source from outside the plan: a path of the caller, a model or a dataset."""
 
     name: str  # its path in the attempt
     kind: str  # path, hf, s3, gs, https or stream
     address: str
-    only: Sequence[str]  # globs of the files that are wanted; empty: all
+    only: Sequence[str]  # globs of the selected files; empty means all
 
     @property
     def in_bucket(self) -> bool:
-        """Whether its objects may be signed for."""
+        """Return whether its objects can have signed URLs."""
         return self.kind in ("s3", "gs")
 
     @property
     def lookup_key(self) -> tuple[str, ...]:
-        """What its identity is looked up by."""
+        """Lookup key of its identity."""
         return (self.kind, self.address, *self.only)
 
 
 class Upstream(NamedTuple):
-    """An output of another step that a step reads."""
+    """Output of another step that a step reads."""
 
     producer: int
     output: str
@@ -73,15 +74,15 @@ class Upstream(NamedTuple):
 
 
 class LateValue(NamedTuple):
-    """A metric of another step that a step reads."""
+    """Metric of another step that a step reads."""
 
     producer: int
     metric: str
-    name: str  # its name in the key, or "" when it is no part of the key
+    name: str  # its name in the key, or "" if it is not part of the key
 
 
 class Publication(NamedTuple):
-    """An output that is shown in the workspace."""
+    """Output that is published in the workspace."""
 
     step: int
     output: str
@@ -90,7 +91,7 @@ class Publication(NamedTuple):
 
 
 class SecretSpec(NamedTuple):
-    """A secret that a step gets as an environment variable."""
+    """Secret that a step gets as an environment variable."""
 
     input: str
     variable: str  # in the step's environment
@@ -99,66 +100,68 @@ class SecretSpec(NamedTuple):
 
 
 class StateSpec(NamedTuple):
-    """A path that a step may leave half-done: its checkpoints."""
+    """State of a step: a path with its checkpoints, kept between attempts."""
 
     name: str
     path: str
     checkpoint: str | None  # the glob of one checkpoint below the path
     every: float | None  # seconds between downloads of new checkpoints from another host
     keep: int | None  # how many checkpoints are kept
-    shared: bool = False  # whether they go to the shared store, too
-    every_steps: int | None = None  # steps between two that are downloaded
+    shared: bool = False  # whether checkpoints are also uploaded to the shared store
+    every_steps: int | None = None  # steps between two downloaded checkpoints
 
 
 class SyncSpec(NamedTuple):
-    """An output that is downloaded while its step still runs."""
+    """Output that is downloaded while its step runs."""
 
     output: str
     every: float  # seconds
 
 
 class GitSpec(NamedTuple):
-    """Code pinned by commit."""
+    """Code pinned to a commit."""
 
     url: str
     commit: str
-    at: str  # the folder in the attempt
+    at: str  # the directory in the attempt
 
 
 class MetricAsked(NamedTuple):
-    """A metric of another step that a template reads."""
+    """Metric of another step that a template reads."""
 
     metric: str
-    many: bool  # the step has a matrix: a list with a value for each instance
-    same: Sequence[str] = NO_IDS  # of these instances alone, those that have the reader's axes
+    many: bool  # whether the value is a list over instances
+    same: Sequence[str] = (
+        NO_IDS  # ids of the instances with the reader's axis values; empty means all
+    )
 
 
 class MetricsSpec(NamedTuple):
-    """Where a step reports its metrics: a file, or a pattern over its log; neither: the file that $RECIPE_METRICS names."""
+    """Metrics source of a step: a file, or a pattern over its log, otherwise the file in $RECIPE_METRICS."""
 
     file: str | None
     pattern: str | None
 
     @property
     def in_environment(self) -> bool:
-        """Whether the step is given $RECIPE_METRICS, which is a part of what it does, and so of its key."""
+        """Return whether the step gets $RECIPE_METRICS, which is then part of its key."""
         return not self.file and not self.pattern
 
     @property
     def rule(self) -> str:
-        """The digest of how numbers are read from what a step leaves anyway; empty when the key says how."""
+        """Digest of the metrics rule, or an empty string if the rule is part of the key."""
         return "" if self.in_environment else of_value("metrics/1", list(self))
 
 
 class SelectSpec(NamedTuple):
-    """Which instance of a matrix a `select` step takes."""
+    """Criterion of a `select` step."""
 
     metric: str
     best: str  # min or max
 
 
 class ResourceSpec(NamedTuple):
-    """What a step asks of a host.  Memory and disk in bytes; None: it does not say."""
+    """Requested resources of a step.  Memory and disk are in bytes.  None means unset."""
 
     cpus: float | None = None
     memory: int | None = None
@@ -170,7 +173,7 @@ class ResourceSpec(NamedTuple):
 
     @property
     def as_key(self) -> dict[str, object]:
-        """What it says, by name: the form that stands in a key."""
+        """Requested resources by name, in the form that is hashed in a key."""
         return {
             name: value
             for name, value in self._asdict().items()
@@ -179,27 +182,27 @@ class ResourceSpec(NamedTuple):
 
     @property
     def room(self) -> dict[str, float]:
-        """What it takes of a host's cpus, gpus and bytes of memory."""
+        """Requested cpus, gpus and bytes of memory on a host, without unset and zero amounts."""
         takes = (("cpus", self.cpus), ("gpus", self.gpus), ("memory", self.memory))
         return {name: float(amount) for name, amount in takes if amount}
 
 
 class LimitSpec(NamedTuple):
-    """What a whole run may take; None: it does not say."""
+    """Limits of a whole run.  None means unset."""
 
     time: float | None = None  # seconds
     cost: float | None = None  # USD
 
 
 class HealthSpec(NamedTuple):
-    """How a host is asked whether it is well."""
+    """Health check command of a host."""
 
     run: str | Sequence[Tree]
     every: float  # seconds
 
 
 class RunSettings(NamedTuple):
-    """What a recipe says of a whole run: commands around its steps, and limits."""
+    """Settings of a whole run: setup, cleanup and health commands, and limits."""
 
     setup: Sequence[str | Sequence[Tree]] = ()
     cleanup: Sequence[str | Sequence[Tree]] = ()
@@ -208,7 +211,7 @@ class RunSettings(NamedTuple):
 
     @classmethod
     def load(cls, row: Sequence[Any]) -> RunSettings:
-        """From its JSON array."""
+        """Build settings from their JSON array."""
         setup, cleanup, limits, health = row
         return cls(
             setup, cleanup, LimitSpec._make(limits), HealthSpec._make(health) if health else None
@@ -216,7 +219,7 @@ class RunSettings(NamedTuple):
 
 
 class Names(NamedTuple):
-    """What the templates of a step may read, before an attempt: by namespace."""
+    """Values for the templates of a step that are known before an attempt, by namespace."""
 
     inputs: Mapping[str, Tree]
     steps: Mapping[str, Mapping[str, Tree]]  # paths of outputs
@@ -225,9 +228,9 @@ class Names(NamedTuple):
 
 
 class Author(TypedDict, total=False):
-    """The author's half of a key, before it is hashed: what the recipe says of a step, its templates unrendered, and the values that they read."""
+    """Author half of a key before hashing: the step's text with unrendered templates, and the values that they read."""
 
-    id: list[str]  # of a step without outputs: the recipe's name and its own
+    id: list[str]  # recipe name and step id, for a step without outputs
     run: list[Tree]
     script: str
     shell: str
@@ -247,7 +250,7 @@ class Author(TypedDict, total=False):
 
 
 class StepSpec(NamedTuple):
-    """What a step does.  Times are in seconds."""
+    """Instructions for running a step.  Times are in seconds."""
 
     recipe: str
     step: str
@@ -269,25 +272,25 @@ class StepSpec(NamedTuple):
     state: Sequence[StateSpec] = ()
     continues: Mapping[str, Tree] = NOTHING
     options: StepOptions = StepOptions()
-    asks: Mapping[str, Sequence[MetricAsked]] = NOTHING  # by step: metrics that its templates read
+    asks: Mapping[str, Sequence[MetricAsked]] = NOTHING  # metrics that its templates read, by step
     metrics: MetricsSpec | None = None
-    when: Leaf = None  # only one that reads metrics; others were decided when the plan was compiled
+    when: Leaf = None  # set only if it reads step results; others are decided at compile time
     nodes: int | str | None = (
-        None  # an expression where only an earlier step's metrics can tell; None: it does not say
+        None  # node count, or an expression over metrics of earlier steps; None if unset
     )
     python: str = ""  # a version such as 3.12; empty: any
     unlisted: Mapping[str, str] = (
-        NOTHING  # secret inputs of the recipe that the step does not get, by environment variable
+        NOTHING  # the recipe's secret inputs that the step does not get, by environment variable
     )
 
     @property
     def node_count(self) -> int:
-        """On how many machines it runs."""
+        """Number of nodes on which the step runs.  An undecided expression counts as 1."""
         return self.nodes if isinstance(self.nodes, int) else 1
 
     @classmethod
     def load(cls, row: Sequence[Any]) -> StepSpec:
-        """From its JSON array."""
+        """Build a spec from its JSON array."""
         spec = cls._make(row)
         return spec._replace(
             resources=ResourceSpec._make(spec.resources),
@@ -297,7 +300,7 @@ class StepSpec(NamedTuple):
             names=Names._make(spec.names),
             sync=[SyncSpec._make(each) for each in spec.sync],
             state=[StateSpec._make(each) for each in spec.state],
-            # A plan that was kept by an earlier version may lack the last ones.
+            # A plan stored by an earlier version may lack the last options.
             options=StepOptions(*spec.options),
             asks={
                 step: [MetricAsked._make(each) for each in asked]

@@ -1,4 +1,4 @@
-"""Order the steps of a recipe before anything is rendered, by the steps and paths that they name."""
+"""Order the steps of a recipe before rendering, by the steps and paths that they mention."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 def order_steps(recipe: Recipe) -> tuple[list[str], list[list[str]]]:
-    """Return the ids of steps, each after what it mentions; or the cycle if there is one.
+    """Return step ids in dependency order and an empty list, or an empty list and the cycle.
 
-    Which step makes what a dep names is certain only when every path is rendered. Edges that may
-    exist are followed if they close no cycle.
+    The producer of a dependency is certain only when all paths are rendered.  Possible edges are
+    used if they form no cycle.
     """
     edges = _StepEdges(recipe)
     certain: dict[str, list[str]] = {}
@@ -33,18 +33,18 @@ def order_steps(recipe: Recipe) -> tuple[list[str], list[list[str]]]:
         likely[step.id] = [*certain[step.id], *perhaps]
     if is_in_order(likely):
         return list(likely), []
-    from .graph import circle, dag, needs_first
+    from .graph import dag, find_cycle, order_needs_first
 
     for needs in (likely, certain):
         graph = dag(needs)
-        loop = circle(graph)
+        loop = find_cycle(graph)
         if not loop:
-            return needs_first(graph), []
+            return order_needs_first(graph), []
     return [], [loop]
 
 
 class _StepEdges:
-    """Which steps of a recipe make what others read, as far as the text of paths tells."""
+    """Step dependencies of a recipe, judged by the text of paths."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._steps = recipe.steps
@@ -58,7 +58,7 @@ class _StepEdges:
         self._near = PathIndex(self._literal)
 
     def of(self, step: Step) -> tuple[list[str], list[str]]:
-        """Return the steps that a step needs, and those that it may need."""
+        """Return the steps that a step needs, and the steps that it may need."""
         needed = [id for id in steps_of(step) if id in self._steps]
         perhaps: list[str] = []
         for dep in step.reads:
@@ -72,32 +72,35 @@ class _StepEdges:
         return needed, perhaps
 
     def _makers(self, dep: str, reader: str) -> tuple[list[str], list[str]]:
-        """Return the steps that make what a dep names, and those that may make it."""
+        """Return the steps that produce a dependency, and the steps that may produce it."""
         path = posixpath.normpath(dep)
-        above = heads(path)
         certain: list[str] = []
         perhaps = [id for made, id in self._templates if id != reader and may_make(made, path)]
         if is_glob(path) or "{{" in path:
             perhaps += self._makers_near(path, reader)
         else:
-            certain += [self._literal[head] for head in above if head in self._literal]
-        top = self._steps.get(above[-1]) if len(above) > 1 else None
-        if top is not None and top.uses:
-            perhaps.append(top.id)
+            certain += [self._literal[head] for head in heads(path) if head in self._literal]
+        perhaps += self._used_recipe_at(path)
         return certain, perhaps
 
+    def _used_recipe_at(self, path: str) -> list[str]:
+        """Return the `uses` step with the name of the first directory in a path."""
+        first, _, below = path.partition("/")
+        step = self._steps.get(first)
+        return [step.id] if below and step is not None and step.uses else []
+
     def _makers_near(self, pattern: str, reader: str) -> list[str]:
-        """Return the steps whose outputs a pattern may match."""
+        """Return the steps with outputs that a pattern may match."""
         near = ((made, self._literal[made]) for made in self._near.to(pattern))
         return [id for made, id in near if id != reader and may_make(made, pattern)]
 
     def _makers_of_axis(self, pattern: str) -> list[str]:
-        """Return the steps in whose outputs the glob of an axis looks."""
+        """Return the steps with outputs that contain the glob of an axis."""
         return [id for path, id in self._literal.items() if pattern.startswith(f"{path}/")]
 
 
 def is_in_order(needs: Mapping[T, Iterable[T]]) -> bool:
-    """Whether each key stands after all that it needs: then the order as written is the order to take, and no graph has to be made."""
+    """Return whether each key comes after all its needs, so that the written order is already topological."""
     seen: set[T] = set()
     for key, wanted in needs.items():
         if not seen.issuperset(wanted):
@@ -107,7 +110,7 @@ def is_in_order(needs: Mapping[T, Iterable[T]]) -> bool:
 
 
 def may_make(output: str, dep: str) -> bool:
-    """Whether an output path may be what a dep names, or hold it, as far as text tells before either is rendered."""
+    """Return whether an output path may be, or contain, a dependency path, judged by unrendered text."""
     output, dep = posixpath.normpath(output), posixpath.normpath(dep)
     if "{{" in dep or ("{{" in output and is_glob(dep)):
         one, other = (re.split(r"\{\{|[*?\[]", path, maxsplit=1)[0] for path in (output, dep))
@@ -119,7 +122,7 @@ def may_make(output: str, dep: str) -> bool:
 
 
 class PathIndex:
-    """Paths that a pattern or template may name, lie below, or hold: found by what stands before its first unknown."""
+    """Index of paths by prefix, for patterns and templates that may match, contain or lie below them."""
 
     def __init__(self, paths: Iterable[str]) -> None:
         self._sorted = sorted(paths)

@@ -1,4 +1,4 @@
-"""Which step of a run is its training: the one whose numbers a platform, and who asks for progress, take for those of the run.  Pure."""
+"""Find the training step of a run, whose metrics stand for the whole run.  Pure."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ from typing import NamedTuple
 
 
 class Reporting(NamedTuple):
-    """A step that reports metrics, and what says whether it trains."""
+    """Step that reports metrics, and the evidence that it is a training."""
 
     id: str
     keeps_checkpoints: bool = False
-    """It declares a `state` with checkpoints."""
+    """Whether the step declares a `state` with checkpoints."""
     total: float | None = None
-    """How many training steps it takes, by its inputs; None where they do not say."""
+    """Number of training steps from its inputs, or None if unknown."""
     expected: float = 0.0
-    """Seconds that it took before; 0 where that is not known."""
+    """Earlier duration in seconds, or 0 if unknown."""
 
     @property
     def trains(self) -> bool:
-        """Whether it is a training, and not a step that reports numbers about data or a model."""
+        """Return whether the step is a training, and not a report on data or a model."""
         return self.keeps_checkpoints or self.total is not None
 
 
-def training_of(steps: Iterable[Reporting]) -> str:
-    """Return the id of the training among the steps of a plan, in its order; empty where none reports.
+def find_training(steps: Iterable[Reporting]) -> str:
+    """Return the id of the training step, or an empty string if no step reports metrics.
 
-    Checkpoints say it most clearly, then a number of training steps, then the longest time.  Of equals the first is taken.
+    Checkpoints are the strongest evidence, then a number of training steps, then the longest
+    duration.  The first of equal steps in plan order wins.
     """
     chosen = max(
         steps,

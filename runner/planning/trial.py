@@ -1,4 +1,4 @@
-"""Try the templates of a step before it runs, over values that are not known yet: what fails here fails in every attempt."""
+"""Try the templates of a step before it runs, with unknown values.  A failure here is a failure in every attempt."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _HOST = {"gpus": AN_INTEGER, "cpus": AN_INTEGER}
 
 
 class Scene(NamedTuple):
-    """What the templates of one step read: values, some of them unknown.
+    """Values for the templates of one step, some of them unknown.
 
-    `optional` are names that may also have a value where they are null, and that value; it is tried too.
+    `optional` maps names that may be null to their value when they are not null.  Both are tried.
     """
 
     names: Mapping[str, Any]
@@ -49,7 +49,7 @@ class Scene(NamedTuple):
 
 
 def scene_of(spec: StepSpec, id: str, recipe: str = "") -> Scene:
-    """The scene of a step that was compiled, before its first attempt."""
+    """Return the scene of a compiled step before its first attempt."""
     steps: dict[str, dict[str, object]] = {
         step: dict(outputs) for step, outputs in spec.names.steps.items()
     }
@@ -79,7 +79,7 @@ def _unknown_metrics(asked: Iterable[MetricAsked]) -> dict[str, object]:
 
 
 def faults(spec: StepSpec, scene: Scene) -> Iterator[tuple[Where, TemplateError]]:
-    """What no attempt of a step can render: where in the step, and why."""
+    """Yield the location and error of each part of a step that no attempt can render."""
     run = spec.run
     if isinstance(run, str):
         if _suspect(run):
@@ -99,10 +99,10 @@ def faults(spec: StepSpec, scene: Scene) -> Iterator[tuple[Where, TemplateError]
         yield from _try_part(("when",), [when], partial(_condition, when), scene)
 
 
-def hook_faults(
+def find_hook_faults(
     settings: RunSettings, inputs: Mapping[str, Any]
 ) -> Iterator[tuple[Where, TemplateError]]:
-    """What cannot be rendered of the commands around the steps: where in the recipe, and why."""
+    """Yield the location and error of each setup, cleanup or health command that cannot be rendered."""
     scene = Scene({"inputs": inputs, "host": _HOST})
     commands: list[tuple[Where, Any]] = [
         *((("setup", n), command) for n, command in enumerate(settings.setup)),
@@ -115,8 +115,8 @@ def hook_faults(
             yield (*where, *below[1:]), error
 
 
-def never(when: object, scene: Scene) -> bool:
-    """Whether a `when` is false whatever the unknown values are."""
+def is_never_true(when: object, scene: Scene) -> bool:
+    """Return whether a `when` is false for all unknown values."""
     if not isinstance(when, str):
         return when is False
     try:
@@ -183,7 +183,7 @@ def _try_part(
     use: Callable[[Mapping[str, Any]], object],
     scene: Scene,
 ) -> Iterator[tuple[Where, TemplateError]]:
-    """What is wrong with a part of a step whose templates are `leaves`, and which `use` renders."""
+    """Try to render one part of a step with `use`, and yield its error.  `leaves` are its templates."""
     error = _error(use, scene.names)
     mentioned = [] if error is None and not scene.optional else list(_paths(leaves))
     if error is not None:
@@ -213,7 +213,7 @@ def _blame_null(
     use: Callable[[Mapping[str, Any]], object],
     scene: Scene,
 ) -> TemplateError:
-    """The error, and the name that is null and causes it, if one does; else what is wrong besides nulls."""
+    """Return the error with the null name that causes it, or an error that remains without nulls."""
     nulls = [path for path in mentioned if _is_null(scene.names, path)]
     for path in nulls:
         if _error(use, _with_value(scene.names, path, scene.optional.get(path, GIVEN))) is None:
@@ -230,7 +230,7 @@ def _prefix_error(words: str, error: TemplateError) -> TemplateError:
 
 
 def _paths(leaves: Iterable[Any]) -> Iterator[tuple[str, ...]]:
-    """The names that templates mention, each once."""
+    """Yield the names that templates mention, each once."""
     found: dict[tuple[str, ...], None] = {}
     for leaf in leaves:
         try:
@@ -283,7 +283,7 @@ def _script(text: str, bash: bool, names: Mapping[str, Any]) -> None:
 def _variable(leaf: Any, names: Mapping[str, Any]) -> None:
     value = evaluate(leaf, names)
     if value is None or (isinstance(value, Unknown) and value.may_be_null):
-        return  # it stays unset
+        return  # the variable stays unset
     try:
         text = text_of(value)
     except TemplateError as error:
@@ -299,7 +299,7 @@ def _words(items: Sequence[Any], names: Mapping[str, Any]) -> None:
 
 
 def _count(value: Any, names: Mapping[str, Any]) -> None:
-    """How many processes are started: a whole number, or nothing for one of each GPU."""
+    """Check a number of processes: a whole number, or null for one process per GPU."""
     found: object = render(value, names)
     if isinstance(found, Unknown):
         wrong = found.kinds <= {"mapping", "fraction"}

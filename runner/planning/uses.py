@@ -1,6 +1,7 @@
-"""A recipe inside a recipe: the steps that `uses` brings, and what they take and give.
+"""Compile used recipes: the steps, inputs and outputs of a `uses`.
 
-Their ids are `outer/inner`, and their keys as if that recipe had been run alone; only publishing knows the prefix.
+Inner steps have ids `outer/inner` and the same keys as when the recipe runs alone.  Only published
+paths have the prefix.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ if TYPE_CHECKING:
 
 
 class UsedRecipes:
-    """The recipes that the steps of one plan use, as `which` names them.
+    """Compiler of the recipes that the steps of one plan use.
 
-    `depth` are the recipes being compiled, outermost first; `compile_recipe` adds the steps of one more and returns its names.
+    `used` maps `resolve_recipe` names to recipes.  `depth` holds the ids of the recipes under
+    compilation, outermost first.  `compile_recipe` adds the steps of one recipe and returns its
+    scope.
     """
 
     def __init__(
@@ -55,20 +58,15 @@ class UsedRecipes:
         )
 
     def add(self, scope: Scope, step: Step, uses: Uses, preset: str | None) -> None:
-        """Add the steps of the recipe that a step uses, once for each of its instances."""
-        recipe = scope.recipe
-        other = self.used.get(resolve_recipe(recipe, uses))
-        where = (*step.origin, "uses")
+        """Add the steps of a used recipe, once per instance of the `uses` step."""
+        other = self.used.get(resolve_recipe(scope.recipe, uses))
         scope.results[step.id] = {}
         if other is None:
-            return  # reported where it was looked for
+            return  # the search for the recipe has reported it
         if other.id in self.depth:
-            self.sketch.problem(
-                recipe,
-                "cycle",
-                f"recipes use each other: {' -> '.join([*self.depth, other.id])}",
-                where,
-            )
+            path = " -> ".join([*self.depth, other.id])
+            message = f"recipes use each other: {path}"
+            self.sketch.problem(scope.recipe, "cycle", message, (*step.origin, "uses"))
             return
         if not self.sketch.mentions_known(scope, step):
             return
@@ -78,74 +76,89 @@ class UsedRecipes:
             self.sketch.wait(scope, step, wanted)
             return
         inner_preset = uses.preset or presets.filter_known(other, preset)
-        results: list[dict[str, Any]] = []
-        below: list[Draft] = []
         instances: list[Instance] = []
-        after = [d for id in step.needs for d in scope.group(id)]
-        leaves = [*(leaf for _, leaf in templates(step, {})), *axis_leaves(step)]
         for combination in axes:
-            steps = results_of(scope, combination)
-            names = {"inputs": scope.inputs, "steps": steps, "matrix": combination}
-            known = {**names, "steps": KnownResults(self.sketch, scope, combination)}
-            needed = {*step.needs, *needed_steps(leaves, known)[0]}
-            wants = [found for id in needed if (found := scope.group(id))]
-            given, variables = self._bind_with(scope, step, uses, other, names)
-            when = self._condition(scope, step, names)
-            if self.sketch.problems:
+            instance = self._add_instance(scope, step, uses, other, combination, inner_preset)
+            if instance is None:
                 return
-            try:
-                values = self.bind(other, given, preset=inner_preset)
-            except Invalid as error:
-                self.sketch.problems += [
-                    Problem(
-                        p.code,
-                        f'in `with` of "{step.id}": {p.message}',
-                        p.where or recipe.document.locate((*step.origin, "with")),
-                        p.fix,
-                    )
-                    for p in error.problems
-                ]
-                return
-            start = len(self.sketch.drafts)
-            inner = self.compile_recipe(
-                other,
-                {**values, **{k: v for k, v in given.items() if is_path_value(v)}},
-                prefix=instance_id(scope, step.id, combination) + "/",
-                preset=inner_preset,
-                variables=variables,
-                asked=step.resources.over(scope.asked),
-                named=uses.preset is not None,
-            )
-            inner.used_by = (scope, step, combination)
-            mine = self.sketch.drafts[start:]
-            below += mine
-            for draft in mine:
-                if when is False:
-                    draft.flags |= SKIP
-                draft.after += after
-                draft.wants = [*draft.wants, *wants]
-                draft.doubtful |= any(self.sketch.skip_state(group).doubtful for group in wants)
-                self.sketch.skips |= draft.doubtful or bool(draft.flags & SKIP)
-            if inner.pending:
-                scope.pending.add(step.id)
-            exported = self._export_outputs(inner, other, inner.prefix[len(scope.prefix) :])
-            results.append(exported)
-            instances.append(Instance(combination, exported, mine))
-        scope.inner[step.id] = below
-        scope.made[step.id] = instances
-        if step.matrix is None:
-            scope.results[step.id] = results[0] if results else {}
-        else:
-            scope.many.add(step.id)
-            named = [
-                name for name in (results[0] if results else {}) if all(name in r for r in results)
+            instances.append(instance)
+        _record_instances(scope, step, instances)
+
+    def _add_instance(
+        self,
+        scope: Scope,
+        step: Step,
+        uses: Uses,
+        other: Recipe,
+        combination: Mapping[str, Any],
+        preset: str | None,
+    ) -> Instance | None:
+        """Add the steps of a used recipe for one instance.  Return None after a problem."""
+        names = {
+            "inputs": scope.inputs,
+            "steps": results_of(scope, combination),
+            "matrix": combination,
+        }
+        wants = self._required_groups(scope, step, names)
+        given, variables = self._bind_with(scope, step, uses, other, names)
+        when = self._condition(scope, step, names)
+        if self.sketch.problems:
+            return None
+        values = self._bind_inputs(scope, step, other, given, preset)
+        if values is None:
+            return None
+        start = len(self.sketch.drafts)
+        inner = self.compile_recipe(
+            other,
+            {**values, **{k: v for k, v in given.items() if is_path_value(v)}},
+            prefix=instance_id(scope, step.id, combination) + "/",
+            preset=preset,
+            variables=variables,
+            asked=step.resources.over(scope.asked),
+            named=uses.preset is not None,
+        )
+        inner.used_by = (scope, step, combination)
+        drafts = self.sketch.drafts[start:]
+        after = [draft for id in step.needs for draft in scope.group(id)]
+        for draft in drafts:
+            if when is False:
+                draft.flags |= SKIP
+            draft.after += after
+            draft.wants = [*draft.wants, *wants]
+            draft.doubtful |= any(self.sketch.skip_state(group).doubtful for group in wants)
+            self.sketch.skips |= draft.doubtful or bool(draft.flags & SKIP)
+        if inner.pending:
+            scope.pending.add(step.id)
+        exported = self._export_outputs(inner, other, inner.prefix[len(scope.prefix) :])
+        return Instance(combination, exported, drafts)
+
+    def _required_groups(
+        self, scope: Scope, step: Step, names: Mapping[str, Any]
+    ) -> list[list[Draft]]:
+        """Return the drafts of each step that one instance certainly needs."""
+        leaves = [*(leaf for _, leaf in templates(step, {})), *axis_leaves(step)]
+        known = {**names, "steps": KnownResults(self.sketch, scope, names["matrix"])}
+        needed = {*step.needs, *needed_steps(leaves, known)[0]}
+        return [group for id in needed if (group := scope.group(id))]
+
+    def _bind_inputs(
+        self, scope: Scope, step: Step, other: Recipe, given: dict[str, Any], preset: str | None
+    ) -> dict[str, Tree] | None:
+        """Bind the inputs of a used recipe, or report its problems and return None."""
+        try:
+            return self.bind(other, given, preset=preset)
+        except Invalid as error:
+            at_with = scope.recipe.document.locate((*step.origin, "with"))
+            self.sketch.problems += [
+                Problem(p.code, f'in `with` of "{step.id}": {p.message}', p.where or at_with, p.fix)
+                for p in error.problems
             ]
-            scope.results[step.id] = {name: [r[name] for r in results] for name in named}
+            return None
 
     def _bind_with(
         self, scope: Scope, step: Step, uses: Uses, other: Recipe, names: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        """What one instance hands on by `with`: values of inputs, and the variables of secrets."""
+        """Return the values and the secret variables that one instance passes by `with`."""
         given: dict[str, Any] = {}
         variables: dict[str, str] = {}
         for name, leaf in uses.given.items():
@@ -187,7 +200,7 @@ class UsedRecipes:
         return given, variables
 
     def _condition(self, scope: Scope, step: Step, names: Mapping[str, Any]) -> bool | None:
-        """Whether one instance is to run; None where that is not known."""
+        """Return whether one instance runs, or None if unknown."""
         if step.when is None:
             return True
         place = (*step.origin, "when")
@@ -217,7 +230,7 @@ class UsedRecipes:
         )
 
     def _names_paths(self, scope: Scope, leaf: Any, names: Mapping[str, Any], where: Where) -> bool:
-        """Whether a leaf mentions a path in the attempt directory."""
+        """Return whether a leaf mentions a path in the attempt directory."""
         for _, text in walk(leaf, where):
             for ref in self.sketch.references(scope, text, where):
                 value: Any = names
@@ -228,7 +241,7 @@ class UsedRecipes:
         return False
 
     def _hand_secret(self, scope: Scope, name: str, leaf: Any, where: Where) -> dict[str, str]:
-        """A secret handed on by `with`: the inner input's variable gets the value of the outer one's."""
+        """Return the variable for an inner secret input: the variable of the outer secret in `with`."""
         refs = self.sketch.references(scope, leaf, where)
         if (
             len(refs) == 1
@@ -247,7 +260,7 @@ class UsedRecipes:
         return {}
 
     def _export_outputs(self, inner: Scope, other: Recipe, prefix: str) -> dict[str, Any]:
-        """A used recipe's outputs, found by the outer recipe below `prefix`."""
+        """Return the outputs of a used recipe, with paths below `prefix`."""
         found: dict[str, Any] = {}
         if other.outputs is None:
             for made in inner.results.values():
@@ -274,6 +287,23 @@ class UsedRecipes:
         return moved
 
 
+def _record_instances(scope: Scope, step: Step, instances: list[Instance]) -> None:
+    """Record the drafts and outputs of a `uses` step in its scope.
+
+    A matrix step has the outputs that all its instances have, as lists.
+    """
+    scope.inner[step.id] = [draft for instance in instances for draft in instance.drafts]
+    scope.made[step.id] = instances
+    results = [instance.outputs for instance in instances]
+    first = results[0] if results else {}
+    if step.matrix is None:
+        scope.results[step.id] = dict(first)
+        return
+    scope.many.add(step.id)
+    common = [name for name in first if all(name in outputs for outputs in results)]
+    scope.results[step.id] = {name: [outputs[name] for outputs in results] for name in common}
+
+
 def _of_metrics(ref: Reference) -> bool:
-    """Whether an expression reads what a step reports."""
+    """Return whether a reference is to metrics of a step."""
     return ref.path[0] == "steps" and ref.path[2:3] == ("metrics",)

@@ -1,4 +1,4 @@
-"""Why runs wait, and which is next: a pure decision over the queue and its workers."""
+"""Explain why queued runs wait, and in which order workers take them.  Pure: works on the queue and its workers."""
 
 from __future__ import annotations
 
@@ -9,45 +9,45 @@ from typing import Final, NamedTuple
 
 
 class WaitKind(StrEnum):
-    """Why a run is not being carried out."""
+    """Reason for which a run is not executed."""
 
     NOT_DUE = "not-due"
-    """It was submitted for later."""
+    """The run was submitted with a later start time."""
     NO_WORKER = "no-worker"
-    """No worker is there."""
+    """No worker is running."""
     LABELS = "labels"
-    """No worker that is there has its labels."""
+    """No running worker has the run's labels."""
     DRIVER = "driver"
-    """No worker that is there takes runs for its driver."""
+    """No running worker accepts the run's driver."""
     STORE = "store"
-    """No worker that is there reaches the files that it needs."""
+    """No running worker can access the run's files."""
     LIMIT = "limit"
-    """As many runs of its user, recipe or driver are carried out as the workers take at once."""
+    """The concurrency limit for the run's user, recipe or driver is reached."""
     BUSY = "busy"
-    """Every worker that may take it has a run, or is about to take an earlier one."""
+    """Every eligible worker is busy, or about to take an earlier run."""
     STARTING = "starting"
-    """A worker that may take it is free, and does so within seconds."""
+    """An eligible worker is idle and will claim the run within seconds."""
     SUBMITTER = "submitter"
-    """Workers do not take it: `recipe run` stored it."""
+    """`recipe run` started the run, so workers do not claim it."""
 
 
 class Waiting(NamedTuple):
-    """A run that is not being carried out."""
+    """Run that is not executed now."""
 
     run: str
     priority: int = 0
     due: float | None = None
-    """From when on workers take it; None: they do not."""
+    """Earliest time at which workers claim the run, or None if they never do."""
     driver: str = ""
     labels: Mapping[str, str] = {}
     user: str = ""
     recipe: str = ""
     store: str = ""
-    """The URL of the shared store that has its files; empty: they are in its workspace."""
+    """URL of the shared store with the run's files.  Empty if the files are in the run's workspace."""
 
 
 class Taker(NamedTuple):
-    """A worker that is there."""
+    """Running worker."""
 
     driver: str = ""
     labels: Mapping[str, str] = {}
@@ -57,7 +57,7 @@ class Taker(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Why a run waits, and its place among those that do, from 1."""
+    """Reason for which a run waits, and its position in the queue, from 1."""
 
     run: str
     position: int
@@ -73,9 +73,9 @@ _Refusal = tuple[WaitKind, str, str]
 def explain_waits(
     runs: Sequence[Waiting], takers: Sequence[Taker], worked_on: Sequence[Waiting], now: float
 ) -> list[Wait]:
-    """Return the runs that wait in the order in which workers take them, each with its reason.
+    """Return the waiting runs in the order in which workers take them, each with its reason.
 
-    `worked_on` are the runs that workers have, which count for what workers take at once.
+    `worked_on` are the runs in execution, which count towards the workers' limits.
     """
     free = [taker for taker in takers if taker.free]
     busy = Counter(pair for each in worked_on for pair in _limit_groups(each))
@@ -90,7 +90,7 @@ def explain_waits(
 
 
 def _order(run: Waiting, now: float) -> tuple[int, int, float, str]:
-    """As workers take runs; what is not due yet comes behind, and what they do not take last."""
+    """Return the sort key of a run: queued runs first, then runs that start later, then runs that workers do not take."""
     if run.due is None:
         return (2, 0, 0.0, run.run)
     if run.due > now:
@@ -129,7 +129,7 @@ def _reason(
 
 
 def _workers_for(run: Waiting, takers: Sequence[Taker]) -> tuple[_Refusal | None, list[Taker]]:
-    """The workers that may take a run by what they take at all; or why none may."""
+    """Return the workers that accept a run, or the reason for which none does."""
     of_store = [taker for taker in takers if taker.store == run.store]
     if not of_store:
         return _no_worker_of_store(run.store), []
@@ -158,13 +158,13 @@ def _no_worker_with(labels: Mapping[str, str]) -> _Refusal:
 
 
 def _able(run: Waiting, takers: Sequence[Taker], busy: Counter[tuple[str, str]]) -> list[Taker]:
-    """Those of the workers that may take a run now, by how many such runs there may be at once."""
+    """Return the workers that can take a run now, within their concurrency limits."""
     _, fitting = _workers_for(run, takers)
     return [taker for taker in fitting if not _over(run, taker, busy)]
 
 
 def _over(run: Waiting, taker: Taker, busy: Counter[tuple[str, str]]) -> str:
-    """The limit of a worker that keeps it from taking a run, as `user=2`; empty: none."""
+    """Return the limit that keeps a worker from taking a run, such as `user=2`, or an empty string."""
     for kind, value in _limit_groups(run):
         most = taker.at_most.get(kind)
         if most is not None and busy[kind, value] >= most:
@@ -187,5 +187,5 @@ def _limit_reached(
 
 
 def _limit_groups(run: Waiting) -> list[tuple[str, str]]:
-    """What runs are counted by."""
+    """Return the groups for which workers limit concurrent runs."""
     return [("user", run.user), ("recipe", run.recipe), ("driver", run.driver)]

@@ -165,7 +165,7 @@ def _trouble(ws: Workspace, what: str, error: Exception, address: str) -> Cannot
 
     Clients quote the full address with its credentials, so the text is masked.
     """
-    from ..planning.secret_values import of_addresses
+    from ..planning.secret_values import secrets_of_addresses
     from ..secrets import Masker
 
     status = getattr(error, "status", 0)
@@ -179,7 +179,8 @@ def _trouble(ws: Workspace, what: str, error: Exception, address: str) -> Cannot
     )  # the https client is part of the s3 extra
     fix = install_line(extra) if isinstance(error, ImportError) else ""
     return CannotRun(
-        f"{what}: {Masker(of_addresses(ws.addresses.values())).text(_words(error))}", fix=fix
+        f"{what}: {Masker(secrets_of_addresses(ws.addresses.values())).text(_words(error))}",
+        fix=fix,
     )
 
 

@@ -37,7 +37,7 @@ def refuse_nodes(
 
     `known` has the matches of globs below outputs.
     """
-    from ..planning.trial import faults, hook_faults, scene_of
+    from ..planning.trial import faults, find_hook_faults, scene_of
 
     specs = plan.specs()
     wrong = set()
@@ -45,7 +45,7 @@ def refuse_nodes(
         spec, node = specs[n], plan.nodes[n]
         if spec.select is None and not node.flags & SKIP:
             wrong |= {node.id for _ in faults(spec, scene_of(spec, node.id, plan.recipe))}
-    hooks = any(True for _ in hook_faults(plan.settings, plan.inputs))
+    hooks = any(True for _ in find_hook_faults(plan.settings, plan.inputs))
     if not wrong and not hooks:
         return
     from ..planning.beforehand import HOOKS, Trial

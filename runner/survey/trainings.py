@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, TypeGuard
 
 from ..planning.run_view import training_from
-from ..planning.training import Reporting, training_of
+from ..planning.training import Reporting, find_training
 from ..storage.workspace import Workspace
 from .survey import Survey
 
@@ -51,7 +51,7 @@ def reporting_steps(ws: Workspace, found: Survey) -> list[Reporting]:
 
 def training_progress(ws: Workspace, found: Survey) -> tuple[str, str]:
     """Return the training step of a plan and the stored metrics of its result; both may be empty."""
-    id = training_of(reporting_steps(ws, found))
+    id = find_training(reporting_steps(ws, found))
     key = found.verdicts[found.plan.index[id]].key if id else None
     trace = ws.store.index.trace(key) if key is not None else None
     if trace is None:

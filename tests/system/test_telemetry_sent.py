@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runner.execution.telemetry import Telemetry
-from runner.planning.training import Reporting, training_of
+from runner.planning.training import Reporting, find_training
 from runner.storage.records.exchange import Chunk
 from runner.storage.records.letters import Numbers
 from runner.storage.records.runs import RunRow
@@ -201,4 +201,4 @@ def test_the_numbers_of_a_training_that_is_restored_are_those_of_the_job(tmp_pat
 def test_the_training_is_what_keeps_checkpoints_then_counts_then_takes_longest(
     steps: list[Reporting], training: str
 ) -> None:
-    assert training_of(steps) == training
+    assert find_training(steps) == training

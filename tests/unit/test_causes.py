@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from runner.planning.causes import LEAST, REMEDIES, error_in, is_stalled, last_line, of_exit
+from runner.planning.causes import (
+    LEAST,
+    REMEDIES,
+    find_error,
+    find_exit_cause,
+    find_last_line,
+    is_stalled,
+)
 from runner.storage import metrics
 from tests.support import Space
 
@@ -32,7 +39,7 @@ from tests.support import Space
     ],
 )
 def test_a_bad_exit_is_explained_by_what_was_printed(said: str, cause: str) -> None:
-    assert of_exit("exit", said) == cause and of_exit("timeout", said) == "timeout"
+    assert find_exit_cause("exit", said) == cause and find_exit_cause("timeout", said) == "timeout"
 
 
 def test_a_training_stands_still_after_twenty_times_its_median_step() -> None:
@@ -91,7 +98,7 @@ OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. G
     ],
 )
 def test_the_error_is_the_one_that_the_command_printed_last(said: str, error: str) -> None:
-    assert error_in(said) == error
+    assert find_error(said) == error
 
 
 @pytest.mark.parametrize(
@@ -105,4 +112,4 @@ def test_the_error_is_the_one_that_the_command_printed_last(said: str, error: st
     ],
 )
 def test_of_a_log_the_last_line_is_what_a_terminal_would_show(said: str, line: str) -> None:
-    assert last_line(said) == line
+    assert find_last_line(said) == line

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from runner.digest import Digest
-from runner.planning.graph import as_written, circle, dag, needs_first
+from runner.planning.graph import as_written, dag, find_cycle, order_needs_first
 from runner.planning.plan import Node, Plan
 from runner.planning.schedule import Task, priorities
 from runner.planning.step import RunSettings
@@ -73,7 +73,7 @@ def test_steps_stand_as_written_where_no_need_says_otherwise(needs: Needs) -> No
 
 @given(needs=acyclic())
 def test_what_a_step_needs_stands_before_it_and_nothing_is_lost(needs: Needs) -> None:
-    order = needs_first(dag(needs))
+    order = order_needs_first(dag(needs))
     assert sorted(order) == sorted(needs) and holds(order, needs)
 
 
@@ -81,7 +81,7 @@ def test_what_a_step_needs_stands_before_it_and_nothing_is_lost(needs: Needs) ->
 def test_steps_that_are_in_order_as_written_need_no_sorting(needs: Needs) -> None:
     """Then both orders are the one as written, and there is no circle; any other has a need that stands later, or in a circle."""
     if is_in_order(needs):
-        assert circle(dag(needs)) == [] and as_written(dag(needs)) == needs_first(
+        assert find_cycle(dag(needs)) == [] and as_written(dag(needs)) == order_needs_first(
             dag(needs)
         ) == list(needs)
     else:
@@ -92,7 +92,7 @@ def test_steps_that_are_in_order_as_written_need_no_sorting(needs: Needs) -> Non
 
 @given(needs=any_needs())
 def test_a_circle_is_reported_exactly_where_there_is_one(needs: Needs) -> None:
-    found = circle(dag(needs))
+    found = find_cycle(dag(needs))
     assert bool(found) != any(holds(order, needs) for order in permutations(needs))
     if found:
         assert found[0] == found[-1] and len(set(found)) == len(found) - 1
@@ -111,7 +111,7 @@ def test_a_circle_is_reported_exactly_where_there_is_one(needs: Needs) -> None:
 def test_the_first_circle_is_shown_from_where_it_is_entered(
     needs: Needs, around: list[int]
 ) -> None:
-    assert circle(dag(needs)) == around
+    assert find_cycle(dag(needs)) == around
 
 
 @given(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.planning.halving import Stream, behind, stream
+from runner.planning.halving import Stream, explain_stop, stream
 
 
 def line(*values: float, every: float = 10) -> Stream:
@@ -34,10 +34,10 @@ def line(*values: float, every: float = 10) -> Stream:
 def test_an_instance_goes_on_in_the_better_half_of_those_at_its_rung(
     own: Stream, others: list[Stream], stops: bool
 ) -> None:
-    assert bool(behind(own, others, True)) is stops
+    assert bool(explain_stop(own, others, True)) is stops
     assert (
         bool(
-            behind(
+            explain_stop(
                 [(step, -value) for step, value in own],
                 [[(step, -value) for step, value in each] for each in others],
                 False,
@@ -49,7 +49,7 @@ def test_an_instance_goes_on_in_the_better_half_of_those_at_its_rung(
 
 def test_it_is_said_where_and_among_how_many() -> None:
     assert (
-        behind(line(9, 9), [line(1, 1)], True)
+        explain_stop(line(9, 9), [line(1, 1)], True)
         == "9 at step 20 is below the better half of 2 instances"
     )
 

@@ -16,7 +16,7 @@ from ...hosts.place.place import Place
 from ...hosts.place.staging import AttemptDirectory
 from ...language.template import StatePath
 from ...planning import judge as judging
-from ...planning.secret_values import Passed, secrets_set, variables_passed
+from ...planning.secret_values import Passed, find_secrets_set, variables_passed
 from ...planning.step import StepSpec
 from ...secrets import find_passwords
 from ...storage.workspace import Workspace
@@ -101,7 +101,7 @@ class CommandBuilder:
         devices = attempt.place.capacity.share(seat.rank, attempt.devices)
         sandbox = "" if image else self._environments.sandbox(spec)
         inherited = self._inherited_by(spec, place, image, sandboxed=bool(sandbox))
-        secrets = (*inherited.secrets, *secrets_set(spec, self._ws.environ))
+        secrets = (*inherited.secrets, *find_secrets_set(spec, self._ws.environ))
         command = Command(
             argv,
             paths.cwd,

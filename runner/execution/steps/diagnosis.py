@@ -120,7 +120,7 @@ class Diagnosis:
             pace = metrics.pace(Path(attempt.metrics_file))
             if causes.is_stalled(*pace):
                 reason = "stalled"
-        return Cause(causes.of_exit(reason, tail.decode(errors="replace")), words)
+        return Cause(causes.find_exit_cause(reason, tail.decode(errors="replace")), words)
 
     def _is_unwatched(self, id: str) -> bool:
         """Return True if the agent of this machine was killed too often during a step.
@@ -172,8 +172,8 @@ def error_of(cause: Cause, tail: bytes) -> str:
     if cause.reason not in ("exit", "oom", "nan", "signal", "disk"):
         return ""
     text = tail.decode(errors="replace")
-    error = causes.error_in(text)
+    error = causes.find_error(text)
     if error:
         return error
-    last = causes.last_line(text)
+    last = causes.find_last_line(text)
     return f"{cause.words}: {last}" if last and cause.reason == "exit" else ""

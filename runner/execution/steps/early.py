@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from ...errors import Invalid
-from ...planning.halving import Goal, Stream, behind, stream
+from ...planning.halving import Goal, Stream, explain_stop, stream
 from ...planning.ids import bare, readable
 from ...planning.schedule import State
 from ...storage import metrics
@@ -99,7 +99,7 @@ class EarlyStops:
         self, id: str, attempt: Attempt, goal: Goal, known: Mapping[str, Stream]
     ) -> None:
         others = [each for other, each in known.items() if other != id and bare(other) == bare(id)]
-        words = behind(known[id], others, goal.least)
+        words = explain_stop(known[id], others, goal.least)
         if not words:
             return
         self._reasons[id] = f"{goal.metric} {words}"
