@@ -218,9 +218,9 @@ async def submit_async(
 
     The handle's methods are awaited, and its events and logs are async iterators.
     """
-    from .interface.handle.opening import submitted_async
+    from .interface.handle.opening import submit_run_async
 
-    return await submitted_async(
+    return await submit_run_async(
         _new(recipe, inputs, how), how.get("to"), _standing(how.get("workspace"), recipe).root
     )
 

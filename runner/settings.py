@@ -628,7 +628,7 @@ def _check_table(
     found: list[_Fault] = []
     for missing in part.get("required", ()):
         if missing not in table:
-            fix = str(known[missing].get("description", ""))
+            fix = f"add `{missing}`: {known[missing].get('description', '')}"
             found.append(("missing-key", f"{'.'.join(keys)} has no {missing}", keys, fix))
     for key, inner in table.items():
         path = (*keys, key)
@@ -647,7 +647,7 @@ def _advice(key: str, known: Mapping[str, Any]) -> str:
         return hint
     if _SECRET.search(key):
         return "remove the credentials from this file; use a profile in ~/.aws, AWS_* variables, or `gcloud auth application-default login`"
-    return f"known drivers: {', '.join(sorted(known))}"
+    return f"known settings: {', '.join(sorted(known))}"
 
 
 # -- locations

@@ -71,7 +71,7 @@ def bin(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "UV_PYTHON": sys.executable,
     }
     subprocess.run(
-        [uv.here(), "tool", "install", "--quiet", str(wheel)],
+        [uv.find_uv(), "tool", "install", "--quiet", str(wheel)],
         check=True,
         timeout=300,
         env=CLEAN | places,

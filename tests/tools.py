@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from runner.hosts.sandbox import refusal_here
+from runner.hosts.sandbox import find_local_refusal
 
 MAY_BE_MISSING = (
     r"docker is not installed",
@@ -150,7 +150,7 @@ def _static_busybox() -> bool:
 
 
 def _makes_sandboxes() -> bool:
-    return not refusal_here()
+    return not find_local_refusal()
 
 
 _ABILITIES: dict[str, tuple[Callable[[], bool], str]] = {

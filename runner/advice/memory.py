@@ -384,7 +384,7 @@ def _terms(model: Model, training: Training) -> dict[str, float]:
     if not training.offload:
         terms["optimizer"] = trained * _optimizer_bytes(training) / shards.optimizer
     elif stage == 3:
-        for name in ("weights", "16-bit copies of the weights", "frozen weights"):
+        for name in _OFFLOADED_WEIGHTS:
             terms.pop(name, None)
     if stage in (1, 2):
         terms["communication"] = BUCKET
@@ -395,6 +395,15 @@ def _terms(model: Model, training: Training) -> dict[str, float]:
     if training.context:
         terms["CUDA"] = CUDA_CONTEXT
     return terms
+
+
+_OFFLOADED_WEIGHTS: Final = (
+    "weights",
+    "16-bit copies of the weights",
+    "frozen weights of linear layers",
+    "embeddings, norms and head",
+)
+"""Terms that ZeRO stage 3 keeps in CPU memory with offload."""
 
 
 def _full_terms(

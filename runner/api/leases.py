@@ -132,7 +132,7 @@ async def end_leases(
             driver = _driver(row, root, environ)
             with Ledger.open(path) as ledger:
                 leases = KeptLeases(driver, row.driver, ledger, row.run, row.workspace)
-                if words := await reaper.end(leases, row, fate.why):
+                if words := await reaper.release_orphan(leases, row, fate.why):
                     left[row.key] = words
             await driver.aclose()
         except RecipeError as error:

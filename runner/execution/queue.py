@@ -255,7 +255,7 @@ def _execute(
         skipped = skipped_steps(found.plan, (), wanted)
         listener.end(Summary("COMPLETED", counts, since.seconds, run=row.id, skipped=skipped))
         return True
-    local = client.own(ws.home, ALONE if row.bundle else None)
+    local = client.connect_own(ws.home, ALONE if row.bundle else None)
     preflight(ws, found, settings)
     check(ws, found, settings, listener)
     if settings.upload:

@@ -120,9 +120,9 @@ def _refuse_unsandboxed(ws: Workspace, found: Survey, settings: Settings) -> Non
         if sandbox and (not spec.image or found.request.current_python):
             here.append(id)
     if here and settings.driver == "local":
-        from ..hosts.sandbox import FIX, refusal_here
+        from ..hosts.sandbox import FIX, find_local_refusal
 
-        if why := refusal_here():
+        if why := find_local_refusal():
             raise CannotRun(
                 f"{here[0]} asks for a sandbox, which this machine cannot make: {why}", fix=FIX
             )
@@ -336,11 +336,11 @@ def find_signed_addresses(
     With a signed URL, a host reads the bucket itself instead of through this machine. Empty if a
     driver's `secrets` is "deny".
     """
-    from ..hosts.renting.several import names_of
+    from ..hosts.renting.several import driver_names
 
     if any(
         ws.config.driver(name).get("secrets", "send") == "deny"
-        for name in names_of(ws.config, driver)
+        for name in driver_names(ws.config, driver)
     ):
         return set()
     addresses = {
@@ -355,9 +355,9 @@ def find_signed_addresses(
 
 def refuse_denied_secrets(ws: Workspace, found: Survey, host_pool: HostPool) -> None:
     """Refuse steps that send secrets if the driver's `secrets` is "deny".  Raises Invalid."""
-    from ..hosts.renting.several import names_of
+    from ..hosts.renting.several import driver_names
 
-    for name in names_of(ws.config, host_pool.name):
+    for name in driver_names(ws.config, host_pool.name):
         _refuse_denied_secrets(ws, found, host_pool, name)
 
 

@@ -195,12 +195,12 @@ def _connect_ahead(
 
     if alternatives(ws.config, settings.driver):  # the driver is chosen when a machine is ordered
         return nullcontext()
-    from ..hosts.ahead import ahead
+    from ..hosts.ahead import connect_ahead
     from ..hosts.interpreters import CURRENT
     from ..hosts.pool import driver_for
 
     python = CURRENT if found.request.current_python else settings.python
-    return ahead(driver_for(ws, settings.driver, settings.hosts, python))
+    return connect_ahead(driver_for(ws, settings.driver, settings.hosts, python))
 
 
 def _nothing_to_do(
@@ -254,7 +254,7 @@ def _work(
     """Resume or submit a run and work on it; return its summary and its ID."""
     from ..hosts.link import client
 
-    local = client.own(ws.home)  # the agent starts during the preparation
+    local = client.connect_own(ws.home)  # the agent starts during the preparation
 
     from . import resume
     from .worker import Assignment, work

@@ -71,7 +71,7 @@ async def _stop_jobs(root: Path, names: Sequence[str]) -> None:
             f"cannot reach the agent that runs {', '.join(names)}: it is in another container or on another machine",
             fix="run the same command in that container or on that machine",
         )
-    local = client.here(root)
+    local = client.connect_local(root)
     jobs = [Job(name) for name in names]
     for job in jobs:
         await local.stop(job, SAVING)

@@ -29,7 +29,7 @@ from ..errors import (
 from ..failures import RunFailure, of_step
 from ..hosts import interpreters, stacks
 from ..hosts.ahead import Ahead
-from ..hosts.connect import same_packages
+from ..hosts.connect import check_same_packages
 from ..hosts.interpreters import CURRENT
 from ..hosts.link.client import Client
 from ..hosts.link.local_agents import note_claim
@@ -124,7 +124,7 @@ def work(ours: Assignment) -> Summary | None:
     mask(ours.masker)
     if not settings.stack:
         return _work(ours)
-    held = stacks.alone(
+    held = stacks.wait_for_stack(
         ws.config.stack(settings.stack), ws.environ, ours.listener.say, ours.called_away
     )
     if held is None:
@@ -239,7 +239,7 @@ async def _execute(ours: Assignment) -> tuple[Loop, Report]:
             await host_pool.offered(estimate_takes(ws, found, needs)),
         )
         if found.request.current_python:
-            await same_packages([*host_pool.head.places, *host_pool.places])
+            await check_same_packages([*host_pool.head.places, *host_pool.places])
         jobs = settings.jobs or default_jobs(found, host_pool)
         begins = (
             replace(ours.claimed, fence=ours.submit()) if ours.submit is not None else ours.claimed

@@ -24,10 +24,10 @@ class Ahead:
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """Return the event loop once the driver has connected or failed.  Meanwhile, load the agent program and the transfer code."""
-        from .link.stream import program
+        from .link.stream import agent_program
         from .transfer import host_store as transfer  # noqa: F401
 
-        program()
+        agent_program()
         self._over.wait()
         return self._loop
 
@@ -53,7 +53,7 @@ class Ahead:
 
 
 @contextlib.contextmanager
-def ahead(driver: Driver) -> Iterator[Ahead]:
+def connect_ahead(driver: Driver) -> Iterator[Ahead]:
     """Connect a driver in the background until the block ends."""
     made = Ahead(driver)
     try:

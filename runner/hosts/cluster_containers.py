@@ -35,7 +35,7 @@ _HIDDEN: Final = "RECIPE_IN_"
 """Prefix of a step's variables while Enroot's client runs."""
 
 
-def address(kind: str, image: str) -> str:
+def image_address(kind: str, image: str) -> str:
     """Return the engine's address of an image.  Paths and names with a transport stay unchanged."""
     if "://" in image or image.startswith("/"):
         return image
@@ -50,7 +50,7 @@ def address(kind: str, image: str) -> str:
     return f"docker://{name}{at}{digest}"
 
 
-def name_of(image: str) -> str:
+def image_name(image: str) -> str:
     """Return the name under which the engine stores an image."""
     return f"recipe-{of_value('image', image)[:16]}"
 
@@ -84,17 +84,17 @@ def wrap(
         if engine.gpus and cards:
             given["NVIDIA_DRIVER_CAPABILITIES"] = "compute,utility"
         words = ["start", "--conf", f"{box}/conf"]
-        words += [word for mount in ours for word in ("--mount", _fields(mount))]
-        env, secrets = _rename_paths(env, _HIDDEN), _rename_paths(command.secrets, _HIDDEN)
+        words += [word for mount in ours for word in ("--mount", _fstab_mount(mount))]
+        env, secrets = _add_prefix(env, _HIDDEN), _add_prefix(command.secrets, _HIDDEN)
     else:
         if gpus:
             env |= device_variables(gpus, env)
         apart = "SINGULARITYENV_" if here == "singularity" else "APPTAINERENV_"
         words = ["exec", "--home", box, "--pwd", command.cwd]
         words += ["--nv"] if engine.gpus and (gpus is None or gpus) else []
-        words += [word for mount in ours for word in ("--mount", _record(mount))]
+        words += [word for mount in ours for word in ("--mount", _csv_mount(mount))]
         env.pop("HOME", None)  # `--home` sets it
-        env, secrets = _past(env, apart), _past(command.secrets, apart)
+        env, secrets = _escape_own(env, apart), _escape_own(command.secrets, apart)
     argv = (*engine.words, *words, *engine.args, image, *command.argv)
     return replace(
         command,
@@ -104,17 +104,17 @@ def wrap(
     )
 
 
-def _rename_paths(values: Mapping[str, str], before: str) -> dict[str, str]:
+def _add_prefix(values: Mapping[str, str], before: str) -> dict[str, str]:
     return {before + name: value for name, value in values.items()}
 
 
-def _past(values: Mapping[str, str], apart: str) -> dict[str, str]:
+def _escape_own(values: Mapping[str, str], apart: str) -> dict[str, str]:
     return {
         apart + name if name.startswith(_OWN) else name: value for name, value in values.items()
     }
 
 
-def _record(mount: Mount) -> str:
+def _csv_mount(mount: Mount) -> str:
     """Return a mount as a CSV record, the format of Apptainer."""
     if "\n" in mount.path + mount.target:
         raise CannotRun(
@@ -126,15 +126,15 @@ def _record(mount: Mount) -> str:
     return ",".join(["type=bind", *paths, *([] if mount.writable else ["ro"])])
 
 
-def _fields(mount: Mount) -> str:
+def _fstab_mount(mount: Mount) -> str:
     """Return a mount as fstab fields with colons, the format of Enroot."""
     if ":" in mount.path + mount.target:
         raise CannotRun(f"enroot cannot mount {mount.path!r}", fix="rename the path without colons")
     how = f"none:x-create=auto,bind,{'rw' if mount.writable else 'ro'}"
-    return f"{_field(mount.path)}:{_field(mount.target)}:{how}"
+    return f"{_escape_fstab(mount.path)}:{_escape_fstab(mount.target)}:{how}"
 
 
-def _field(path: str) -> str:
+def _escape_fstab(path: str) -> str:
     """Escape a path for an fstab field."""
     return (
         path.replace("\\", "\\134")

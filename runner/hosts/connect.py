@@ -27,7 +27,7 @@ from ..failures import LeaseFailure
 from ..storage.content.files import Content
 from ..storage.workspace import Workspace
 from . import interpreters
-from .link.client import Client, there
+from .link.client import Client, connect_remote
 from .link.contact import ask_program
 from .place.place import Place, Shell
 from .place.remote import RemotePlace
@@ -80,7 +80,7 @@ _NAME_PYTHON = (
 )
 
 
-class Reached(NamedTuple):
+class HostConnection(NamedTuple):
     """A host whose agent connection is being opened."""
 
     python: str
@@ -122,7 +122,7 @@ class Connector:
             try:
                 return devices.here(ws.environ)
             except devices.Hung:
-                self._say(gpus_unused("this machine"))
+                self._say(unused_gpus_warning("this machine"))
                 return ()
 
         shell = Shell(python, path, ws.environ)
@@ -132,7 +132,7 @@ class Connector:
         """Return the interpreter of this machine.  A Python that was set for remote hosts need not exist here.  Raises CannotRun."""
         named = "" if self._name != "local" and self._named != interpreters.CURRENT else self._named
         python = interpreters.choose_python(named, self._ws.root, self._ws.environ)
-        interpreters.ask(python)
+        interpreters.ask_version(python)
         return python
 
     def reach(
@@ -144,7 +144,7 @@ class Connector:
         root: str = "",
         *,
         hung: str = "",
-    ) -> Reached:
+    ) -> HostConnection:
         """Start to connect to a host, and ask for the facts that `place` needs.
 
         `root` replaces the root directory of the host.  `hung` names programs that are known to hang there.
@@ -154,18 +154,20 @@ class Connector:
         from .transfer.host_store import HostStore
 
         root = root or host.root
-        wire = Wire(host, root, name=name, say=self._say, progress=_Shown(self._say))
-        jobs = there(wire)
+        wire = Wire(host, root, name=name, say=self._say, progress=_ProgressPrinter(self._say))
+        jobs = connect_remote(wire)
         jobs.wake()  # the agent starts while the host answers
         host_store = HostStore(
             wire, self._recall, f"{self._ws.home}/partial" if traits.shared_disk else ""
         )
         words = ("/bin/sh", "-c", PROGRAM + _ASK, "sh", python, root, OWN, hung)
         asked = ask_program(host.call, words)
-        return Reached(python, jobs, host_store, asyncio.gather(asked, self._open(host_store)))
+        return HostConnection(
+            python, jobs, host_store, asyncio.gather(asked, self._open(host_store))
+        )
 
     @contextlib.asynccontextmanager
-    async def reached(self, driver: Driver, want: int) -> AsyncIterator[dict[str, Reached]]:
+    async def reached(self, driver: Driver, want: int) -> AsyncIterator[dict[str, HostConnection]]:
         """Connect to the hosts in parallel while their offers are read.  On exit, close the connections that the caller has not taken out."""
         hosts = driver.connected_hosts()
         some = hosts if len(hosts) <= want else {}  # with more hosts, some may not be needed
@@ -191,7 +193,7 @@ class Connector:
         traits: Traits,
         *,
         slots: int,
-        reached: Reached | None = None,
+        reached: HostConnection | None = None,
     ) -> Place:
         """Return a place with `slots` leased slots on one host; `reached` is a connection already begun.  Raises CannotRun, DriverError."""
         name = f"{self._name} {host.name or (lease.id if traits.priced else offer.id)}"
@@ -217,7 +219,7 @@ class Connector:
             raise
         words = answer.decode("utf-8", "surrogateescape")
         if "hung=nvidia-smi" in words.split("\n") and not hung:
-            self._say(gpus_unused(name))
+            self._say(unused_gpus_warning(name))
             cards = ()
         cards = devices.parse_cards(words) or cards
         facts = dict(line.split("=", 1) for line in words.split("\n") if line.startswith(_FACTS))
@@ -254,7 +256,7 @@ class Connector:
         )
 
 
-async def measure(offer: Offer, need: Need, host: Host, image: str, cuda: str) -> None:
+async def check_as_sold(offer: Offer, need: Need, host: Host, image: str, cuda: str) -> None:
     """Raise NotAsSold if a machine has less than offered, or if its GPU driver does not support the CUDA version of its image.
 
     `image` is the driver's default image, `cuda` its CUDA version if the name has none.
@@ -264,7 +266,7 @@ async def measure(offer: Offer, need: Need, host: Host, image: str, cuda: str) -
         raise NotAsSold(f"the machine has less than offered: {short}", LeaseFailure.LACKS)
 
 
-async def same_packages(places: Iterable[Place]) -> None:
+async def check_same_packages(places: Iterable[Place]) -> None:
     """Check that the Python of each host has the packages of this Python, which are part of the cache key.  Raises CannotRun."""
     for place in places:
         if not isinstance(place, RemotePlace):
@@ -289,12 +291,12 @@ async def same_packages(places: Iterable[Place]) -> None:
             )
 
 
-def gpus_unused(name: str) -> str:
+def unused_gpus_warning(name: str) -> str:
     """Return the warning for a machine whose GPUs stay unused because nvidia-smi does not answer."""
     return f"{name}: {machine.HUNG}, so its GPUs are not used; {machine.WEDGED}"
 
 
-class _Shown:
+class _ProgressPrinter:
     """Prints the progress of long transfers, one line every few seconds."""
 
     def __init__(self, say: Callable[[str], None]) -> None:

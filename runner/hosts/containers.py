@@ -125,7 +125,7 @@ class Containers:
         async with self._alone:
             engine = self._engine or await self._find()
             if name not in self._images:
-                self._images[name] = await resolve(self._host, engine, name, self._say)
+                self._images[name] = await pull_image(self._host, engine, name, self._say)
             return self._images[name]
 
     async def _find(self) -> Engine:
@@ -166,7 +166,7 @@ class Containers:
             with suppress(CannotRun):  # without an engine there is no container
                 async with self._alone:
                     engine = self._engine or await self._find()
-                await end(self._host, engine, attempt)
+                await remove_container(self._host, engine, attempt)
 
 
 # -- the host ----------------------------------------------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ async def detect(
         word, _, rest = line.partition(" ")
         if word == "env":
             name, _, value = rest.partition("=")
-            if _for_client(name) and value:
+            if _is_for_client(name) and value:
                 env[name] = value
         elif word in ("docker", "podman", *cluster_containers.KINDS):
             found = _read_info(word, rest, facts)
@@ -215,7 +215,7 @@ def _read_info(kind: str, rest: str, facts: Mapping[str, str]) -> Engine | str:
     """Parse one output line of `_DETECT`: program path, TAB, output of `info`.  Returns an error message if the engine does not work."""
     path, _, text = rest.partition("\t")
     if kind in cluster_containers.KINDS:
-        return _of_cluster(kind, path, text, facts)
+        return _read_cluster_info(kind, path, text, facts)
     try:
         info = json.loads(text)
     except ValueError:
@@ -251,7 +251,7 @@ def _read_info(kind: str, rest: str, facts: Mapping[str, str]) -> Engine | str:
     return Engine(kind, path, version, user, rootless, init, cards, gpus if cards else "", memory)  # type: ignore[arg-type]
 
 
-def _of_cluster(kind: str, path: str, text: str, facts: Mapping[str, str]) -> Engine | str:
+def _read_cluster_info(kind: str, path: str, text: str, facts: Mapping[str, str]) -> Engine | str:
     """Parse the output line of a cluster engine, which prints only its version."""
     version = re.search(r"\d+(\.\d+)+", text)
     if version is None:
@@ -263,7 +263,7 @@ def _of_cluster(kind: str, path: str, text: str, facts: Mapping[str, str]) -> En
     return Engine(kind, path, version[0], "", rootless=True, cards=cards, gpus=gpus)  # type: ignore[arg-type]
 
 
-async def resolve(
+async def pull_image(
     host: Client, engine: Engine, image: str, say: Callable[[str], None] | None = None
 ) -> Image:
     """Return an image, pulled if it is missing, with a message to `say`.  Raises CannotRun with the engine's message; DriverError."""
@@ -273,8 +273,8 @@ async def resolve(
     if of_cluster:
         asked = (
             engine.kind,
-            cluster_containers.name_of(image),
-            cluster_containers.address(engine.kind, image),
+            cluster_containers.image_name(image),
+            cluster_containers.image_address(engine.kind, image),
             *engine.words,
         )
         look, fetch = (
@@ -339,19 +339,21 @@ async def sweep(host: Client, engine: Engine, attempts: str) -> list[str]:
     for name in listed.split():
         attempt = name.partition(".")[2]
         if attempt and await host.wait(Job(attempt), timedelta(0)) is not None:
-            await end(host, engine, f"{attempts}/{attempt}")
+            await remove_container(host, engine, f"{attempts}/{attempt}")
             ended.append(attempt)
     return ended
 
 
-async def end(host: Client, engine: Engine, attempt: str) -> None:
+async def remove_container(host: Client, engine: Engine, attempt: str) -> None:
     """Remove the container of an attempt directory in any state; a missing container is no error.  Raises DriverError.
 
     Call this after a killed job: the host may have killed the supervisor and the guard.
     """
     words = () if engine.kind in cluster_containers.KINDS else engine.words
     await _call(
-        host, ["sh", "-c", _END, "end", _name(attempt), f"{attempt}.box", *words], engine.env
+        host,
+        ["sh", "-c", _END, "end", _container_name(attempt), f"{attempt}.box", *words],
+        engine.env,
     )
 
 
@@ -360,7 +362,7 @@ async def _call(host: Client, argv: Sequence[str], env: Mapping[str, str]) -> st
 
     async def lines() -> AsyncIterator[bytes]:
         for name, value in env.items():
-            if _for_client(name) and "\n" not in value:
+            if _is_for_client(name) and "\n" not in value:
                 yield f"{name}={value}\n".encode("utf-8", "surrogateescape")
         yield b"\n"
 
@@ -371,7 +373,7 @@ async def _call(host: Client, argv: Sequence[str], env: Mapping[str, str]) -> st
     return data.decode("utf-8", "surrogateescape")
 
 
-def _for_client(name: str) -> bool:
+def _is_for_client(name: str) -> bool:
     return name in _CLIENT or name in _PROXIES or name.startswith(cluster_containers.SETTINGS)
 
 
@@ -388,10 +390,10 @@ def _full_name(image: str) -> str:
 
 def base_env(login: Mapping[str, str]) -> dict[str, str]:
     """Return the inherited environment of a step in a container.  PATH, locale and time zone come from the image."""
-    return {"HOME": HOME, "PYTHONUNBUFFERED": "1", **variables.in_container(login)}
+    return {"HOME": HOME, "PYTHONUNBUFFERED": "1", **variables.container_variables(login)}
 
 
-def mounts(command: Command, objects: str, writable: Iterable[str] = ()) -> list[Mount]:
+def find_mounts(command: Command, objects: str, writable: Iterable[str] = ()) -> list[Mount]:
     """Return the mounts of an attempt on this machine: its directory, its script, its metrics, and the targets of its links.
 
     `objects` is the directory of stored objects.  `writable` are the state directories that the step may change.
@@ -404,18 +406,18 @@ def mounts(command: Command, objects: str, writable: Iterable[str] = ()) -> list
     metrics = command.env.get("RECIPE_METRICS")
     if metrics and not metrics.startswith(f"{command.cwd}/"):
         found.append(Mount(metrics, True))
-    return [*found, *map(Mount, leads(command.cwd, objects, ours))]
+    return [*found, *map(Mount, link_targets(command.cwd, objects, ours))]
 
 
-def leads(folder: str, objects: str, ours: Sequence[str] = ()) -> Sequence[str]:
+def link_targets(folder: str, objects: str, ours: Sequence[str] = ()) -> Sequence[str]:
     """Return the targets of the symbolic links below `folder`, without targets in `ours`."""
     seen: set[str] = set()
-    for target in _leads(folder, os.path.realpath(objects), ours, seen):
+    for target in _walk_links(folder, os.path.realpath(objects), ours, seen):
         seen.add(target)
     return cover_paths(seen)
 
 
-def _leads(folder: str, store: str, ours: Sequence[str], seen: set[str]) -> Iterable[str]:
+def _walk_links(folder: str, store: str, ours: Sequence[str], seen: set[str]) -> Iterable[str]:
     """Yield the targets of the symbolic links below `folder`, and of the links below these targets."""
     pending, walked = [folder], {folder}
     while pending:
@@ -490,7 +492,7 @@ def wrap(
                 fix="set `sandbox: {network: true}`, or use a host with podman or docker",
             )
         return cluster_containers.wrap(command, image.id, engine, mounts, gpus)
-    name, box = _name(command.cwd), f"{command.cwd}.box"
+    name, box = _container_name(command.cwd), f"{command.cwd}.box"
     words = [
         *(
             "run",
@@ -520,12 +522,12 @@ def wrap(
             words += ["--userns", "keep-id"]
     if engine.init:
         words.append("--init")
-    if engine.memory and not _has(engine.args, "--shm-size", "--ipc"):
+    if engine.memory and not _has_flag(engine.args, "--shm-size", "--ipc"):
         words += [
             "--shm-size",
             str(engine.memory // 2),
         ]  # the kernel's default for /dev/shm; data loaders fill the engine's 64 MB
-    given = _has(engine.args, "--network", "--net")
+    given = _has_flag(engine.args, "--network", "--net")
     if not network and given and not {"none", "--network=none", "--net=none"} & {*engine.args}:
         raise CannotRun(
             "the sandbox has no network, but `container_args` sets one",
@@ -572,7 +574,7 @@ def _gpu_flags(gpus: Sequence[Device] | None, engine: Engine) -> list[str]:
     return [word for place in places for word in ("--device", f"nvidia.com/gpu={place}")]
 
 
-def _name(attempt: str) -> str:
+def _container_name(attempt: str) -> str:
     """Return the container name of an attempt directory, which ends with the name of the directory."""
     return f"recipe-{of_value('container', attempt)[:16]}.{posixpath.basename(attempt)}"
 
@@ -612,7 +614,7 @@ def _mount_flags(mount: Mount, engine: Engine) -> list[str]:
     return ["--volume", f"{path}:{target}" + ("" if mount.writable else ":ro")]
 
 
-def _has(args: Sequence[str], *flags: str) -> bool:
+def _has_flag(args: Sequence[str], *flags: str) -> bool:
     return any(arg == flag or arg.startswith(f"{flag}=") for arg in args for flag in flags)
 
 

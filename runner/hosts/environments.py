@@ -42,7 +42,7 @@ done; :
 """Script: print the path of a Python with version $1: $2 if it matches, otherwise one of PATH, uv or pyenv; nothing if none is found."""
 
 
-class Wanted(NamedTuple):
+class EnvironmentSpec(NamedTuple):
     """The specification of an environment: the path and content of a lock (both may be empty) and a Python version (empty for any)."""
 
     lock: Path | None
@@ -63,7 +63,7 @@ class Wanted(NamedTuple):
         )
 
 
-async def python_there(place: Place, version: str) -> str:
+async def find_python(place: Place, version: str) -> str:
     """Find a Python of a version on the machine of a place.  Raises CannotRun."""
     home = place.login.get("HOME", "")
     find = (
@@ -85,7 +85,7 @@ async def python_there(place: Place, version: str) -> str:
     return found
 
 
-async def is_built(place: Place, wanted: Wanted) -> bool:
+async def is_built(place: Place, wanted: EnvironmentSpec) -> bool:
     """Return whether the environment exists.  It does not count if its base Python was removed."""
     home = _home(place, wanted)
     return await place.folder.noted(f"{home}/complete") and await place.folder.noted(
@@ -93,16 +93,16 @@ async def is_built(place: Place, wanted: Wanted) -> bool:
     )
 
 
-async def python_of(hooks: Hooks, wanted: Wanted, say: Callable[[str], None]) -> str:
+async def provide_python(hooks: Hooks, wanted: EnvironmentSpec, say: Callable[[str], None]) -> str:
     """Return the interpreter of an environment, built if necessary.  `say` receives the progress.  Raises CannotRun."""
     place = hooks.place
     home = _home(place, wanted)
-    if wanted.lock is None and await python_there(place, wanted.version) == place.python:
+    if wanted.lock is None and await find_python(place, wanted.version) == place.python:
         return place.python
     if not await is_built(place, wanted):
         # On another machine the builder's own lock is enough, because `gc` does not run there.
         with (
-            await _turn(hooks, os.path.basename(home), say)
+            await _wait_for_lock(hooks, os.path.basename(home), say)
             if place.folder.root == str(place.ws.home)
             else contextlib.nullcontext()
         ):
@@ -111,7 +111,7 @@ async def python_of(hooks: Hooks, wanted: Wanted, say: Callable[[str], None]) ->
     return f"{place.folder.root}/{home}/bin/python"
 
 
-def _home(place: Place, wanted: Wanted) -> str:
+def _home(place: Place, wanted: EnvironmentSpec) -> str:
     """Return the environment's directory below the root.  Workspaces share it on a host if they use the same Python."""
     return (
         wanted.name
@@ -120,7 +120,7 @@ def _home(place: Place, wanted: Wanted) -> str:
     )
 
 
-async def _turn(hooks: Hooks, name: str, say: Callable[[str], None]) -> Lock:
+async def _wait_for_lock(hooks: Hooks, name: str, say: Callable[[str], None]) -> Lock:
     """Lock the environment against `gc` and other local runs.  Raises CannotRun if the installation is stopped while it waits."""
     locks = hooks.place.ws.locks
     lock = locks.try_hold(f"env-{name}")
@@ -134,11 +134,13 @@ async def _turn(hooks: Hooks, name: str, say: Callable[[str], None]) -> Lock:
     return lock
 
 
-async def _build(hooks: Hooks, wanted: Wanted, home: str, say: Callable[[str], None]) -> None:
+async def _build(
+    hooks: Hooks, wanted: EnvironmentSpec, home: str, say: Callable[[str], None]
+) -> None:
     lock = wanted.lock
-    text = b"" if lock is None else await asyncio.to_thread(_text, lock)
+    text = b"" if lock is None else await asyncio.to_thread(_requirements_of, lock)
     installer = (
-        await python_there(hooks.place, wanted.version) if wanted.version else hooks.place.installer
+        await find_python(hooks.place, wanted.version) if wanted.version else hooks.place.installer
     )
     # Index, proxy, certificates and cache come from the user's environment; they do not change the installed packages.
     inherited = list(os.environ) if hooks.place.folder.root == str(hooks.place.ws.home) else []
@@ -158,7 +160,7 @@ async def _build(hooks: Hooks, wanted: Wanted, home: str, say: Callable[[str], N
         "-I",
         "builder.py",
         home,
-        *(("requirements.txt", await _uv(hooks.place)) if lock else ("",)),
+        *(("requirements.txt", await _provide_uv(hooks.place)) if lock else ("",)),
     ]
     exit, said = await hooks.do(INSTALL, argv, pass_env=inherited, files=files, hear=hear)
     if exit.code != 0:
@@ -175,20 +177,20 @@ async def _build(hooks: Hooks, wanted: Wanted, home: str, say: Callable[[str], N
         say(f"{many}, {about(done['bytes'])}, installed in {duration_text(round(done['seconds']))}")
 
 
-async def _uv(place: Place) -> str:
+async def _provide_uv(place: Place) -> str:
     """Return a uv for the machine of a place, uploaded if necessary; empty if there is none, and pip is used."""
     if not place.elsewhere:
-        return uv.here()
+        return uv.find_uv()
     machine = (
         (await ask_program(place.host.call, (place.installer, "-c", _MACHINE)))
         .decode(errors="replace")
         .strip()
     )
-    found = await asyncio.to_thread(uv.of, machine, Path(cache_folder(os.environ)))
+    found = await asyncio.to_thread(uv.fetch_uv, machine, Path(cache_folder(os.environ)))
     return await place.folder.program(found) if found else ""
 
 
-def _whole(lock: Path) -> bytes:
+def _read_lock(lock: Path) -> bytes:
     try:
         return whole(lock)
     except OSError as error:
@@ -198,11 +200,11 @@ def _whole(lock: Path) -> bytes:
         ) from error
 
 
-def _text(lock: Path) -> bytes:
+def _requirements_of(lock: Path) -> bytes:
     """Return a lock as a requirements file with hashes.  Raises CannotRun."""
     if lock.name == "uv.lock":
         return _export_requirements(lock)
-    return _requirements(lock).encode() if lock.suffix == ".toml" else _whole(lock)
+    return _requirements(lock).encode() if lock.suffix == ".toml" else _read_lock(lock)
 
 
 def _export_requirements(lock: Path) -> bytes:
@@ -216,7 +218,7 @@ def _export_requirements(lock: Path) -> bytes:
         "--format",
         "requirements.txt",
     )
-    argv = [uv.here(), "export", "--quiet", *words, "--project", str(lock.parent)]
+    argv = [uv.find_uv(), "export", "--quiet", *words, "--project", str(lock.parent)]
     try:
         return subprocess.run(
             argv,
@@ -237,7 +239,7 @@ def _export_requirements(lock: Path) -> bytes:
 def _requirements(lock: Path) -> str:
     """Return a pylock.toml as a requirements file with hashes.  Raises CannotRun if it is damaged or pins a package without a version."""
     try:
-        packages = tomllib.loads(_whole(lock).decode())["packages"]
+        packages = tomllib.loads(_read_lock(lock).decode())["packages"]
         return "".join(_requirement(package) for package in packages)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CannotRun(

@@ -11,7 +11,7 @@ from ..errors import CannotRun, Infrastructure, Invalid, Problem
 from ..storage.workspace import Workspace
 from .connect import Connector
 from .place import rendezvous
-from .place.capacity import others
+from .place.capacity import remove_taken
 from .place.rendezvous import Node
 from .renting.leases import driver_of
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .place.place import Place
 
 
-class Heading:
+class StackHead:
     """The head of one run.  It needs no lease, runs one step at a time, and runs no single-node steps.
 
     `named` is the Python for steps without a lock.
@@ -51,7 +51,7 @@ class Heading:
     def roomy(self, spec: StepSpec, places: Sequence[Place]) -> Sequence[Place]:
         """Return the places that could run the step, or one node of the step with GPUs of its own."""
         could = [place for place in places if place.could(spec.resources.room)]
-        return apart(could, spec.resources.gpus or 0) if spec.node_count > 1 else could
+        return select_disjoint(could, spec.resources.gpus or 0) if spec.node_count > 1 else could
 
     def crew(self, spec: StepSpec, places: Sequence[Place]) -> Sequence[Place]:
         """Return the places of a step by rank: the head, if the step uses it, then workers.  Empty if there are too few."""
@@ -61,7 +61,10 @@ class Heading:
         zones = [""] if heads else list(dict.fromkeys(place.zone for place in places))
         for zone in zones:
             there = [place for place in places if heads or place.zone == zone]
-            found = [*heads, *apart(there, spec.resources.gpus or 0)[: self.workers(spec)]]
+            found = [
+                *heads,
+                *select_disjoint(there, spec.resources.gpus or 0)[: self.workers(spec)],
+            ]
             if len(found) == spec.node_count:
                 return found
         return []
@@ -112,7 +115,7 @@ class Heading:
                 )
                 place.port, self.places = head.port, [place]
                 if unused:
-                    await rendezvous.free(
+                    await rendezvous.check_port_free(
                         Node(place.name, place.host, place.address, place.python, compared=False),
                         head.port,
                     )
@@ -123,13 +126,13 @@ class Heading:
                 ) from error
 
 
-def apart(places: Sequence[Place], gpus: int) -> Sequence[Place]:
+def select_disjoint(places: Sequence[Place], gpus: int) -> Sequence[Place]:
     """Return the places with enough GPUs that no earlier place uses: hosts on one machine see the same GPUs."""
     if not gpus:
         return places
     found, taken = list["Place"](), list["Device"]()
     for place in places:
-        own = others(place.capacity.devices, taken)[:gpus]
+        own = remove_taken(place.capacity.devices, taken)[:gpus]
         if len(own) == gpus:
             found.append(place)
             taken += own

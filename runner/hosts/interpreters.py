@@ -41,7 +41,7 @@ def choose_python(asked: str, root: Path, environ: Mapping[str, str]) -> str:
     if asked:
         path = os.path.abspath(os.path.expanduser(asked))
         found = (
-            _of_folder(path)
+            _find_in_folder(path)
             if os.path.isdir(path)
             else shutil.which(path if "/" in asked else asked, path=environ.get("PATH"))
         )
@@ -52,8 +52,8 @@ def choose_python(asked: str, root: Path, environ: Mapping[str, str]) -> str:
             )
         return found
     return (
-        _of_folder(f"{root}/.venv")
-        or _of_folder(environ.get("VIRTUAL_ENV", ""))
+        _find_in_folder(f"{root}/.venv")
+        or _find_in_folder(environ.get("VIRTUAL_ENV", ""))
         or shutil.which("python3", path=environ.get("PATH"))
         or shutil.which("python", path=environ.get("PATH"))
         or "python3"
@@ -63,22 +63,22 @@ def choose_python(asked: str, root: Path, environ: Mapping[str, str]) -> str:
 def command_path(python: str, home: Path, environ: Mapping[str, str]) -> str:
     """Return a PATH on which `python` and `python3` are this interpreter.  If necessary, its directory or one below `home` comes first."""
     path = environ.get("PATH") or os.defpath
-    if "/" not in python or _leads(path, python):
+    if "/" not in python or _resolves_to(path, python):
         return path
     folder = os.path.dirname(python)
-    if not _leads(folder, python):
+    if not _resolves_to(folder, python):
         folder = f"{home}/bin/python-{of_value('python', python)[:12]}"
-        _call(python, Path(folder))
+        _write_shims(python, Path(folder))
     return f"{folder}:{path}"
 
 
 def describe_python(python: str) -> str:
     """Return the path and version of an interpreter for messages."""
-    path, number = version(python)
+    path, number = find_version(python)
     return f"{path} ({number})" if number else path
 
 
-def ask(python: str) -> None:
+def ask_version(python: str) -> None:
     """Start a version query in the background if the interpreter must be run for it: a pyenv shim takes 0.2 s."""
     if python not in _asked and not _known_version(python) and _recall_answer(python) is None:
         with contextlib.suppress(OSError):
@@ -91,13 +91,13 @@ def ask(python: str) -> None:
             )
 
 
-def version(python: str) -> tuple[str, str]:
+def find_version(python: str) -> tuple[str, str]:
     """Return the real path of an interpreter and its version, empty if unknown.  Runs the interpreter only if necessary."""
     if number := _known_version(python):
         return python, number
     if (known := _recall_answer(python)) is not None:
         return known
-    ask(python)
+    ask_version(python)
     asked = _asked.pop(python, None)
     if asked is None:
         return python, ""
@@ -123,13 +123,13 @@ def _recall_answer(python: str) -> tuple[str, str] | None:
 def _known_version(python: str) -> str:
     """Return the version if it is known without running the interpreter; otherwise empty."""
     found = re.search(
-        r"^version(?:_info)?\s*=\s*(\d+\.\d+(?:\.\d+)?)", _settings(python), re.MULTILINE
+        r"^version(?:_info)?\s*=\s*(\d+\.\d+(?:\.\d+)?)", _read_settings(python), re.MULTILINE
     )
     found = found or re.fullmatch(r"python(\d+\.\d+)", os.path.basename(os.path.realpath(python)))
     return found[1] if found else ""
 
 
-def _settings(python: str) -> str:
+def _read_settings(python: str) -> str:
     """Return the pyvenv.cfg of an interpreter's virtual environment; empty if it has none."""
     try:
         return (
@@ -141,27 +141,28 @@ def _settings(python: str) -> str:
         return ""
 
 
-def _of_folder(folder: str) -> str:
+def _find_in_folder(folder: str) -> str:
     return next(
         (path for name in NAMES if folder and os.access(path := f"{folder}/bin/{name}", os.X_OK)),
         "",
     )
 
 
-def _leads(path: str, python: str) -> bool:
+def _resolves_to(path: str, python: str) -> bool:
     """Return whether `python` and `python3` both resolve to this interpreter on a PATH."""
     return all(
-        (found := shutil.which(name, path=path)) and (found == python or _same(found, python))
+        (found := shutil.which(name, path=path))
+        and (found == python or _is_same_program(found, python))
         for name in NAMES
     )
 
 
-def _same(a: str, b: str) -> bool:
+def _is_same_program(a: str, b: str) -> bool:
     """Return whether two programs in one directory are the same.  In different directories, they may belong to different virtual environments."""
     return os.path.dirname(a) == os.path.dirname(b) and os.path.realpath(a) == os.path.realpath(b)
 
 
-def _call(python: str, folder: Path) -> None:
+def _write_shims(python: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in NAMES:
         if not os.access(folder / name, os.X_OK):

@@ -37,21 +37,21 @@ from ..storage.records import ledger
 from ..storage.records.ledger import Full, LeaseRow, Ledger
 from ..storage.workspace import Workspace
 from . import interpreters
-from .connect import Connector, Reached, gpus_unused, measure
-from .head import Heading
+from .connect import Connector, HostConnection, check_as_sold, unused_gpus_warning
+from .head import StackHead
 from .link import client
 from .link.client import Client
 from .place.place import Place
 from .renting.budget import TERM
-from .renting.inventory import IDLE, Inventory, places_named
+from .renting.inventory import IDLE, Inventory, find_places_named
 from .renting.kept import KeptLeases
 from .renting.lease_upkeep import LeaseUpkeep
 from .renting.leases import driver_of, lease_of, need_of, offer_of
 from .renting.money import SAVING
 from .renting.needs import Spot, Takes, least_of, market_of, need_for, wish_for
-from .renting.offering import left_out
+from .renting.offering import describe_excluded
 from .renting.resting import RESTS, NotAsSold, find_resting
-from .renting.several import SeveralLeases, alternatives, data_goes_to
+from .renting.several import SeveralLeases, alternatives, data_notice
 from .renting.totals import History, Pricing
 from .renting.zones import Zones, zone_of
 
@@ -99,7 +99,7 @@ class HostPool:
     unmet: dict[Need, str] = field(default_factory=dict)
     """Needs without an offer before the run, each with the excluded offers by count."""
     here: Place = field(init=False)
-    head: Heading = field(default_factory=Heading)
+    head: StackHead = field(default_factory=StackHead)
     inventory: Inventory = field(default_factory=Inventory)
     """The remote places of the run."""
     spot: Spot = field(default_factory=Spot)
@@ -233,7 +233,7 @@ class HostPool:
         self._opened.append(self.here)
         if not self.away:
             return
-        if among := data_goes_to(self.ws.config, self.name):
+        if among := data_notice(self.ws.config, self.name):
             self.say(among)
         self.leases = self._leases()
         self._upkeep = LeaseUpkeep(
@@ -241,13 +241,13 @@ class HostPool:
         )
         self._wish, self._want = wish(), want
         if self.stack and (head := self.ws.config.stacks[self.stack].head) is not None:
-            self.head = Heading(self.ws, head, self.python, self.say)
+            self.head = StackHead(self.ws, head, self.python, self.say)
         await self.head.open(
             self.leases.driver.traits, unused=not self.leases.ledger.of_run(self.run)
         )
         for row in self.earlier:
             self.leases.inherit(row)
-        kept = _by_machine(
+        kept = _group_by_machine(
             await self.leases.adopt()
         )  # before leftovers of other runs: our own leases may be past their end while our steps still run there
         await self._upkeep.tidy()
@@ -296,7 +296,7 @@ class HostPool:
         self,
         wish: Wish,
         kept: dict[str, list[LeaseRow]],
-        reached: dict[str, Reached],
+        reached: dict[str, HostConnection],
         trouble: list[str],
     ) -> None:
         """Acquire places on offered hosts while they are useful.  Leases in `kept` are taken over and removed from it."""
@@ -398,7 +398,7 @@ class HostPool:
                         ]
                     )
             else:
-                self.unmet[need] = left_out(self._of().excluded)
+                self.unmet[need] = describe_excluded(self._of().excluded)
         return found
 
     async def rent(self, need: Need, ready: Callable[[Place], Awaitable[object]]) -> Place | None:
@@ -513,7 +513,7 @@ class HostPool:
         """Return the place with these hosts, by rank; None if the run does not have all of them."""
         from .place.group import group_of
 
-        found = places_named([*self.head.places, *self.places], names)
+        found = find_places_named([*self.head.places, *self.places], names)
         return group_of(found) if found else None
 
     def here_of(self, root: Path) -> Place:
@@ -522,7 +522,7 @@ class HostPool:
             return self.here
         if root not in self._here_of:
             self._here_of[root] = place = copy.copy(self.here)
-            place.host = client.here(root)
+            place.host = client.connect_local(root)
             self._opened.append(place)
         return self._here_of[root]
 
@@ -628,7 +628,7 @@ class HostPool:
         # The container settings of a driver whose machines run their own engine.
         for name, leases in each.items():
             if not leases.driver.traits.images:
-                self.box = _box(settings[name])
+                self.box = _container_settings(settings[name])
         on_demand = all(market_of(given) == "on-demand" for given in settings.values())
         self.spot = Spot("on-demand" if on_demand else "any")
         found = SeveralLeases(self.name, each, self.ws.config)
@@ -650,7 +650,7 @@ class HostPool:
 
     def _leases_of(self, name: str, given: Driver | None) -> KeptLeases:
         settings = self.ws.config.driver(name)
-        self.box = _box(settings)
+        self.box = _container_settings(settings)
         self.spot = Spot(market_of(settings))
         driver = given or driver_for(self.ws, name, self.hosts, self.python)
         for line in driver.notices:
@@ -658,7 +658,7 @@ class HostPool:
         leases = KeptLeases(
             driver,
             name,
-            Ledger.open(_noted_in(self.ws, self.run, name, driver)),
+            Ledger.open(_ledger_path(self.ws, self.run, name, driver)),
             self.run,
             str(self.ws.root),
             lambda before, row: self.moves.append((before, row)),
@@ -686,7 +686,7 @@ class HostPool:
             self._say_once(f"skipped host {host}: {why}")
         for offer in offers:
             if "hung" in offer.data:
-                self._say_once(gpus_unused(self._named(offer)))
+                self._say_once(unused_gpus_warning(self._named(offer)))
         if not offers and not self.priced:
             why = f": {'; '.join(leases.driver.excluded)}" if leases.driver.excluded else ""
             raise NoHost(
@@ -707,7 +707,7 @@ class HostPool:
         need: Need,
         kept: Sequence[LeaseRow] = (),
         ready: Callable[[Place], Awaitable[object]] | None = None,
-        reached: Reached | None = None,
+        reached: HostConnection | None = None,
     ) -> Sequence[Place]:
         """Acquire free slots on one machine until there are `want`, including those `kept`; empty if there are none.
 
@@ -745,7 +745,7 @@ class HostPool:
         offer: Offer,
         rows: Sequence[LeaseRow],
         ready: Callable[[Place], Awaitable[object]] | None = None,
-        reached: Reached | None = None,
+        reached: HostConnection | None = None,
     ) -> Sequence[Place]:
         """Wait for the machines of leases and return their places; empty if they are lost and released.
 
@@ -762,11 +762,11 @@ class HostPool:
             with (
                 self._usable(offer)
                 if ready is None
-                else _disposable(DriverError, Infrastructure, CannotRun)
+                else _as_failed_offer(DriverError, Infrastructure, CannotRun)
             ):
                 if self.priced:
                     cuda = self.where.get("cuda") or str(leases.settings.get("cuda", ""))
-                    await measure(
+                    await check_as_sold(
                         offer, need_of(rows[0]), hosts[0], leases.driver.traits.image, cuda
                     )
                     leases.measured(rows[0])
@@ -779,7 +779,7 @@ class HostPool:
                         )
                     )
             if ready is not None:
-                with _disposable(HostLost, Unreachable):
+                with _as_failed_offer(HostLost, Unreachable):
                     for place in places:
                         await ready(place)  # before a step can start there
         except HostLost as error:
@@ -809,7 +809,7 @@ class HostPool:
 
 
 @contextlib.contextmanager
-def _disposable(*faults: type[Exception]) -> Iterator[None]:
+def _as_failed_offer(*faults: type[Exception]) -> Iterator[None]:
     """Treat `faults` of a new machine as a failed offer, so that the next offer is used."""
     try:
         yield
@@ -819,7 +819,7 @@ def _disposable(*faults: type[Exception]) -> Iterator[None]:
         raise NotAsSold(f"the machine did not start: {error}", LeaseFailure.FAILED) from error
 
 
-def _box(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _container_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the container settings of a driver."""
     keys = ("container", "container_engine", "engine_args", "container_args")
     return {key: settings[key] for key in keys if key in settings}
@@ -841,7 +841,7 @@ def driver_for(ws: Workspace, name: str, hosts: Sequence[str], python: str) -> D
     )
 
 
-def _noted_in(ws: Workspace, run: str, name: str, driver: Driver) -> Path:
+def _ledger_path(ws: Workspace, run: str, name: str, driver: Driver) -> Path:
     """Return the path of the ledger for a run's leases: the user's if they cost money.  An existing allocation stays in its ledger."""
     user, workspace = ledger.of_user(ws.environ), ledger.of_workspace(ws.home)
     usual, other = (
@@ -854,7 +854,7 @@ def _noted_in(ws: Workspace, run: str, name: str, driver: Driver) -> Path:
     return other if there else usual
 
 
-def _by_machine(rows: Iterable[LeaseRow]) -> dict[str, list[LeaseRow]]:
+def _group_by_machine(rows: Iterable[LeaseRow]) -> dict[str, list[LeaseRow]]:
     """Group leases by machine.  Each paid lease is a machine of its own."""
     found: dict[str, list[LeaseRow]] = {}
     for row in rows:

@@ -113,7 +113,7 @@ async def examine(driver: Driver) -> list[Finding]:
     """Check all hosts of `driver`.  An unreachable host and a driver without hosts are findings too."""
     found: list[Finding] = []
     if driver.console:
-        return await _account(driver)
+        return await _examine_account(driver)
     found += [Finding("note", "settings", line) for line in driver.notices]
     try:
         found += [Finding("ok", what, words) for what, words in await driver.about()]
@@ -125,7 +125,7 @@ async def examine(driver: Driver) -> list[Finding]:
                 said = b"".join(
                     [data async for data in host.call(machine.question(host.root, _SCRIPT))]
                 )
-                found += [finding._replace(host=name) for finding in findings(said)]
+                found += [finding._replace(host=name) for finding in parse_findings(said)]
             except DriverError as error:
                 found.append(_refusal(error)._replace(host=name))
             finally:
@@ -135,7 +135,7 @@ async def examine(driver: Driver) -> list[Finding]:
     return found
 
 
-async def _account(driver: Driver) -> list[Finding]:
+async def _examine_account(driver: Driver) -> list[Finding]:
     """Check the provider account and its offers.  Rents nothing."""
     try:
         found = [Finding("ok", what, words) for what, words in await driver.account()]
@@ -190,7 +190,7 @@ def _refusal(error: DriverError) -> Finding:
 # --- parsing
 
 
-def findings(said: bytes) -> list[Finding]:
+def parse_findings(said: bytes) -> list[Finding]:
     """Parse a host's answer into findings, the most important first."""
     facts = machine.facts(said)
     tools = {
@@ -209,9 +209,9 @@ def _login(facts: machine.Facts) -> Iterator[Finding]:
     yield Finding(
         "ok",
         "shell",
-        f"POSIX, on {_one(facts, 'system') or 'an unknown system'}, as {_one(facts, 'login') or 'an unknown user'}",
+        f"POSIX, on {_first_fact(facts, 'system') or 'an unknown system'}, as {_first_fact(facts, 'login') or 'an unknown user'}",
     )
-    root = _one(facts, "root")
+    root = _first_fact(facts, "root")
     if "writable" not in facts:
         yield Finding(
             "missing",
@@ -245,10 +245,11 @@ def _programs(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Findin
         yield Finding("ok", "coreutils", f"{len(_NEEDED)} of {len(_NEEDED)} programs")
     for name in lacking:
         yield Finding("missing", name, "not found", f"install {name} on the host")
-    if agent := _one(facts, "agent"):
+    if agent := _first_fact(facts, "agent"):
         yield Finding("ok", "agent", f"runs on {agent}")
     else:
-        fix = f"install CPython 3.9 or later, set `python` in the settings, or unpack a Python to {_one(facts, 'root')}/python (docs/remote-hosts.md)"
+        root = _first_fact(facts, "root")
+        fix = f"install CPython 3.9 or later, set `python` in the settings, or unpack a Python to {root}/python (docs/remote-hosts.md)"
         yield Finding("missing", "agent", "no CPython 3.9 or later", fix)
     yield from _sandbox(facts)
     for name, advice in _WANTED.items():
@@ -261,7 +262,7 @@ def _programs(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Findin
 
 
 def _sandbox(facts: machine.Facts) -> Iterator[Finding]:
-    said = _one(facts, "sandbox")
+    said = _first_fact(facts, "sandbox")
     if said == "ok":
         yield Finding("ok", "sandbox", "user, mount, process and network namespaces")
     elif said:
@@ -270,7 +271,7 @@ def _sandbox(facts: machine.Facts) -> Iterator[Finding]:
 
 
 def _python(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]:
-    version = _one(facts, "python3")
+    version = _first_fact(facts, "python3")
     numbers = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", version)
     if numbers is None:
         yield Finding(
@@ -322,7 +323,7 @@ def _sizes(facts: machine.Facts) -> Iterator[Finding]:
         )
     else:
         yield Finding("ok", "disk", f"{have.disk / 1e9:.1f} GB free")
-    now = _one(facts, "now")
+    now = _first_fact(facts, "now")
     if now.isdecimal() and len(now) < 12 and abs(int(now) - time.time()) > _CLOCKS_APART:
         yield Finding(
             "note",
@@ -338,7 +339,10 @@ def _gpus(facts: machine.Facts) -> Iterator[Finding]:
     if "hung" in facts:
         yield Finding("missing", "gpus", machine.HUNG, machine.WEDGED)
     elif have.gpus:
-        driver, cuda = _one(facts, "gpu_driver") or "unknown", _one(facts, "cuda") or "unknown"
+        driver, cuda = (
+            _first_fact(facts, "gpu_driver") or "unknown",
+            _first_fact(facts, "cuda") or "unknown",
+        )
         memory = f" with {have.gpu_memory / 1e9:.0f} GB" if have.gpu_memory else ""
         yield Finding(
             "ok",
@@ -365,7 +369,7 @@ def _gpus(facts: machine.Facts) -> Iterator[Finding]:
 def _containers(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]:
     usable = []
     for name in ENGINES:
-        state, _, words = _one(facts, name).partition(" ")
+        state, _, words = _first_fact(facts, name).partition(" ")
         if state == "ok":
             usable.append(name)
             yield Finding("ok", name, _printable(words) or _printable(tools.get(name, "")))
@@ -376,7 +380,7 @@ def _containers(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Find
                 f"cannot be used: {_printable(words)}",
                 f"start its service, or allow this login to use it (`{name} info` must work)",
             )
-    if not usable and not any(_one(facts, name) for name in ENGINES):
+    if not usable and not any(_first_fact(facts, name) for name in ENGINES):
         yield Finding(
             "note",
             "containers",
@@ -396,7 +400,7 @@ def _containers(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Find
         )
 
 
-def _one(facts: machine.Facts, name: str) -> str:
+def _first_fact(facts: machine.Facts, name: str) -> str:
     return _printable(next(iter(facts.get(name, ())), ""))
 
 

@@ -20,7 +20,7 @@ from drivers.base import Command
 from .. import agent
 from ..agent.closed import MARK
 from ..errors import CannotRun
-from .link.stream import program
+from .link.stream import agent_program
 
 if TYPE_CHECKING:
     from .engines import Mount
@@ -49,31 +49,40 @@ class Sandboxes:
         """Check that a host supports sandboxes.  Raises CannotRun if it does not, and DriverError."""
         async with self._alone:
             if place.name not in self._refusals:
-                self._refusals[place.name] = await _ask(place)
+                self._refusals[place.name] = await _find_refusal(place)
         if why := self._refusals[place.name]:
             raise CannotRun(f"cannot create a sandbox on {place.name}: {why}", fix=FIX)
 
 
-async def _ask(place: Place) -> str:
+async def _find_refusal(place: Place) -> str:
     """Return the reason if a host does not support sandboxes; otherwise empty."""
     if not place.elsewhere:
-        return await asyncio.to_thread(refusal_here)
+        return await asyncio.to_thread(find_local_refusal)
     said = bytearray()
     async for chunk in place.host.call(["sh", "-c", _ASK, "sh", *_program(place)]):
         said += chunk
-    return _refusal(said.decode(errors="replace"))
+    return _parse_refusal(said.decode(errors="replace"))
 
 
 @cache
-def refusal_here() -> str:
+def find_local_refusal() -> str:
     """Return the reason if this machine does not support sandboxes; otherwise empty."""
     with tempfile.TemporaryDirectory() as folder:
-        asked = [sys.executable, *_words(_HERE), "closed", f"{folder}/box", "", "0", "echo", "MADE"]
+        asked = [
+            sys.executable,
+            *_python_command(_HERE),
+            "closed",
+            f"{folder}/box",
+            "",
+            "0",
+            "echo",
+            "MADE",
+        ]
         made = subprocess.run(asked, cwd="/", capture_output=True, text=True, check=False)
-    return _refusal(made.stdout + made.stderr)
+    return _parse_refusal(made.stdout + made.stderr)
 
 
-def _refusal(said: str) -> str:
+def _parse_refusal(said: str) -> str:
     """Parse the output of the test command `echo MADE`: empty for success, otherwise the reason."""
     lines = said.splitlines()
     if "MADE" in lines:
@@ -95,12 +104,12 @@ def wrap(
 def _program(place: Place) -> list[str]:
     """Return the command of the sandbox program, which is in the directory of the host's agent."""
     if not place.elsewhere:
-        return [place.python, *_words(_HERE)]
+        return [place.python, *_python_command(_HERE)]
     root = place.folder.root if place.own_disk else place.host.root
-    return [place.python, *_words(f"{root}/agent/{program().digest}")]
+    return [place.python, *_python_command(f"{root}/agent/{agent_program().digest}")]
 
 
-def _words(folder: str) -> tuple[str, ...]:
+def _python_command(folder: str) -> tuple[str, ...]:
     return ("-I", "-S", "-c", _BEGIN, folder)
 
 

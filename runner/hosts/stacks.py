@@ -29,7 +29,7 @@ LOOK: Final = 0.2
 """Seconds between two checks whether the stack is free."""
 
 
-def alone(
+def wait_for_stack(
     stack: Stack,
     environ: Mapping[str, str],
     say: Callable[[str], None],
@@ -59,7 +59,7 @@ def alone(
 @contextmanager
 def hold_stack(stack: Stack, environ: Mapping[str, str]) -> Iterator[None]:
     """Lock the stack for the duration of the block.  Raises Busy if a run holds it."""
-    lock = alone(replace(stack, queue=False), environ, lambda _words: None)
+    lock = wait_for_stack(replace(stack, queue=False), environ, lambda _words: None)
     try:
         yield
     finally:
@@ -102,7 +102,7 @@ async def open_kept_leases(ws: Workspace, stack: Stack) -> AsyncIterator[KeptLea
             await driver.aclose()
 
 
-async def state_of(leases: KeptLeases) -> StackState:
+async def read_state(leases: KeptLeases) -> StackState:
     """Return a stack's machine, its uses, and the provider's answer about it.  Raises DriverError."""
     if (machine := leases.machine()) is None:
         return StackState(None)
@@ -111,14 +111,14 @@ async def state_of(leases: KeptLeases) -> StackState:
     )
 
 
-async def start(leases: KeptLeases, say: Callable[[str], None]) -> LeaseRow:
+async def start_machine(leases: KeptLeases, say: Callable[[str], None]) -> LeaseRow:
     """Start the stack's machine outside of a run, until its time is over; rent it if necessary.
 
     Raises Infrastructure if no machine is available, Busy if a run uses the machine, CannotRun, DriverError.
     """
     from drivers.base import HostLost, Need, Wish
 
-    from .connect import measure
+    from .connect import check_as_sold
     from .renting.leases import need_of, offer_of
 
     leases.free()
@@ -129,7 +129,7 @@ async def start(leases: KeptLeases, say: Callable[[str], None]) -> LeaseRow:
             continue
         try:
             row, hosts = await leases.up(row)
-            await measure(
+            await check_as_sold(
                 offer_of(row),
                 need_of(row),
                 hosts[0],
@@ -177,7 +177,7 @@ def _bucket(ws: Workspace, stack: Stack) -> Bucket | None:
     return buckets.open(named, ws.own)
 
 
-def program(ws: Workspace, stack: Stack) -> str:
+def export_program(ws: Workspace, stack: Stack) -> str:
     """Return the stack's resources as a Pulumi program, without asking a provider.  Raises CannotRun if the driver cannot export, Invalid."""
     from drivers.base import Rejected
 
@@ -220,7 +220,7 @@ def program(ws: Workspace, stack: Stack) -> str:
         ) from error
 
 
-async def stop(leases: KeptLeases, reason: str) -> bool:
+async def stop_machine(leases: KeptLeases, reason: str) -> bool:
     """Stop the stack's machine.  Returns True once the stop is confirmed.  Raises DriverError."""
     machine = leases.machine()
     stopped = True
@@ -229,9 +229,9 @@ async def stop(leases: KeptLeases, reason: str) -> bool:
     return stopped
 
 
-async def down(leases: KeptLeases) -> bool:
+async def terminate_machine(leases: KeptLeases) -> bool:
     """Terminate the stack's machine and its disk.  Returns True once the end is confirmed.  Raises DriverError."""
-    if not await stop(leases, "the stack was taken down"):
+    if not await stop_machine(leases, "the stack was taken down"):
         return False
     machine = leases.machine()
     return machine is None or await leases.release(
@@ -239,7 +239,7 @@ async def down(leases: KeptLeases) -> bool:
     )
 
 
-async def host(leases: KeptLeases) -> Host | None:
+async def find_host(leases: KeptLeases) -> Host | None:
     """Return the stack's machine if it is up; otherwise None.  Raises DriverError."""
     from .renting.leases import lease_of
 

@@ -23,7 +23,7 @@ _PATIENCE: Final = 120.0
 """Seconds that the download may take."""
 
 
-def here() -> str:
+def find_uv() -> str:
     """Return the path of the local uv; empty if it is not installed."""
     try:
         import uv
@@ -34,9 +34,9 @@ def here() -> str:
         return shutil.which("uv") or ""
 
 
-def of(machine: str, cache: Path) -> str:
+def fetch_uv(machine: str, cache: Path) -> str:
     """Return the local path of a uv for a machine with this `uname -sm`, stored below `cache`; empty if there is none."""
-    ours = here()
+    ours = find_uv()
     if not ours or machine == f"{platform.system()} {platform.machine()}":
         return ours
     if machine not in PLATFORMS:

@@ -44,7 +44,7 @@ def inherit_variables(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def in_container(login: Mapping[str, str]) -> dict[str, str]:
+def container_variables(login: Mapping[str, str]) -> dict[str, str]:
     """Return the login variables for a container on the same machine.  GPU numbers and paths are left out, because they differ there."""
     return {
         name: value
@@ -53,7 +53,7 @@ def in_container(login: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def in_sandbox(env: Mapping[str, str]) -> dict[str, str]:
+def sandbox_variables(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of a step in a sandbox, without paths to the login's own directories."""
     kept = {
         name: value
@@ -63,7 +63,7 @@ def in_sandbox(env: Mapping[str, str]) -> dict[str, str]:
     return {**kept, "HOME": SANDBOX_HOME}
 
 
-def settled_variables(given: Collection[str]) -> dict[str, str]:
+def fixed_variables(given: Collection[str]) -> dict[str, str]:
     """Return the fixed variables, except names that the step sets itself: our LC_ALL must not overrule its locale."""
     own = any(name == "LANG" or name.startswith("LC_") for name in given)
     return {

@@ -1,10 +1,10 @@
-"""Show a run to its user: live on a terminal, plain lines in a pipe, JSON for programs.
+"""Listeners that display a run: a live display on a terminal, plain lines in a pipe, JSON for programs.
 
-All three hear the same moves (`execution.terms.Listener`).  Progress goes to stderr, results to stdout.  A listener never stops a run: a stream
-that is closed or full is left alone from then on.
+Each is an `execution.terms.Listener` and receives the same events.  Progress goes to stderr, results to stdout.  A listener never stops a run: after
+a failed write, it stops writing to the stream.
 
-With `--json`, stdout has one object a line: first `{"subject": "plan", …}`, last `{"subject": "summary", …}`, between them every move as it is
-stored, `{"seq", "at", "subject", "id", "before", "after", "reason", "data"}`, and `{"subject": "note", "text"}` for what is said to people.
+With `--json`, stdout has one object per line.  The first is `{"subject": "plan", …}`, the last `{"subject": "summary", …}`.  Between them are the
+events as stored, `{"seq", "at", "subject", "id", "before", "after", "reason", "data"}`, and notes for the user, `{"subject": "note", "text"}`.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ _STYLES: Final = {
     "odd": "\x1b[33m",
 }
 _LOG_LINES = 20
-_LONGEST = 2000  # characters of one line of a log
-_REPORTS = 10  # failures that are shown with their logs
-_FEW = 200  # so many steps may each have a line, however quick they are
-_A_SECOND = 20.0  # lines about steps that went well, when there are more
+_LONGEST = 2000  # maximum characters of a log line
+_REPORTS = 10  # maximum failures shown with their logs
+_FEW = 200  # up to this number of steps, each step gets a line; with more, lines are rate-limited
+_A_SECOND = 20.0  # maximum lines per second about successful steps in large runs
 _POLL = 0.1
 _REDRAW = 0.5
 _BAR = 30
-_SLACK = 1e-6  # clocks are floats
+_SLACK = 1e-6  # tolerance for float rounding in clock comparisons
 
 
 def for_stream(
     stdout: TextIO, stderr: TextIO, *, json: bool, quiet: int, verbose: int, commands: bool
 ) -> Listener:
-    """The listener that suits these streams and flags."""
+    """Return the listener for these streams and flags."""
     if json:
         return JsonLines(stdout)
     if quiet or not stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
@@ -66,7 +66,7 @@ def for_stream(
 
 
 class _Hears:
-    """What listeners here have in common."""
+    """Default methods of the listeners in this module."""
 
     def tick(self) -> None: ...
 
@@ -77,7 +77,7 @@ class _Hears:
 
 
 class Plain(_Hears):
-    """Lines that make sense in a file: one as each step ends, failures with the end of their log, a count."""
+    """A listener for pipes and files: a line per finished step, failures with the end of their log, and a summary."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Plain(_Hears):
 
 
 class JsonLines(_Hears):
-    """Every move as one JSON object a line."""
+    """A listener that writes each event as one line of JSON."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = _Stream(out)
@@ -174,9 +174,9 @@ class JsonLines(_Hears):
 
 
 class Live(_Hears):
-    """A display that is redrawn in place: one bar over all steps, a line for each running one; what ended scrolls above it.
+    """A listener with a display that is redrawn in place: a progress bar and a line per running step.  Finished steps scroll above the display.
 
-    Each write leaves the terminal as a shell expects it (cursor shown, below the display, lines wrap): whenever we die, nothing has to be put right.
+    After each write, the cursor is visible and below the display, and lines wrap.  So the terminal stays usable if this process is killed.
     """
 
     def __init__(
@@ -201,8 +201,8 @@ class Live(_Hears):
         self._story = _Story(verbose, commands, clock)
         self._rows: dict[str, _Row] = {}
         self._above: list[Line] = []
-        self._logged: deque[str] = deque()  # from any thread
-        self._drawn: list[int] = []  # columns of each line of the display on the screen
+        self._logged: deque[str] = deque()  # log lines, appended by any thread
+        self._drawn: list[int] = []  # width of each display line on the screen, in columns
         self._frame = ""
         self._dirty = False
         self._polled = self._redrawn = self._begun = clock()
@@ -227,7 +227,7 @@ class Live(_Hears):
         self._refresh(now)
 
     def log(self, text: str) -> None:
-        """A line of the logs, from any thread: shown above the display when that is drawn next."""
+        """Show a log line above the display at the next redraw.  Thread-safe."""
         self._logged.append(text)
 
     def tick(self) -> None:
@@ -269,7 +269,7 @@ class Live(_Hears):
     def _draw(self, now: float) -> None:
         columns, height = self._size()
         self._take_logs()
-        room = max(columns - 1, 1)  # a full line would leave the cursor in doubt
+        room = max(columns - 1, 1)  # after a full line, the cursor position depends on the terminal
         rows = [self._paint_row(segments, room) for segments in self._display(now, room, height)]
         frame = "".join(f"{text}\x1b[K\r\n" for text, _ in rows)
         used = [cells for _, cells in rows]
@@ -279,20 +279,20 @@ class Live(_Hears):
         above = "".join(self._paint(text, style) + "\r\n" for text, style in self._above)
         if above:
             above = "\x1b[J" + above
-        # Without wrapping, a character that is wider than we think cannot break the display.
+        # Disable wrapping, so that a character with a wrong assumed width cannot break the display.
         self._err.write(
             f"\x1b[?25l{self._home(columns)}{above}\x1b[?7l{frame}\x1b[J\x1b[?7h\x1b[?25h"
         )
         self._above, self._drawn, self._frame = [], used, frame
 
     def _home(self, columns: int) -> str:
-        """Back to the first line of the display.  A terminal that has become narrower has wrapped what no longer fits."""
+        """Return the escape sequence that moves the cursor to the top of the display, allowing for lines wrapped by a narrower terminal."""
         up = sum(max(1, -(-cells // max(columns, 1))) for cells in self._drawn)
         return f"\r\x1b[{up}A" if up else ""
 
     def _display(self, now: float, room: int, height: int) -> list[list[Line]]:
         rows = list(self._rows.values())
-        space = max(height - 2, 0)  # the bar, and the line the cursor is on
+        space = max(height - 2, 0)  # without the lines of the bar and the cursor
         listed = rows if len(rows) <= space else rows[: max(space - 1, 0)]
         names = min(max((width(row.name) for row in listed), default=0), 32, max(room // 3, 8))
         display = [self._bar(now, room), *(row.segments(names, now, self._bars) for row in listed)]
@@ -350,7 +350,7 @@ class _Row:
         self.name = safe_ids(event.id)
         self._started = now
         self.expected = expected
-        # A relative path is one of the workspace's.
+        # Relative paths start at the workspace root.
         log = os.path.join(story.workspace, str(event.data.get("log") or ""))
         self._log = LogTail(log, story.masker)
         self._host = MetricsTail(f"{log.removesuffix('.log')}.host", story.masker)
@@ -367,25 +367,25 @@ class _Row:
         return (self._metrics is not None and self._metrics.poll(now)) or changed
 
     def seconds_since(self, now: float) -> float:
-        """Seconds since it began."""
+        """Return the seconds since the step started."""
         return now - self._started
 
     def training(self, now: float) -> Training:
-        """What it reports."""
+        """Return the training progress from the metrics of the step."""
         tail = self._metrics
         if tail is None:
             return Training()
         return Training(tail.values.get("step"), tail.total, tail.left(now))
 
     def left(self, now: float) -> float | None:
-        """Seconds until this step ends: what its metrics say, else what it took before."""
+        """Return the seconds until the step ends, estimated from its metrics, else from its earlier duration; None if unknown."""
         left = self._metrics.left(now) if self._metrics else None
         if left is None and self.expected is not None:
             return max(0.0, self.expected - (now - self._started))
         return left
 
     def share(self, now: float) -> float:
-        """How much of it is done, from 0 to 1, as far as that is known."""
+        """Return the finished fraction of the step, from 0 to 1; 0 if unknown."""
         left = self.left(now)
         passed = now - self._started
         return passed / (passed + left) if left is not None and passed + left > 0 else 0.0
@@ -397,22 +397,26 @@ class _Row:
             (f"  {span(now - self._started):>6}", ""),
         ]
         if self._metrics is not None:
-            said.append((f"  {text}" if (text := self._metrics.text(bars)) else "", ""))
+            text = self._metrics.text(bars)
+            said.append((f"  {text}" if text else "", ""))
         if "gpu_utilization_percent" in self._host.values:
             said.append((f"  GPU {self._host.values['gpu_utilization_percent']:.0f}%", ""))
         left = self.left(now)
         if left is not None and left >= 1:
-            measured = self._metrics is not None and self._metrics.left(now) is not None
-            share = (
-                "" if measured else f"  ~{(now - self._started) / (now - self._started + left):.0%}"
-            )  # by what it took before
-            said.append((f"{share}  ETA {span(left)}", "good"))
+            said.append((self._describe_left(left, now), "good"))
         said.append((f"  {self._log.line}", "dim"))
         return said
 
+    def _describe_left(self, left: float, now: float) -> str:
+        """Return the remaining time, with an approximate percentage if estimated from the earlier duration."""
+        if self._metrics is not None and self._metrics.left(now) is not None:
+            return f"  ETA {span(left)}"
+        passed = now - self._started
+        return f"  ~{passed / (passed + left):.0%}  ETA {span(left)}"
+
 
 class _Heard:
-    """How far a run is: by the states of its steps, as its moves tell them, and by what those report that run."""
+    """The progress of a run, from the events of its steps and the metrics of its running steps."""
 
     def __init__(self, overview: Overview | None = None) -> None:
         to_run = overview.to_run if overview is not None else ()
@@ -426,27 +430,27 @@ class _Heard:
         self._due = 0.0
 
     def expand(self, instances: int) -> None:
-        """A matrix has become its instances."""
+        """Add the instances of an expanded matrix to the number of steps."""
         self.total += instances
 
     def hear(self, event: Event) -> None:
-        """Take note of the move of a step."""
+        """Record an event of a step."""
         after, known = event.after, self.states.get(event.id)
         before = event.before if known is None else known
         self.states[event.id] = after
         if before in FINAL:
             self.ended -= 1
             self.failed -= before == State.FAILED
-            self._fresh -= known is None  # it was among those whose results were there
+            self._fresh -= known is None  # the step was counted as up to date
         if after in FINAL:
             self.ended += 1
             self.failed += after == State.FAILED
             self.restored += after == State.FRESH and bool(event.data.get("restored"))
-            # One that was fresh had to run all the same.
+            # A step that counted as up to date had to run after all.
             self.total = max(self.total, self.ended)
 
     def progress(self, rows: Mapping[str, _Row], now: float) -> Progress:
-        """How far the run is; of a large one it is not counted anew for a second."""
+        """Return the progress of the run.  For a large run, the result is cached for one second."""
         if len(self.states) > WEIGHED and now < self._due:
             return self._found
         self._due = now + 1.0
@@ -467,14 +471,14 @@ class _Heard:
 
 
 def _warnings(event: Event) -> list[Line]:
-    """The lines of what a step says that people have to know, under its own."""
+    """Return a line for each warning of a step."""
     said = event.data.get("warnings")
     texts = said if isinstance(said, list) else []
     return [(f"{safe_ids(event.id)}: warning: {safe_line(str(text))}", "odd") for text in texts]
 
 
 class _Story:
-    """What of a run is worth a line."""
+    """The lines to print about a run."""
 
     def __init__(self, verbose: int, commands: bool, clock: Clock) -> None:
         self._verbose = verbose
@@ -488,7 +492,7 @@ class _Story:
         self.run = _Heard()
         self._tries: dict[str, int] = {}
         self._recipe = ""
-        self._compares = False  # whether an instance of a matrix reported metrics
+        self._compares = False  # whether a matrix instance reported metrics
         self._many = False
         self._allowed = _A_SECOND
         self._allowed_at = 0.0
@@ -505,7 +509,7 @@ class _Story:
         self._allowed_at = self._clock()
 
     def tell(self, batch: Sequence[Event]) -> list[Line]:
-        """The lines for some moves.  Of very many quick steps some have none; what went wrong always has."""
+        """Return the lines for some events.  Lines about successful steps are rate-limited in large runs; failures always get a line."""
         if self._many:
             now = self._clock()
             self._allowed = min(_A_SECOND, self._allowed + (now - self._allowed_at) * _A_SECOND)
@@ -536,25 +540,13 @@ class _Story:
         after, data = event.after, event.data
         head = f"[{self.run.ended}/{self.run.total}] {safe_ids(event.id)}  "
         if after == "DONE":
-            seconds = data.get("seconds")
-            line = head + (span(seconds) if isinstance(seconds, (int, float)) else "done")
-            metrics = data.get("metrics")
-            if self._verbose and isinstance(metrics, Mapping):
-                line += "".join(
-                    f"  {safe_line(str(name))} {safe_line(str(value))}"
-                    for name, value in metrics.items()
-                )
-            return line, ""
+            return head + self._describe_success(data), ""
         if after == "FAILED":
             return f"{head}failed: {_why(event)}", "bad"
+        if after == "FRESH" and data.get("restored"):
+            return head + "restored", ""
         if after == "FRESH":
-            return (
-                (head + "restored", "")
-                if data.get("restored")
-                else (head + "fresh", "dim")
-                if self._verbose
-                else None
-            )
+            return (head + "fresh", "dim") if self._verbose else None
         if after == "SKIPPED" and event.before == "RUNNING":
             return f"{head}stopped early ({_why(event)})", "odd"
         if after == "SKIPPED" or self._verbose or event.before == "RUNNING":
@@ -562,50 +554,57 @@ class _Story:
             return head + after.lower() + (f" ({why})" if why else ""), "odd"
         return None
 
+    def _describe_success(self, data: Mapping[str, object]) -> str:
+        """Return the duration of a successful step, and its metrics if verbose."""
+        seconds, metrics = data.get("seconds"), data.get("metrics")
+        text = span(seconds) if isinstance(seconds, (int, float)) else "done"
+        if self._verbose and isinstance(metrics, Mapping):
+            for name, value in metrics.items():
+                text += f"  {safe_line(str(name))} {safe_line(str(value))}"
+        return text
+
     def _on_move(self, event: Event) -> list[Line]:
-        """Lines for a step that is to run, runs, or is to run again."""
-        name, data, before = safe_ids(event.id), event.data, event.before
-        why = _why(event)
+        """Return the lines for a step that was queued, started, or queued again."""
+        before = event.before
         if event.after == "RUNNING":
-            lines: list[Line] = []
-            if note := data.get("note"):
-                lines.append((f"{name}: {safe_ids(str(note))}", "odd"))
-            if data.get("adopted"):
-                lines.append((f"{name}: still running from an earlier run, continues", "odd"))
-            if self._verbose:
-                where = f" on {safe_line(str(place))}" if (place := data.get("site")) else ""
-                lines.append((f"{name}: started{where}", "dim"))
-            if self._commands:
-                lines += [
-                    (f"{name}: $ {safe_line(line)}", "dim")
-                    for line in self._command(event.id).splitlines()
-                ]
-            return lines
+            return self._on_start(event)
         if before == "RUNNING":
-            if event.reason == "stopped":
-                return [(f"{name}: stopped, resumes later", "odd")]
-            if event.reason in ("busy", "orphaned"):  # it never began, or is looked for
-                return []
-            number = self._tries[event.id] = self._tries.get(event.id, 0) + 1
-            limit = data.get("retries")
-            return [
-                (
-                    f"{name}: retry {number}"
-                    + (f" of {limit}" if isinstance(limit, int) else "")
-                    + f" ({why})",
-                    "odd",
-                )
-            ]
+            return self._on_requeue(event)
+        name, why = safe_ids(event.id), _why(event)
         if before in FINAL:
             return [(f"{name}: runs again ({why})", "odd")]
-        return (
-            [(f"{name}: runs because {why}", "dim")]
-            if self._verbose and why and before == "READY"
-            else []
-        )
+        if self._verbose and why and before == "READY":
+            return [(f"{name}: runs because {why}", "dim")]
+        return []
+
+    def _on_start(self, event: Event) -> list[Line]:
+        name, data = safe_ids(event.id), event.data
+        lines: list[Line] = []
+        if note := data.get("note"):
+            lines.append((f"{name}: {safe_ids(str(note))}", "odd"))
+        if data.get("adopted"):
+            lines.append((f"{name}: still running from an earlier run, continues", "odd"))
+        if self._verbose:
+            where = f" on {safe_line(str(place))}" if (place := data.get("site")) else ""
+            lines.append((f"{name}: started{where}", "dim"))
+        if self._commands:
+            commands = self._command(event.id).splitlines()
+            lines += [(f"{name}: $ {safe_line(line)}", "dim") for line in commands]
+        return lines
+
+    def _on_requeue(self, event: Event) -> list[Line]:
+        name = safe_ids(event.id)
+        if event.reason == "stopped":
+            return [(f"{name}: stopped, resumes later", "odd")]
+        if event.reason in ("busy", "orphaned"):  # never started, or its process is lost
+            return []
+        number = self._tries[event.id] = self._tries.get(event.id, 0) + 1
+        limit = event.data.get("retries")
+        most = f" of {limit}" if isinstance(limit, int) else ""
+        return [(f"{name}: retry {number}{most} ({_why(event)})", "odd")]
 
     def failures(self, summary: Summary) -> list[Line]:
-        """What failed, with the end of its log.  Our lines begin with the step's name: output cannot pass for them."""
+        """Return the failures with the end of their logs.  Log lines start with the step's name, so output cannot imitate recipe's messages."""
         lines: list[Line] = []
         for failure in islice(summary.failed, _REPORTS):
             lines += self._failure(failure)
@@ -636,7 +635,7 @@ class _Story:
         return report
 
     def sum(self, summary: Summary) -> list[Line]:
-        """The last lines: `12 steps: 3 ran, 9 fresh, 0 failed in 4.3s`, and how to compare the instances of a matrix."""
+        """Return the summary, such as `12 steps: 3 ran, 9 fresh, 0 failed in 4.3s`, and the command that compares the instances of a matrix."""
         counts = summary.counts
         total = sum(counts.values()) or self.run.total
         steps = f"{total} step{'' if total == 1 else 's'}"
@@ -644,52 +643,44 @@ class _Story:
         if summary.left_running:
             left = ", ".join(map(safe_ids, islice(summary.left_running, _REPORTS)))
             lines.append((f"still running: {left} (the next run collects their results)", "odd"))
-        fresh, skipped = counts.get("FRESH", 0), counts.get("SKIPPED", 0)
         left_out = self._list_skipped(summary)
-        if (
-            summary.state == "COMPLETED"
-            and fresh
-            and fresh + skipped == total
-            and not self.run.restored
-        ):
-            return [
-                *lines,
-                (
-                    f"everything is fresh ({steps}{f', {skipped} skipped' if skipped else ''})",
-                    "good",
-                ),
-                *left_out,
-            ]
-        if summary.state == "COMPLETED" and sum(counts.values()) == skipped:
-            return [*lines, ("nothing to run: every step is skipped", "good"), *left_out]
+        if idle := self._sum_idle(summary, total, steps):
+            return [*lines, idle, *left_out]
+        head = _head_of(summary)
+        style = "good" if summary.state == "COMPLETED" else "odd" if head else "bad"
+        parts = ", ".join(self._list_counts(counts))
+        lines += [(f"{head}{steps}: {parts} in {span(summary.seconds)}", style), *left_out]
+        if self._compares:
+            lines.append((f"compare them: recipe results {self._recipe}", "dim"))
+        return lines
+
+    def _sum_idle(self, summary: Summary, total: int, steps: str) -> Line | None:
+        """Return the summary of a completed run that executed and restored nothing; None for any other run."""
+        fresh, skipped = summary.counts.get("FRESH", 0), summary.counts.get("SKIPPED", 0)
+        if summary.state != "COMPLETED":
+            return None
+        if fresh and fresh + skipped == total and not self.run.restored:
+            also = f", {skipped} skipped" if skipped else ""
+            return f"everything is fresh ({steps}{also})", "good"
+        if sum(summary.counts.values()) == skipped:
+            return "nothing to run: every step is skipped", "good"
+        return None
+
+    def _list_counts(self, counts: Mapping[str, int]) -> list[str]:
+        """Return the counts of steps by state, such as `3 ran`; rare states only if not 0."""
+        restored = f" ({self.run.restored} restored)" if self.run.restored else ""
         parts = [
             f"{counts.get('DONE', 0)} ran",
-            f"{fresh} fresh" + (f" ({self.run.restored} restored)" if self.run.restored else ""),
+            f"{counts.get('FRESH', 0)} fresh{restored}",
+            f"{counts.get('FAILED', 0)} failed",
         ]
-        parts.append(f"{counts.get('FAILED', 0)} failed")
-        parts += [
-            f"{counts[state]} {state.lower()}"
-            for state in ("SKIPPED", "BLOCKED", "CANCELLED")
-            if counts.get(state)
-        ]
-        head = (
-            "interrupted: "
-            if summary.interrupted and summary.state != "COMPLETED"
-            else "cancelled: "
-            if summary.state == "CANCELLED"
-            else ""
-        )
-        head = "paused: " if summary.state == "PAUSED" else head
-        style = "good" if summary.state == "COMPLETED" else "odd" if head else "bad"
-        lines.append((f"{head}{steps}: {', '.join(parts)} in {span(summary.seconds)}", style))
-        return [
-            *lines,
-            *left_out,
-            *([(f"compare them: recipe results {self._recipe}", "dim")] if self._compares else []),
-        ]
+        for state in ("SKIPPED", "BLOCKED", "CANCELLED"):
+            if counts.get(state):
+                parts.append(f"{counts[state]} {state.lower()}")
+        return parts
 
     def _list_skipped(self, summary: Summary) -> list[Line]:
-        """Which steps were skipped, and why: in a run of nothing else it would not show."""
+        """Return the skipped steps with reasons; at most `_REPORTS`."""
         lines: list[Line] = [
             (f"  skipped {safe_ids(each)}", "dim") for each in islice(summary.skipped, _REPORTS)
         ]
@@ -699,7 +690,7 @@ class _Story:
 
 
 class _Stream:
-    """A stream that may go away while a run goes on."""
+    """An output stream that ignores writes after its first failure."""
 
     __slots__ = ("_gone", "_stream")
 
@@ -725,8 +716,17 @@ class _Stream:
             self._gone = True
 
 
+def _head_of(summary: Summary) -> str:
+    """Return the prefix of the summary of a run that was stopped; empty for other runs."""
+    if summary.state == "PAUSED":
+        return "paused: "
+    if summary.interrupted and summary.state != "COMPLETED":
+        return "interrupted: "
+    return "cancelled: " if summary.state == "CANCELLED" else ""
+
+
 def _write_results(out: _Stream, summary: Summary) -> None:
-    """`name  path`, a line each: a path as it is for programs, safe to show for people."""
+    """Write a line `name  path` for each result.  Paths are escaped on a terminal and raw in a pipe."""
     wide = max((len(name) for name, _ in summary.results), default=0)
     out.write(
         "".join(
@@ -742,7 +742,7 @@ def _why(event: Event) -> str:
 
 
 def _finite(value: object) -> object:
-    """JSON has no form for NaN and the infinities: the words they are."""
+    """Replace NaN and infinities, which JSON cannot represent, by strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
@@ -757,4 +757,4 @@ def _terminal_size(stream: TextIO) -> tuple[int, int]:
         columns, height = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):
         columns = height = 0
-    return columns or 80, height or 24  # some pseudo-terminals say 0
+    return columns or 80, height or 24  # some pseudo-terminals report 0

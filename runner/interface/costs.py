@@ -1,4 +1,4 @@
-"""What rented machines cost, as a table for people and as data for programs."""
+"""Format the costs of rented machines as a table or JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .tables import align
 
 
 def as_text(costs: Costs) -> list[str]:
-    """A table of them, with their sum."""
+    """Format the costs as a table with the total."""
     if not costs.leases:
         return ["no machines were rented"]
     rows = [

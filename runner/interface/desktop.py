@@ -1,4 +1,4 @@
-"""A notification on this machine's desktop, by the program that its desktop has for that.  Without one, nothing."""
+"""Show desktop notifications with `osascript` on macOS or `notify-send` elsewhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 def notify(title: str, text: str) -> bool:
-    """Show a notification; whether there was a program for it."""
+    """Show a notification.  Returns False if the notification program is missing or cannot be run."""
     command = _command(title, text)
     if not command or shutil.which(command[0]) is None:
         return False
@@ -28,7 +28,8 @@ def notify(title: str, text: str) -> bool:
 
 
 def _command(title: str, text: str) -> Sequence[str]:
-    if sys.platform == "darwin":  # the words are arguments of the script, and no part of it
+    if sys.platform == "darwin":
+        # Pass the texts as arguments, so that they cannot change the script.
         script = (
             "on run argv",
             "display notification (item 2 of argv) with title (item 1 of argv)",

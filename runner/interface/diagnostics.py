@@ -1,6 +1,6 @@
-"""Show problems: as text with the line and a caret, as JSON, GitHub annotations or SARIF.  Does not know how they were found, nor where they go.
+"""Format problems as text with the source line and a caret, as JSON, as GitHub annotations or as SARIF.
 
-What a file says is never sent to a terminal as it is: control, bidirectional and invisible characters are shown as escapes.
+File content is never sent to a terminal unchanged: control, bidirectional and invisible characters are shown as escapes.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from .tail import width
 Format = Literal["text", "json", "github", "sarif"]
 
 _TAB = 4
-_ENDLESS = re.compile(r"\S{200,}")  # no word that people read: it is cut
-_LONGEST = 1000  # characters of a message or a fix
+_ENDLESS = re.compile(r"\S{200,}")  # an unbroken run of characters, shortened in messages
+_LONGEST = 1000  # maximum characters of a message or fix
 _SHOWN = 30
-"""Problems that are shown to a person: errors first.  Programs get all."""
-_WIDEST = 160  # columns of a source line that are shown
+"""Maximum number of problems in text output; errors take precedence.  The other formats list all problems."""
+_WIDEST = 160  # maximum characters shown of a source line
 _COLOURS = {"error": "31", "warning": "33", "note": "36"}
 
 
 def render(
     problems: Iterable[Problem], format: Format, color: bool = False, *, unchecked: int = 0
 ) -> str:
-    """All of `problems`, in the order of their places.  Ends with a line feed unless it is empty.  `unchecked`: rules that could not be judged."""
+    """Format `problems`, sorted by location.  Any output ends with a line feed.  `unchecked` is the number of rules that lacked information."""
     ordered = sorted(dict.fromkeys(problems), key=_place)
     if format == "json":
         return json.dumps([_plain(problem) for problem in ordered], indent=2) + "\n"
@@ -38,18 +38,7 @@ def render(
         return json.dumps(_sarif(ordered), indent=2) + "\n"
     if format == "github":
         return "".join(map(_annotation, ordered))
-    if not ordered:
-        return ""
-    count = _count(ordered) + (f", {unchecked} not checked" if unchecked else "")
-    shown = sorted(
-        sorted(ordered, key=lambda problem: problem.severity != "error")[:_SHOWN], key=_place
-    )
-    more = (
-        f"… and {len(ordered) - _SHOWN} more; `recipe validate --format json` lists all\n"
-        if len(ordered) > _SHOWN
-        else ""
-    )
-    return "".join(_paragraph(problem, color) for problem in shown) + more + count + "\n"
+    return _text(ordered, color, unchecked) if ordered else ""
 
 
 def _place(problem: Problem) -> tuple[str, int, int]:
@@ -58,6 +47,18 @@ def _place(problem: Problem) -> tuple[str, int, int]:
 
 
 # --- text ---
+
+
+def _text(ordered: Sequence[Problem], color: bool, unchecked: int) -> str:
+    """Format up to `_SHOWN` problems as paragraphs, with the counts in the last line."""
+    errors_first = sorted(ordered, key=lambda problem: problem.severity != "error")
+    shown = sorted(errors_first[:_SHOWN], key=_place)
+    text = "".join(_paragraph(problem, color) for problem in shown)
+    if len(ordered) > _SHOWN:
+        more = len(ordered) - _SHOWN
+        text += f"… and {more} more; `recipe validate --format json` lists all\n"
+    count = _count(ordered) + (f", {unchecked} not checked" if unchecked else "")
+    return f"{text}{count}\n"
 
 
 def _paragraph(problem: Problem, color: bool) -> str:
@@ -82,9 +83,9 @@ def _paragraph(problem: Problem, color: bool) -> str:
 
 
 def _excerpt(where: Location) -> tuple[str, int, int]:
-    """The source line as shown, the columns before the caret, the width of the underline."""
+    """Return the displayed source line, the number of columns before the caret, and the width of the underline."""
     text, first = where.text, min(where.column - 1, len(where.text))
-    # Of a line too long to show, what surrounds the place.
+    # For a long line, show the text around the location.
     begin = 0 if first + where.length <= _WIDEST else max(0, first - _WIDEST // 4)
     end = min(len(text), begin + _WIDEST)
     cells = [_show_char(char) for char in text[begin:end]]
@@ -103,19 +104,15 @@ def _line(text: str) -> str:
 
 
 def _show_char(char: str) -> str:
-    """A character as a terminal may safely have it."""
+    """Return a character, or its escape if the character is not safe for a terminal."""
     if char.isprintable() and unicodedata.category(char) != "Cf":
         return char
     if char == "\t":
         return " " * _TAB
     code = ord(char)
-    return (
-        f"\\x{code:02x}"
-        if code < 0x100
-        else f"\\u{code:04x}"
-        if code < 0x10000
-        else f"\\U{code:08x}"
-    )
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def _count(problems: Sequence[Problem]) -> str:
@@ -157,11 +154,12 @@ def _annotation(problem: Problem) -> str:
             **properties,
         }
     listed = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
-    return f"::{level} {listed}::{_data(problem.message + (f' (fix: {problem.fix})' if problem.fix else ''))}\n"
+    fix = f" (fix: {problem.fix})" if problem.fix else ""
+    return f"::{level} {listed}::{_data(problem.message + fix)}\n"
 
 
 def _data(text: str) -> str:
-    # The runner of GitHub undoes these three, and cuts a command at a raw line break: unescaped, a recipe could write commands of its own.
+    # GitHub ends a command at a raw line break and decodes these three escapes.  Unescaped text could inject commands.
     escaped = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return "".join(
         char if char == "\t" or (char >= " " and char != "\x7f") else _show_char(char)

@@ -1,20 +1,23 @@
-"""Say in words what differs between two pre-images, two runs, two trees."""
+"""Format differences between cache keys, runs and directory trees as text or JSON."""
 
 from __future__ import annotations
 
 import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeGuard
 
 from ..api.differences import Difference, diff_mappings, is_tree, without_files
 from .tail import safe_ids, safe_line, span
 
-_LISTED = 10  # files of a tree, lines of a script
-_WIDEST = 200
+_LISTED = 10  # maximum files of a tree, or lines of a script
+_WIDEST = 200  # maximum characters of a line
+_SHORT_LIST = 60  # characters of a list, as JSON, that is shown whole
+_MEASURES = ("seconds", "cpu", "peak_memory")
 
 
 def lines(change: Difference) -> list[str]:
-    """One difference for people: the part with both values, and of what is large only what differs in it."""
+    """Format one difference as text: the part with both values, or only the changed lines of a long value."""
     part, before, after = change.part, change.before, change.after
     if is_tree(before) and is_tree(after):
         return [
@@ -34,60 +37,56 @@ def lines(change: Difference) -> list[str]:
 
 
 def text(part: str, value: object) -> str:
-    """A value on one line."""
-    if isinstance(value, str):
-        if brief(value) != value:
-            return brief(value)
-        plain = (
-            value
-            if value and value == value.strip() and value.isprintable()
-            else json.dumps(value, ensure_ascii=False)
-        )
-    elif part in ("seconds", "cpu") and isinstance(value, (int, float)):
-        plain = span(value)
-    elif isinstance(value, float):
-        plain = f"{value:.6g}"
-    elif part == "peak_memory" and isinstance(value, int):
-        plain = f"{value / 1e6:.0f} MB"
-    else:
-        plain = json.dumps(value, ensure_ascii=False)
-    plain = safe_line(plain)
+    """Format a value on one line."""
+    if isinstance(value, str) and brief(value) != value:
+        return brief(value)
+    plain = safe_line(_plain(part, value))
     return plain if len(plain) <= _WIDEST else plain[: _WIDEST - 1] + "…"
 
 
+def _plain(part: str, value: object) -> str:
+    """Format a value with the unit of its part: durations for seconds, megabytes for memory, else JSON or a bare word."""
+    if isinstance(value, str) and value and value == value.strip() and value.isprintable():
+        return value
+    if part in ("seconds", "cpu") and isinstance(value, (int, float)):
+        return span(value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if part == "peak_memory" and isinstance(value, int):
+        return f"{value / 1e6:.0f} MB"
+    return json.dumps(value, ensure_ascii=False)
+
+
 def brief(value: object) -> str:
-    """A content id with as much of its digest as people compare; anything else as it is."""
+    """Shorten the digest of a content id; return any other value as text."""
     if isinstance(value, str) and len(value) == 66 and value[:2] in ("f:", "x:", "t:"):
         return value[:14] + "…"
     return str(value)
 
 
 def _file_lines(files: Mapping[str, str] | None) -> list[str]:
-    """Which files of a tree differ: `+` new, `-` gone, `~` changed."""
+    """List the changed files of a tree: `+` added, `-` removed, `~` changed."""
     if files is None:
         return ["which files changed is not known: what the earlier one held is not stored"]
     return _cut([f"{sign} {safe_line(path)}" for path, sign in files.items()], "files")
 
 
 def _inside(before: object, after: object) -> list[str]:
-    """The lines of a script, or the words of a command, that differ; empty when the whole is short enough to show."""
-    if (
-        isinstance(before, str)
-        and isinstance(after, str)
-        and ("\n" in before.strip() or "\n" in after.strip())
-    ):
-        return _unified_diff(before.splitlines(), after.splitlines())
-    if (
-        isinstance(before, list)
-        and isinstance(after, list)
-        and max(len(json.dumps(before)), len(json.dumps(after))) > 60
-    ):
-        return _unified_diff([_word(item) for item in before], [_word(item) for item in after])
+    """List the changed lines of a script, words of a command or entries of a mapping.  Empty for values that are shown whole."""
+    if isinstance(before, str) and isinstance(after, str):
+        is_long = _has_lines(before) or _has_lines(after)
+        return _unified_diff(before.splitlines(), after.splitlines()) if is_long else []
+    if isinstance(before, list) and isinstance(after, list):
+        is_long = max(len(json.dumps(before)), len(json.dumps(after))) > _SHORT_LIST
+        return _unified_diff([*map(_word, before)], [*map(_word, after)]) if is_long else []
     if isinstance(before, dict) and isinstance(after, dict):
-        return [
-            line for change in diff_mappings(before, after) for line in lines(without_files(change))
-        ]
+        changes = map(without_files, diff_mappings(before, after))
+        return [line for change in changes for line in lines(change)]
     return []
+
+
+def _has_lines(text: str) -> bool:
+    return "\n" in text.strip()
 
 
 def _word(item: object) -> str:
@@ -107,39 +106,32 @@ def _unified_diff(before: Sequence[str], after: Sequence[str]) -> list[str]:
 
 
 def _cut(lines: list[str], what: str) -> list[str]:
-    return (
-        lines
-        if len(lines) <= _LISTED
-        else [*lines[: _LISTED - 1], f"… and {len(lines) - _LISTED + 1} more {what}"]
-    )
+    if len(lines) <= _LISTED:
+        return lines
+    return [*lines[: _LISTED - 1], f"… and {len(lines) - _LISTED + 1} more {what}"]
 
 
 def _ratio(part: str, before: object, after: object) -> str:
-    """By how much a number moved."""
-    number = (int, float)
-    if (
-        isinstance(before, bool)
-        or isinstance(after, bool)
-        or not isinstance(before, number)
-        or not isinstance(after, number)
-        or not before
-    ):
+    """Return the relative change of a measured number, such as ` (+3.1%)`; empty for other values."""
+    if not _is_number(before) or not _is_number(after) or not before:
         return ""
-    if part.startswith(("inputs.", "matrix.")) or not (
-        isinstance(before, float)
-        or isinstance(after, float)
-        or part in ("seconds", "cpu", "peak_memory")
-    ):
+    is_chosen = part.startswith(("inputs.", "matrix."))
+    is_measured = isinstance(before, float) or isinstance(after, float) or part in _MEASURES
+    if is_chosen or not is_measured:
         return ""
     return f" ({(after - before) / abs(before):+.1%})"
 
 
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def as_json(change: Difference) -> Mapping[str, object]:
-    """One difference for programs."""
+    """Return one difference as JSON data."""
     found = {"part": change.part, "before": change.before, "after": change.after}
     return found if change.files is None else {**found, "files": change.files}
 
 
 def all_of(changes: Iterable[Difference], indent: str) -> list[str]:
-    """Differences for people, a line or more each."""
+    """Format differences as indented lines of text."""
     return [indent + line for change in changes for line in lines(change)]

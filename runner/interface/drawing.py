@@ -1,4 +1,4 @@
-"""Where the parts of a picture go: steps in layers, attempts in lanes, numbers in curves.  Pure: numbers in, coordinates out."""
+"""Compute the layout of step graphs, timelines and curves.  Pure functions without I/O."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 WIDTH, HEIGHT, ACROSS, DOWN = 196, 66, 56, 22
-"""Of a box, and between boxes, in pixels."""
+"""Size of a box (width, height) and gaps between boxes (horizontal, vertical), in pixels."""
 POINTS = 600
-"""Of one curve."""
+"""Maximum points of a curve."""
 
 
 class Box(NamedTuple):
-    """The corner of a step's box."""
+    """The box of a step, with the coordinates of its upper left corner in pixels."""
 
     step: str
     x: int
@@ -22,24 +22,37 @@ class Box(NamedTuple):
 
 
 def layers(needs: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """Steps by the longest way to what needs nothing; in each layer those near what they need.  `needs` has what is needed before what needs it."""
-    depth: dict[str, int] = {}
-    for step, needed in needs.items():
-        depth[step] = 1 + max((depth[each] for each in needed if each in depth), default=-1)
+    """Group steps into layers by their longest path to a root step.  Within a layer, steps are sorted to stay near their dependencies.
+
+    `needs` maps steps to their dependencies, in topological order.
+    """
+    depth = _depths(needs)
     rows: list[list[str]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
     for step, layer in depth.items():
         rows[layer].append(step)
     for above, row in itertools.pairwise(rows):
         place = {step: n for n, step in enumerate(above)}
-        centre = {step: [place[each] for each in needs[step] if each in place] for step in row}
-        row.sort(
-            key=lambda step: sum(centre[step]) / len(centre[step]) if centre[step] else math.inf
-        )
+        centre = {step: _centre(needs[step], place) for step in row}
+        row.sort(key=centre.__getitem__)
     return rows
 
 
+def _depths(needs: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """Return the length of the longest path from a root to each step; 0 for a root."""
+    depth: dict[str, int] = {}
+    for step, needed in needs.items():
+        depth[step] = 1 + max((depth[each] for each in needed if each in depth), default=-1)
+    return depth
+
+
+def _centre(needed: Sequence[str], place: Mapping[str, int]) -> float:
+    """Return the mean place of the dependencies in the layer above; infinite if there are none."""
+    places = [place[each] for each in needed if each in place]
+    return sum(places) / len(places) if places else math.inf
+
+
 def boxes(needs: Mapping[str, Sequence[str]]) -> tuple[list[Box], int, int]:
-    """A box for each step, from left to right; and the size of the picture."""
+    """Return a box for each step, with layers from left to right, and the width and height of the picture in pixels."""
     rows = layers(needs)
     found = [
         Box(step, n * (WIDTH + ACROSS) + 2, m * (HEIGHT + DOWN) + 2)
@@ -55,9 +68,9 @@ def boxes(needs: Mapping[str, Sequence[str]]) -> tuple[list[Box], int, int]:
 
 
 def critical(needs: Mapping[str, Sequence[str]], ended: Mapping[str, float]) -> list[str]:
-    """The chain of steps that decided when the run ended, the first first: from the last that ended back to what it waited for longest.
+    """Return the critical path of a run: the last step to end, preceded each time by the latest-ending dependency, in order of execution.
 
-    A step that ran nothing, a `select` say, is looked through.
+    Dependencies that did not run, such as a `select`, are replaced by their own dependencies.
     """
     path: list[str] = []
     step = max(ended, key=ended.__getitem__, default=None)
@@ -77,7 +90,7 @@ def critical(needs: Mapping[str, Sequence[str]], ended: Mapping[str, float]) -> 
 
 
 class Bar(NamedTuple):
-    """An attempt in a timeline: its place and step, when it began and ended, what it is called, its state."""
+    """An attempt in a timeline: its host, step, start and end time, label and state."""
 
     place: str
     step: str
@@ -88,7 +101,7 @@ class Bar(NamedTuple):
 
 
 def lanes(bars: Iterable[Bar]) -> dict[tuple[str, str], list[list[Bar]]]:
-    """The attempts of each step at each place in as few rows as there were at once."""
+    """Arrange attempts in rows without overlaps, per place and step, with as few rows as possible."""
     found: dict[tuple[str, str], list[list[Bar]]] = {}
     for bar in sorted(bars, key=lambda bar: bar.begun):
         rows = found.setdefault((bar.place, bar.step), [])
@@ -101,7 +114,7 @@ def lanes(bars: Iterable[Bar]) -> dict[tuple[str, str], list[list[Bar]]]:
 
 
 def ticks(span: float, most: int = 6) -> list[float]:
-    """Round numbers from 0 to `span`."""
+    """Return round tick values from 0 to `span`, with at most `most` intervals."""
     if span <= 0:
         return [0.0]
     step = 10.0 ** math.floor(math.log10(span / most))
@@ -113,7 +126,7 @@ Curve = Sequence[tuple[float, float]]
 
 
 def smooth(curve: Curve, weight: float) -> list[tuple[float, float]]:
-    """An exponential mean of what was before, without its bias towards the first values."""
+    """Smooth a curve with a bias-corrected exponential moving average.  A `weight` of 0 means no smoothing."""
     if not weight:
         return list(curve)
     found, mean, share = [], 0.0, 1.0
@@ -127,11 +140,12 @@ def smooth(curve: Curve, weight: float) -> list[tuple[float, float]]:
 def align_curves(
     curves: Sequence[Curve], most: int = POINTS
 ) -> tuple[list[float], list[list[float | None]]]:
-    """Curves over one common x; of many points the least and the greatest of each part, in their order, so that no spike is lost."""
+    """Resample curves to common x values.  With too many points, keep the minimum and maximum of each interval, so that spikes stay visible."""
     every = sorted({x for curve in curves for x, _ in curve})
     if len(every) <= most:
         place = {x: n for n, x in enumerate(every)}
-        return every, [_place(((place[x], y) for x, y in curve), len(every)) for curve in curves]
+        found = [[(place[x], y) for x, y in curve] for curve in curves]
+        return every, [_place(points, len(every)) for points in found]
     low, parts = every[0], max(most // 2, 1)
     width = (every[-1] - low) / parts or 1.0
     xs = [low + (n / 2 + 0.25) * width for n in range(2 * parts)]
@@ -156,7 +170,7 @@ def _extremes(curve: Curve, low: float, width: float, parts: int) -> Iterable[tu
 
 
 def frame(curves: Iterable[Curve]) -> tuple[float, float] | None:
-    """The values to show: without the two thousandth parts at both ends, and with where every curve begins."""
+    """Return the y range to show: without the top and bottom 0.2 % of the values, but with the first value of each curve.  None without values."""
     every = list(curves)
     values = sorted(y for curve in every for _, y in curve)
     if not values:

@@ -1,4 +1,4 @@
-"""Shows what the steps of a run printed, at once or followed, in a terminal or a pipe."""
+"""Print the logs of a run's steps, once or following, on a terminal or in a pipe."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from .handle.transport import Transport
 
 LOOK: Final = 0.5
-"""Seconds between two looks at how a run stands."""
+"""Seconds between two polls of the run's status."""
 READERS: Final = 12
-"""Attempts that are read at once: a server lets a token follow 20 things."""
-PATIENCE: Final = 5.0  # seconds for a run that was stored to be claimed by its worker
+"""Maximum logs read at the same time.  A server limits each token to 20 streams."""
+PATIENCE: Final = 5.0  # seconds to wait until a worker claims the stored run
 STEP_FINAL: Final = frozenset({"FRESH", "DONE", "FAILED", "SKIPPED", "BLOCKED", "CANCELLED"})
 _CHUNK: Final = 1 << 18
 
 
 class Writer(Protocol):
-    """Takes bytes of one log after another."""
+    """An output for the bytes of several logs, one after another."""
 
     def head(self, text: str) -> None: ...
     def write(self, data: bytes) -> None: ...
@@ -43,7 +43,7 @@ class Writer(Protocol):
 
 
 class Raw:
-    """For a pipe or a file: bytes as they are."""
+    """A writer for a pipe or a file: writes the bytes unchanged."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._out = out
@@ -66,7 +66,7 @@ class Raw:
 
 
 class Safe:
-    """For a terminal: nothing that a step printed acts on it, but a line that was written over is written over here too."""
+    """A writer for a terminal: removes control sequences.  Lines that end with a carriage return, such as progress bars, are overwritten."""
 
     def __init__(self, out: TextIO, columns: int) -> None:
         self._out, self._columns = out, columns
@@ -79,7 +79,7 @@ class Safe:
     def write(self, data: bytes) -> None:
         pieces = re.split(rb"(\r?\n|\r)", self._rest + data)
         self._rest = pieces.pop()
-        if len(self._rest) > 1 << 16:  # no end of the line in sight
+        if len(self._rest) > 1 << 16:  # too long to wait for the end of the line
             pieces += [self._rest, b"\n"]
             self._rest = b""
         for text, end in zip(pieces[::2], pieces[1::2], strict=True):
@@ -97,7 +97,7 @@ class Safe:
 
 
 def for_stdout() -> Writer:
-    """What suits standard output."""
+    """Return the writer for standard output: Safe for a terminal, else Raw."""
     return (
         Safe(canvas(sys.stdout), shutil.get_terminal_size().columns)
         if sys.stdout.isatty()
@@ -114,7 +114,7 @@ def show(
     *,
     heads: bool,
 ) -> bool:
-    """Write what these attempts have printed so far; False when that is nothing."""
+    """Write the current logs of some attempts.  Returns False if all are empty."""
     any_shown = False
     for part in chosen:
         is_new = True
@@ -132,7 +132,7 @@ def show(
 
 
 class Printed(NamedTuple):
-    """What a followed attempt printed next, or what is to be said of it; `is_last`: nothing more comes."""
+    """Output of a followed attempt, or a notice `said` about the attempt.  `is_last` marks the end of its log."""
 
     attempt: Attempt
     data: bytes = b""
@@ -140,8 +140,15 @@ class Printed(NamedTuple):
     is_last: bool = False
 
 
+def _is_idle(now: Status, patience_is_over: bool) -> bool:
+    """Whether a run has finished, is paused, or has no worker.  A queued run counts as idle only after `PATIENCE` seconds."""
+    is_unclaimed = now.waits is not None and now.waits.kind == WaitKind.SUBMITTER
+    is_left = is_unclaimed and (now.state != "QUEUED" or patience_is_over)
+    return now.over or is_left or now.state == "PAUSED"
+
+
 class Follower:
-    """Follows the attempts of a run until it is over, or one step of it.  Each attempt is read by a thread; lines of several come whole."""
+    """Follow the logs of a run, or of one step.  A thread reads each attempt; with several logs, only complete lines are written."""
 
     def __init__(
         self,
@@ -161,34 +168,36 @@ class Follower:
         self._states: dict[str, str] = {}
         self._seen = 0
         self._is_over = False
-        self._waiting: list[Attempt] = []  # to be read
+        self._waiting: list[Attempt] = []  # attempts waiting for a free reader
         self._reading: list[Attempt] = []
         self._printed: queue.SimpleQueue[Printed] = queue.SimpleQueue()
-        self._rests: dict[tuple[str, int], bytes] = {}  # of each log: a line that has not ended
+        self._rests: dict[tuple[str, int], bytes] = {}  # the unfinished last line of each log
         self._current: Attempt | None = None
 
     def follow(self, step: str) -> Status:
-        """Write what comes until the run is over, or `step` is; answers how the run stands then: it may have lost its worker, or be paused."""
+        """Write new output until the run or `step` has finished, or the run is paused or has no worker.  Returns the last status of the run."""
         give_up_at = time.monotonic() + PATIENCE
         while True:
-            # In this order: what is over, or is left, has stored all events before.
+            # Read the status before the events: a finished or abandoned run has stored all its events.
             now: Status = next(carry_out(self._place, core.ask(lambda there: there.run(self._run))))
             self._hear()
-            is_unclaimed = now.waits is not None and now.waits.kind == WaitKind.SUBMITTER
-            is_left = is_unclaimed and (now.state != "QUEUED" or time.monotonic() > give_up_at)
             step_is_over = step != "" and self._states.get(step) in STEP_FINAL
-            if now.over or is_left or now.state == "PAUSED" or step_is_over:
-                self._is_over = True
-                while self._begin_reading():
-                    self._write_next(POLL)
-                self._writer.end()
+            if step_is_over or _is_idle(now, time.monotonic() > give_up_at):
+                self._finish()
                 return now
             end = time.monotonic() + LOOK
             while (left := end - time.monotonic()) > 0:
                 self._write_next(left)
 
+    def _finish(self) -> None:
+        """Write the remaining output of all attempts."""
+        self._is_over = True
+        while self._begin_reading():
+            self._write_next(POLL)
+        self._writer.end()
+
     def _hear(self) -> None:
-        """Take note of what happened.  What has ended is written to its end before what began after it."""
+        """Read new events and start reading new attempts.  Logs of finished attempts are written before logs of later attempts."""
         before = len(self._found)
         for event in carry_out(self._place, core.events(self._run, self._seen, False)):
             self._seen = event.seq
@@ -202,7 +211,7 @@ class Follower:
             self._write_ended()
 
     def _begin_reading(self) -> bool:
-        """Read the next attempts, each in a thread; whether any is read."""
+        """Start a reader thread for each waiting attempt, up to `READERS`.  Returns whether any attempt is being read."""
         while self._waiting and len(self._reading) < READERS:
             self._reading.append(self._waiting.pop(0))
             args = (self._reading[-1],)
@@ -210,12 +219,12 @@ class Follower:
         return bool(self._reading)
 
     def _write_ended(self) -> None:
-        """Write what the attempts printed that are read, and have ended."""
+        """Write output until no finished attempt is still being read."""
         while any(each.ended for each in self._reading):
             self._write_next(POLL)
 
     def _read(self, attempt: Attempt) -> None:
-        """Hand on what an attempt prints, to its end.  A stream may end before, because its server does."""
+        """Read the log of an attempt until the attempt has finished.  If the stream ends early, because the server stopped, open it again."""
         part = LogPart(attempt.step, attempt.number, 0, False, self._node)
         try:
             self._tell_hidden(part, attempt)
@@ -234,14 +243,14 @@ class Follower:
             self._printed.put(Printed(attempt, is_last=True))
 
     def _tell_hidden(self, part: LogPart, attempt: Attempt) -> None:
-        """Say it where the log is not shown before it is over."""
+        """Report a log that stays hidden until the attempt has finished."""
         try:
             next(carry_out(self._place, core.log(self._run, part)), None)
         except CannotRun as error:
             self._printed.put(Printed(attempt, said=_explain_hidden(part.step, error)))
 
     def _write_next(self, patience: float) -> None:
-        """Write the next that an attempt prints, within so many seconds.  Of several logs whole lines, so that no other cuts in."""
+        """Wait up to `patience` seconds for output and write it.  With several logs, write only complete lines."""
         try:
             attempt, data, said, is_last = self._printed.get(timeout=patience)
         except queue.Empty:
@@ -260,7 +269,7 @@ class Follower:
 
     @property
     def _has_heads(self) -> bool:
-        """Whether each attempt gets a head, as where there are several."""
+        """Whether to print a heading for each attempt."""
         return self._heads or len(self._found) > 1
 
     def _put(self, attempt: Attempt, data: bytes) -> None:
@@ -276,7 +285,7 @@ class Follower:
 
 
 def head(step: str, attempt: int) -> str:
-    """The line above what an attempt printed."""
+    """Return the heading of the log of an attempt."""
     return f"==> {readable(step)}" + (f", attempt {attempt}" if attempt > 1 else "") + " <=="
 
 

@@ -1,4 +1,4 @@
-"""Words of the form NAME=VALUE."""
+"""Parse command-line words of the form NAME=VALUE."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..errors import Invalid, Problem
 
 
 def filters(words: Sequence[str]) -> dict[str, str]:
-    """The filters of `--where`.  Raises Invalid."""
+    """Parse the filters of `--where`.  Raises Invalid."""
     return parse_pairs(
         words, 'invalid --where "{}": expected NAME=VALUE', "for example `--where gpu=4090`"
     )
@@ -19,7 +19,7 @@ def parse_pairs(
     wrong: str = '"{}" is not INPUT=VALUE',
     fix: str = "write inputs as name=value",
 ) -> dict[str, str]:
-    """NAME=VALUE words as a mapping.  Raises Invalid, which says what is wrong with each that is none."""
+    """Parse NAME=VALUE words into a mapping.  Raises Invalid with a problem for each invalid word."""
     if bad := [word for word in words if "=" not in word]:
         raise Invalid(Problem("bad-input", wrong.format(word), fix=fix) for word in bad)
     return dict(word.split("=", 1) for word in words)

@@ -1,4 +1,4 @@
-"""The environment of a platform's pod, where JOB_ID is set: it gives the inputs of a recipe that the command line does not."""
+"""Read recipe inputs from the environment variables of a platform's pod.  A pod is recognised by `JOB_ID`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from ..language.recipe import Recipe
 
 JOB: Final = "JOB_ID"
-"""What marks a pod."""
+"""The environment variable that identifies a pod."""
 MODEL: Final = ("model",)
 DATASET: Final = ("dataset", "file")
 _TAKEN: Final[Mapping[str, tuple[str, ...]]] = {"MODEL_NAME": MODEL, "DATASET_URL": DATASET}
@@ -17,14 +17,14 @@ _REPOSITORY: Final = ("HF_REPO_NAME", "push_to")
 
 
 def first_input(recipe: Recipe, kinds: tuple[str, ...]) -> str | None:
-    """The first input of a recipe of the first of these types that it has one of."""
+    """Return the name of the first input with a type in `kinds`; earlier types take precedence.  None if there is none."""
     return next(
         (spec.name for kind in kinds for spec in recipe.inputs.values() if spec.type == kind), None
     )
 
 
 def inputs(recipe: Recipe, environ: Mapping[str, str]) -> dict[str, str]:
-    """What a pod's environment says of the inputs of a recipe; empty where this is no pod."""
+    """Return the recipe inputs that a pod's environment sets; empty outside a pod."""
     if not environ.get(JOB):
         return {}
     found = {

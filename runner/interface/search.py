@@ -1,10 +1,10 @@
-"""Which values a search tries next: by Optuna's tree-structured Parzen estimator, from what was tried.  Decides from values alone; keeps nothing."""
+"""Propose the next input values of a search, with Optuna's tree-structured Parzen estimator.  Keeps no state between calls."""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..api.sweeps import Range, Space
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from ..language.values import Tree
 
 _TRIES: Final = 20
-"""Proposals in a row that were there already, before one is drawn from what is left."""
+"""Maximum repeated proposals in a row, before a random untried combination is drawn."""
 _DIGITS: Final = 4
-"""Significant digits of a proposed number: what a person would write."""
+"""Significant digits of a proposed float."""
 
 
 class Trial(NamedTuple):
-    """One combination of values, in the order of the axes, and what came of it; None where it failed or has not ended."""
+    """A combination of values, in the order of the axes, with its result; None if the trial failed or has not finished."""
 
     values: Sequence[Tree]
     result: float | None
@@ -29,38 +29,49 @@ class Trial(NamedTuple):
 def propose(
     where: Space, tried: Sequence[Trial], count: int, *, least: bool, seed: int
 ) -> list[list[Tree]]:
-    """Up to `count` combinations that were not tried.  The same for the same arguments; fewer, where no more are left.  Raises CannotRun."""
-    optuna = library()
-    ways = {name: _distribution(optuna, axis) for name, axis in where.axes.items()}
-    sampler = optuna.samplers.TPESampler(seed=seed * 100_003 + len(tried), constant_liar=True)
-    study = optuna.create_study(direction="minimize" if least else "maximize", sampler=sampler)
-    for trial in tried:
-        if trial.result is not None:
-            given = {
-                name: _index(axis, value)
-                for (name, axis), value in zip(where.axes.items(), trial.values, strict=True)
-            }
-            study.add_trial(
-                optuna.trial.create_trial(params=given, distributions=ways, value=trial.result)
-            )
+    """Propose up to `count` untried combinations; fewer if the search space is exhausted.  Deterministic.  Raises CannotRun without Optuna."""
+    study = _load_study(where, tried, least=least, seed=seed)
     known = {_text(trial.values) for trial in tried}
     found: list[list[Tree]] = []
-    chance = random.Random(seed + len(tried))  # noqa: S311 - which is tried, not a secret
+    chance = random.Random(seed + len(tried))  # noqa: S311 - not used for secrets
     for _ in range(int(min(count, where.size - len(known)))):
-        for _ in range(_TRIES):
-            asked = study.ask(ways).params
-            point = [_value(axis, asked[name]) for name, axis in where.axes.items()]
-            if _text(point) not in known:
-                break
-        while _text(point) in known:
+        point = _ask_untried(study, where, known)
+        while point is None or _text(point) in known:
             point = [_draw(axis, chance) for axis in where.axes.values()]
         known.add(_text(point))
         found.append(point)
     return found
 
 
+def _load_study(where: Space, tried: Sequence[Trial], *, least: bool, seed: int) -> Any:
+    """Return an Optuna study of the search space with the finished trials."""
+    optuna = library()
+    ways = _distributions(optuna, where)
+    sampler = optuna.samplers.TPESampler(seed=seed * 100_003 + len(tried), constant_liar=True)
+    study = optuna.create_study(direction="minimize" if least else "maximize", sampler=sampler)
+    for trial in tried:
+        if trial.result is None:
+            continue
+        pairs = zip(where.axes.items(), trial.values, strict=True)
+        given = {name: _index(axis, value) for (name, axis), value in pairs}
+        frozen = optuna.trial.create_trial(params=given, distributions=ways, value=trial.result)
+        study.add_trial(frozen)
+    return study
+
+
+def _ask_untried(study: Any, where: Space, known: Collection[str]) -> list[Tree] | None:
+    """Return Optuna's next proposal that is not in `known`; None after `_TRIES` repeated proposals."""
+    ways = _distributions(library(), where)
+    for _ in range(_TRIES):
+        asked = study.ask(ways).params
+        point = [_value(axis, asked[name]) for name, axis in where.axes.items()]
+        if _text(point) not in known:
+            return point
+    return None
+
+
 def library() -> Any:
-    """Optuna.  Raises CannotRun where it is not installed."""
+    """Import Optuna.  Raises CannotRun if Optuna is not installed."""
     try:
         import optuna
     except ImportError as error:
@@ -71,8 +82,13 @@ def library() -> Any:
     return optuna
 
 
+def _distributions(optuna: Any, where: Space) -> dict[str, Any]:
+    return {name: _distribution(optuna, axis) for name, axis in where.axes.items()}
+
+
 def _distribution(optuna: Any, axis: Range | Sequence[Tree]) -> Any:
-    if not isinstance(axis, Range):  # by their numbers, for a list or an object is no category
+    if not isinstance(axis, Range):
+        # Use indices as categories, because Optuna rejects lists and objects.
         return optuna.distributions.CategoricalDistribution(tuple(range(len(axis))))
     if axis.whole:
         return optuna.distributions.IntDistribution(int(axis.low), int(axis.high), log=axis.log)
@@ -80,29 +96,26 @@ def _distribution(optuna: Any, axis: Range | Sequence[Tree]) -> Any:
 
 
 def _index(axis: Range | Sequence[Tree], value: Tree) -> Tree:
-    return (
-        value
-        if isinstance(axis, Range)
-        else next(n for n, each in enumerate(axis) if each == value)
-    )
+    if isinstance(axis, Range):
+        return value
+    return next(n for n, each in enumerate(axis) if each == value)
 
 
 def _value(axis: Range | Sequence[Tree], drawn: float) -> Tree:
     if not isinstance(axis, Range):
         return axis[int(drawn)]
-    return (
-        int(drawn) if axis.whole else min(max(float(f"{drawn:.{_DIGITS}g}"), axis.low), axis.high)
-    )
+    if axis.whole:
+        return int(drawn)
+    rounded = float(f"{drawn:.{_DIGITS}g}")
+    return min(max(rounded, axis.low), axis.high)
 
 
 def _draw(axis: Range | Sequence[Tree], chance: random.Random) -> Tree:
     if not isinstance(axis, Range):
         return chance.choice(axis)
-    return (
-        chance.randint(int(axis.low), int(axis.high))
-        if axis.whole
-        else _value(axis, chance.uniform(axis.low, axis.high))
-    )
+    if axis.whole:
+        return chance.randint(int(axis.low), int(axis.high))
+    return _value(axis, chance.uniform(axis.low, axis.high))
 
 
 def _text(values: Sequence[Tree]) -> str:

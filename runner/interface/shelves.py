@@ -1,4 +1,4 @@
-"""What steps need of rented machines, and what drivers offer, as tables for people and as data for programs."""
+"""Find the rental offers for the steps of a run, and format them as tables or JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from drivers.base import Need, Offer, Wish
 
 from ..execution.signals import call_beside_loop
 from ..hosts.renting import offering
-from ..hosts.renting.needs import market_of, need_for
+from ..hosts.renting.needs import AnyMarket, market_of, need_for
 from ..hosts.renting.offering import Shelf, rank_offers
 from ..hosts.renting.totals import History, HoursOn, Pricing
 from ..storage.records.ledger import Ledger, of_user
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..survey.survey import Survey
 
 THE_RUN: Final = "the run"
-"""For what an allocation is."""
+"""Label of an allocation on a cluster, which serves all steps together."""
 HEAD: Final = (
     "provider",
     "offer",
@@ -45,7 +45,7 @@ UNKNOWN: Final = "the run time on {} is unknown; its offers are listed last"
 
 
 class Asked(NamedTuple):
-    """What is asked of drivers for a step, and how the cost of the run is computed."""
+    """A request for offers for a step: the requirements `wish`, and `on`, the estimated hours by GPU type."""
 
     wish: Wish
     on: HoursOn | None = None
@@ -54,53 +54,68 @@ class Asked(NamedTuple):
 def wishes(
     ws: Workspace, found: Survey, asked: str, stack: str = "", *, cluster: bool = False
 ) -> dict[str, Asked]:
-    """What the steps that are to run need of rented machines, by the first step of each need; of a cluster, what all of them need together."""
+    """Return the machine requirements of the steps that will run, by the first step with each requirement.
+
+    For a cluster, return a single requirement for all steps together.
+    """
+    if cluster:
+        return _cluster_wish(ws, found)
+    market: AnyMarket = "on-demand"
+    if asked != "all" and "," not in asked:
+        market = market_of(ws.config.driver(asked))
+    keep = bool(stack) and bool(ws.config.stack(stack).keep)
+    return _rental_wishes(ws, found, market, keep=keep)
+
+
+def _cluster_wish(ws: Workspace, found: Survey) -> dict[str, Asked]:
+    """Return the requirement of all steps together; empty if no step may leave this machine."""
     from ..execution.refusals import compose_wish, estimate_takes
     from ..planning.plan import LOCAL
 
-    if cluster:
-        there = [n for n in found.todo if not found.plan.nodes[n].flags & LOCAL]
-        wish = compose_wish(found, lambda _spec: False, 0)
-        hours = estimate_takes(ws, found, {wish.need: there})[wish.need].hours if there else None
-        return {THE_RUN: Asked(wish._replace(hours=hours))} if there else {}
-    market = (
-        market_of(ws.config.driver(asked)) if asked != "all" and "," not in asked else "on-demand"
-    )
-    by_need: dict[Need, tuple[str, list[int]]] = {}
+    steps = [n for n in found.todo if not found.plan.nodes[n].flags & LOCAL]
+    wish = compose_wish(found, lambda _spec: False, 0)
+    if not steps:
+        return {}
+    hours = estimate_takes(ws, found, {wish.need: steps})[wish.need].hours
+    return {THE_RUN: Asked(wish._replace(hours=hours))}
+
+
+def _rental_wishes(
+    ws: Workspace, found: Survey, market: AnyMarket, *, keep: bool
+) -> dict[str, Asked]:
+    """Return each distinct requirement of the steps that need rented machines, by its first step."""
+    from ..execution.refusals import estimate_takes
+    from ..planning.plan import LOCAL
+
     specs = found.plan.specs()
+    steps: dict[Need, list[int]] = {}
     for n in found.todo:
-        node = found.plan.nodes[n]
-        works = specs[n].node_count > 1
-        if (
-            node.flags & LOCAL
-            or not (specs[n].resources.gpus or works)
-            or specs[n].select is not None
-        ):
+        spec = specs[n]
+        needs_machine = spec.resources.gpus or spec.node_count > 1
+        if found.plan.nodes[n].flags & LOCAL or not needs_machine or spec.select is not None:
             continue
-        by_need.setdefault(
-            need_for(specs[n], market, images=not found.request.current_python), (node.id, [])
-        )[1].append(n)
-    keep = bool(stack) and bool(ws.config.stack(stack).keep)
-    taken = estimate_takes(ws, found, {need: steps for need, (_first, steps) in by_need.items()})
-    return {
-        first: Asked(
-            Wish(need, hours=taken[need].hours, home=taken[need].home, keep=keep), taken[need].on
-        )
-        for need, (first, _steps) in by_need.items()
-    }
+        need = need_for(spec, market, images=not found.request.current_python)
+        steps.setdefault(need, []).append(n)
+    taken = estimate_takes(ws, found, steps)
+    wanted = {}
+    for need, numbers in steps.items():
+        takes = taken[need]
+        wish = Wish(need, hours=takes.hours, home=takes.home, keep=keep)
+        wanted[found.plan.nodes[numbers[0]].id] = Asked(wish, takes.on)
+    return wanted
 
 
 def on_market_of(ws: Workspace, driver: str, wish: Wish) -> Wish:
-    """A wish on the market of a driver's settings."""
-    if wish.need == Need():  # of a cluster, which has none
+    """Return the wish with the market (such as spot or on-demand) from the driver's settings."""
+    if wish.need == Need():  # the empty need of a cluster, which has no markets
         return wish
     return wish._replace(need=replace(wish.need, market=market_of(ws.config.driver(driver))))
 
 
 def of_driver(ws: Workspace, found: Survey, name: str) -> dict[str, Shelf]:
-    """What a driver offers for the steps that are to run; nothing of one that rents nothing.
+    """Return a driver's offers for the steps that will run, by step.  Empty for a driver without rentals.
 
-    Raises Infrastructure where it cannot be asked, Invalid.
+    Raises Invalid, or Infrastructure if the provider cannot be reached.
     """
     driver = offering.driver_that_rents(ws, name)
     if driver is None:
@@ -109,19 +124,21 @@ def of_driver(ws: Workspace, found: Survey, name: str) -> dict[str, Shelf]:
     wanted = [on_market_of(ws, name, each.wish) for each in asked.values()]
     asking = {name: (driver, wanted)}
     costing = pricing_of(ws, asked.values())
-    shelves = call_beside_loop(lambda: asyncio.run(offering.shelves(asking, costing)), lambda: None)
+    shelves = call_beside_loop(
+        lambda: asyncio.run(offering.ask_offers(asking, costing)), lambda: None
+    )
     return dict(zip(asked, shelves, strict=True))
 
 
 def pricing_of(ws: Workspace, asked: Iterable[Asked]) -> dict[Need, Pricing]:
-    """How the cost of a run is computed, by needs on any market: by estimates, and by what the ledger says of earlier machines."""
+    """Return the cost model of each need, from run time estimates and the ledger of earlier rentals.  Needs have the market "any"."""
     with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
         history = History.of(ledger.since(0), time.time())
     return {replace(each.wish.need, market="any"): Pricing(history, each.on) for each in asked}
 
 
 def lines(step: str, shelves: Sequence[Shelf], most: int) -> list[str]:
-    """What drivers offer for a step, for people: one table, the cheapest run first."""
+    """Format the offers of drivers for a step as one table of at most `most` rows, cheapest run first."""
     ranked = rank_offers(shelves)
     rows = [_row(offer, shelf) for shelf, offer in ranked[:most]]
     table = align([HEAD, *rows], right={3, 6, 7, 8, 9, 10, 11}) if rows else []
@@ -154,18 +171,16 @@ def _left_out(shelf: Shelf, *, several: bool) -> str:
 
 
 def _hours_said(ranked: Sequence[tuple[Shelf, Offer]]) -> list[str]:
-    """What the hours are from where no run measured them, and of which GPUs they are not known though they are of others."""
+    """Return the notes on run times: the basis of estimates, and the GPUs without an estimate if others have one."""
     totals = [(shelf.total_of(offer), offer.resources.gpu) for shelf, offer in ranked]
     bases = {total.hours.basis for total, _ in totals if total.hours and total.hours.guessed}
     unknown = {gpu or "machines without a GPU" for total, gpu in totals if total.hours is None}
-    return [
-        *([GUESSED.format("; ".join(sorted(bases)))] if bases else ()),
-        *(
-            [UNKNOWN.format(", ".join(sorted(unknown)))]
-            if unknown and any(total.hours for total, _ in totals)
-            else ()
-        ),
-    ]
+    notes = []
+    if bases:
+        notes.append(GUESSED.format("; ".join(sorted(bases))))
+    if unknown and any(total.hours for total, _ in totals):
+        notes.append(UNKNOWN.format(", ".join(sorted(unknown))))
+    return notes
 
 
 def _row(offer: Offer, shelf: Shelf) -> tuple[str, ...]:
@@ -188,46 +203,41 @@ def _row(offer: Offer, shelf: Shelf) -> tuple[str, ...]:
 
 
 def describe_choice(found: Mapping[str, Sequence[Shelf]]) -> list[str]:
-    """Which machine a run would rent for each step, and which come next, as `recipe plan` shows it."""
+    """Return the lines of `recipe plan` about rentals: the chosen offer of each step and its runners-up."""
     lines = []
     for step, shelves in found.items():
         ranked = rank_offers(shelves)[: 1 + offering.RUNNERS_UP]
         for place, (shelf, offer) in enumerate(ranked):
-            row, total = _row(offer, shelf), shelf.total_of(offer)
-            cost = (
-                f", {row[7]} h, ${total.usd:.2f}"
-                + f" with ${total.egress:.2f} of egress" * (total.egress > 0)
-                if total.usd is not None
-                else ""
-            )
-            what = (
-                f"{'allocates' if offer.queued else 'rents'} for {step}"
-                if not place
-                else f"{'':9}else"
-            )
-            kind = (
-                row[1]
-                if offer.queued
-                else f"{offer.id}, {row[2]} of {row[3]}, {offer.region}, {offer.market}"
-            )
-            lines.append(f"{what}: {offer.driver} {kind}, ${row[6]} an hour{cost}")
+            verb = "allocates" if offer.queued else "rents"
+            head = f"{'':9}else" if place else f"{verb} for {step}"
+            lines.append(f"{head}: {_describe_offer(offer, shelf)}")
         several = len(shelves) > 1
         for shelf in shelves:
             if not shelf.offers and (not ranked or shelf.failed):
-                lines.append(
-                    f"rents for {step}: {shelf.failed or f'{shelf.driver} has no matching machine'}"
-                )
+                why = shelf.failed or f"{shelf.driver} has no matching machine"
+                lines.append(f"rents for {step}: {why}")
             ends = f"{shelf.driver}: {shelf.ends}" if several and shelf.ends else shelf.ends
-            lines += [
-                f"{'':9}{words}"
-                for words in (shelf.unsaid(), _left_out(shelf, several=several), ends)
-                if words
-            ]
+            notes = (shelf.unsaid(), _left_out(shelf, several=several), ends)
+            lines += [f"{'':9}{words}" for words in notes if words]
     return lines
 
 
+def _describe_offer(offer: Offer, shelf: Shelf) -> str:
+    """Return the driver, the machine, the hourly price and, if known, the cost of the run."""
+    row, total = dict(zip(HEAD, _row(offer, shelf), strict=True)), shelf.total_of(offer)
+    kind = f"{offer.id}, {row['GPU']} of {row['memory']}, {offer.region}, {offer.market}"
+    if offer.queued:
+        kind = row["offer"]
+    cost = ""
+    if total.usd is not None:
+        cost = f", {row['hours']} h, ${total.usd:.2f}"
+        if total.egress > 0:
+            cost += f" with ${total.egress:.2f} of egress"
+    return f"{offer.driver} {kind}, ${row['$/h']} an hour{cost}"
+
+
 def rank_for_programs(step: str, shelves: Sequence[Shelf]) -> list[dict[str, object]]:
-    """What all drivers offer for a step, for programs, each offer with its place among those of all."""
+    """Return the offers of all drivers for a step as JSON data, with their rank among all offers."""
     ranks = {
         (shelf.driver, offer.id): rank
         for rank, (shelf, offer) in enumerate(rank_offers(shelves), 1)
@@ -238,7 +248,7 @@ def rank_for_programs(step: str, shelves: Sequence[Shelf]) -> list[dict[str, obj
 def as_json(
     step: str, shelf: Shelf, ranks: Mapping[tuple[str, str], int] = {}
 ) -> dict[str, object]:
-    """What a driver offers for a step, for programs.  `ranks`: of offers among those of all drivers, by driver and id, from 1."""
+    """Return the offers of a driver for a step as JSON data.  `ranks` maps driver and offer id to the rank among all drivers, from 1."""
     wish = shelf.wish
     offers = [
         {

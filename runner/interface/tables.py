@@ -1,4 +1,4 @@
-"""Tables as text: columns in line for people, Markdown."""
+"""Format tables as aligned text or Markdown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .tail import safe_line, width
 
 
 def align(table: Sequence[Sequence[str]], right: Collection[int]) -> list[str]:
-    """The rows of a table, its columns in line; those in `right` flush right."""
+    """Format a table with aligned columns; columns in `right` are right-aligned."""
     widths = [max(width(row[n]) for row in table) for n in range(len(table[0]))]
     padded = (
         [
@@ -23,7 +23,7 @@ def align(table: Sequence[Sequence[str]], right: Collection[int]) -> list[str]:
 
 
 def markdown(table: Sequence[Sequence[str]], right: Collection[int]) -> list[str]:
-    """The same as a table of Markdown."""
+    """Format a table as Markdown; columns in `right` are right-aligned."""
     rule = ["---:" if n in right else "---" for n in range(len(table[0]))]
     rows = [
         [cell.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;") for cell in row]
@@ -33,7 +33,7 @@ def markdown(table: Sequence[Sequence[str]], right: Collection[int]) -> list[str
 
 
 def cell(value: object) -> str:
-    """A value as it stands in a table for people."""
+    """Format a value for a table cell; None is empty."""
     if isinstance(value, float):
         return f"{value:.4g}"
     return "" if value is None else safe_line(str(value))

@@ -1,7 +1,7 @@
-"""Follow what a running step says: the last line of its log, the numbers in its metrics.  Makes any text safe to show; does not know where it goes.
+"""Follow the log and the metrics of a running step, and make text safe for terminals.
 
-Whatever a step prints, nothing of it reaches a terminal as a command: whole escape sequences (colours, cursor moves, titles) are left out, every
-other control character is shown in caret notation (`^[`), C1 ones as the pair they stand for, invisible and bidirectional ones not at all.
+Output of a step never acts on the terminal.  Escape sequences (colours, cursor moves, titles) and invisible or bidirectional characters are removed.
+Other control characters are shown in caret notation, such as `^[`; C1 characters as their two-character equivalents.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..language.values import is_number
 from ..planning.ids import readable
 from ..secrets import SHORTEST, Masker
 
-_LINE = 4 << 10  # of a log: at most so much of its end is looked at
+_LINE = 4 << 10  # maximum bytes read from the end of a log
 _METRICS = 64 << 10
 _SEQUENCE = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
@@ -27,25 +27,25 @@ _SEQUENCE = re.compile(
 )
 _OURS = re.compile(
     r"(\n|\x1b\[(?:[012]|(?:1;)?3[1-6])m)"
-)  # line ends and the colours that we write
+)  # line ends and the colours of recipe's own output
 _BARS = "▁▂▃▄▅▆▇█"
 _POINTS = 16
 
 
 def safe_line(text: str) -> str:
-    """`text` as one line that a terminal may safely have."""
+    """Return `text` as one line without control characters, safe for a terminal."""
     if text.isprintable():
         return text
     return "".join(map(_character, _SEQUENCE.sub("", text)))
 
 
 def safe_ids(text: str) -> str:
-    """The same for text of ours that names steps: their ids as people write them."""
+    """Return `text` as one safe line, with step ids in readable form."""
     return safe_line(readable(text) if "%" in text else text)
 
 
 class Guarded:
-    """A terminal that gets printable text, line ends and our own colours, whatever is printed.  Everything but writing is the stream's."""
+    """A terminal stream that writes only printable text, line ends and the colours of recipe.  Other methods are those of the wrapped stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -65,12 +65,12 @@ class Guarded:
 
 
 def canvas(stream: TextIO) -> TextIO:
-    """The stream for what draws on a terminal (a line written over, a display), and cleans each text itself."""
+    """Return the unguarded stream, for code that draws on the terminal and makes its text safe itself."""
     return stream.stream if isinstance(stream, Guarded) else stream
 
 
 def lines(data: bytes) -> list[str]:
-    """The lines of a step's output, safe to show.  Of a line that was written over (a progress bar) what stood there last."""
+    """Return the lines of a step's output, safe for a terminal.  For an overwritten line (a progress bar), return its last version."""
     found = []
     for line in data.rstrip().split(b"\n"):
         last = line.rstrip(b"\r").rpartition(b"\r")[2]
@@ -79,12 +79,12 @@ def lines(data: bytes) -> list[str]:
 
 
 def width(text: str) -> int:
-    """Columns that safe text takes on a terminal."""
+    """Return the width of safe text on a terminal, in columns."""
     return len(text) if text.isascii() else sum(map(_columns, text))
 
 
 def fit(text: str, columns: int) -> str:
-    """As much of `text` as goes into so many columns; what was cut is marked."""
+    """Truncate `text` to a number of columns, with `…` as its last character if text was cut."""
     if width(text) <= columns:
         return text
     kept, used = [], 0
@@ -97,7 +97,7 @@ def fit(text: str, columns: int) -> str:
 
 
 def span(seconds: float) -> str:
-    """A duration as people write it: 4.2s, 42s, 12m05s, 3h05m, 2d03h."""
+    """Format a duration, such as 4.2s, 42s, 12m05s, 3h05m or 2d03h."""
     if seconds < 9.95:
         return f"{max(seconds, 0):.1f}s"
     whole = round(seconds)
@@ -111,7 +111,7 @@ def span(seconds: float) -> str:
 
 
 class LogTail:
-    """The last line of a log that is being written, masked."""
+    """The last line of a growing log, with secrets masked."""
 
     __slots__ = ("_masker", "_path", "_size", "line")
 
@@ -122,7 +122,7 @@ class LogTail:
         self.line = ""
 
     def poll(self) -> bool:
-        """Look again; True when the line has changed."""
+        """Read the log again.  Returns whether the line has changed."""
         news = _read(self._path, 0, _LINE + self._masker.margin, self._size)
         if news is None:
             return False
@@ -131,14 +131,14 @@ class LogTail:
         before = max(0, len(data) - _LINE) if start else 0
         stream.feed(data[:before])
         shown = stream.feed(data[before:])
-        # The beginning of a secret whose rest has not been written yet is not shown; fewer characters than any secret has are.
+        # Hide a possible beginning of a secret, unless it is shorter than the shortest secret.
         line = _last(shown + stream.end() if len(stream.held) < SHORTEST else shown)
         changed, self.line = line != self.line, line
         return changed
 
 
 class MetricsTail:
-    """The training metrics of a running step, as far as they have been written: JSON lines, or the lines of a log that have a pattern."""
+    """The training metrics of a running step so far, from JSON lines or from log lines that match a pattern."""
 
     __slots__ = (
         "_first",
@@ -160,29 +160,29 @@ class MetricsTail:
         self, path: str, masker: Masker, total: float | None = None, pattern: str | None = None
     ) -> None:
         self._path, self._masker, self._pattern = path, masker, pattern
-        self._total = total  # steps, as the inputs say
+        self._total = total  # number of training steps, from the inputs
         self._seen = 0
         self.values: dict[str, float] = {}
         self.main = ""
         self._first: tuple[float, float] | None = (
-            None  # step, and when we saw it: a training that was resumed does not start at 0
+            None  # first step seen, and its time: a resumed training job does not start at step 0
         )
         self._last: tuple[float, float] | None = None
         self._points: list[float] = []
         self._stride, self._sum, self._summed = 1, 0.0, 0
 
     def poll(self, now: float) -> bool:
-        """Look again; True when there are new values."""
+        """Read new metrics.  Returns whether there are new lines."""
         news = _read(self._path, self._seen, _METRICS, self._seen)
         if news is None:
             return False
         data, start, end = news
         whole = data.rfind(b"\n") + 1
         if not whole:
-            # A line still being written is left for later, unless it is longer than any that we would show.
+            # Leave an incomplete line for the next poll, unless it is already too long to be shown.
             self._seen = end if len(data) == _METRICS else self._seen
             return False
-        skipped = start > self._seen  # the first line is then the end of one
+        skipped = start > self._seen  # then the first line is incomplete
         self._seen = start + whole
         lines = data[:whole].splitlines()[1 if skipped else 0 :]
         for numbers in self._numbers(lines):
@@ -195,11 +195,11 @@ class MetricsTail:
 
     @property
     def total(self) -> float | None:
-        """How many steps there will be: as the training says, else as its inputs do."""
+        """The total number of training steps, from the metrics, else from the inputs; None if unknown."""
         return self.values.get("max_steps", self.values.get("total_steps", self._total))
 
     def left(self, now: float) -> float | None:
-        """Seconds until the last step, at the pace we have seen; None while that is unknown."""
+        """Return the estimated seconds until the last training step; None if unknown."""
         most = self.total
         if (
             most is None
@@ -212,29 +212,39 @@ class MetricsTail:
         return max(0.0, (most - self._last[0]) * pace - (now - self._last[1]))
 
     def text(self, bars: bool) -> str:
-        """`step 120/1000  loss 2.134 ▇▅▃▂▁  eval_loss 2.2  1.2k tokens/s`, as far as these are known."""
-        values, said = self.values, []
-        most = self.total
+        """Return the known metrics as text, such as `step 120/1000  loss 2.134 ▇▅▃▂▁  eval_loss 2.2  1.2k tokens/s`."""
+        parts = (self._position(), self._main_value(bars), self._eval_loss(), self._rate())
+        return "  ".join(part for part in parts if part)
+
+    def _position(self) -> str:
+        """Return the step with its total and percentage, else the epoch."""
+        values, most = self.values, self.total
         if "step" in values:
-            share = (
-                f"/{_number(most)} {min(values['step'] / most, 1):.0%}"
-                if most is not None and most > 0
-                else ""
-            )
-            said.append(f"step {_number(values['step'])}{share}")
-        elif "epoch" in values:
-            said.append(f"epoch {_number(values['epoch'])}")
-        if self.main:
-            course = f" {sparkline(self._points)}" if bars and len(self._points) > 1 else ""
-            said.append(f"{safe_line(self.main)} {_number(values[self.main])}{course}")
-        if "eval_loss" in values and self.main != "eval_loss":
-            said.append(f"eval_loss {_number(values['eval_loss'])}")
-        rate = next((name for name in values if name.endswith(_RATES)), "")
-        if rate:
-            said.append(
-                f"{_short(values[rate])} {safe_line(rate.removesuffix('_per_second').removesuffix('/s'))}/s"
-            )
-        return "  ".join(said)
+            step = f"step {_number(values['step'])}"
+            if most is None or most <= 0:
+                return step
+            return f"{step}/{_number(most)} {min(values['step'] / most, 1):.0%}"
+        return f"epoch {_number(values['epoch'])}" if "epoch" in values else ""
+
+    def _main_value(self, bars: bool) -> str:
+        """Return the main metric with its last value, and with `bars` its sparkline."""
+        if not self.main:
+            return ""
+        course = f" {sparkline(self._points)}" if bars and len(self._points) > 1 else ""
+        return f"{safe_line(self.main)} {_number(self.values[self.main])}{course}"
+
+    def _eval_loss(self) -> str:
+        if "eval_loss" not in self.values or self.main == "eval_loss":
+            return ""
+        return f"eval_loss {_number(self.values['eval_loss'])}"
+
+    def _rate(self) -> str:
+        """Return the first throughput metric, such as `1.2k tokens/s`."""
+        name = next((name for name in self.values if name.endswith(_RATES)), "")
+        if not name:
+            return ""
+        unit = name.removesuffix("_per_second").removesuffix("/s")
+        return f"{_short(self.values[name])} {safe_line(unit)}/s"
 
     def _numbers(self, lines: Iterable[bytes]) -> Iterator[dict[str, float]]:
         from ..storage.metrics import parse, reader
@@ -246,7 +256,7 @@ class MetricsTail:
             read = reader(self._pattern)
             yield from (_finite(read(self._masker.mask(line))) for line in lines)
         except TimeoutError:
-            pass  # the step's end says so: here it would only hold the display up
+            pass  # a slow pattern is reported when the step ends; the display does not wait for it
 
     def _take(self, numbers: Mapping[str, float]) -> None:
         self.values.update(numbers)
@@ -260,16 +270,16 @@ class MetricsTail:
             self._points.append(self._sum / self._stride)
             self._sum, self._summed = 0.0, 0
             if len(self._points) == _POINTS:
-                # The whole training stays in view, ever more coarsely.
+                # Halve the resolution, so that the sparkline covers the whole training job.
                 points = self._points
                 self._points = [(a + b) / 2 for a, b in zip(points[::2], points[1::2], strict=True)]
                 self._stride *= 2
 
 
 def sparkline(points: list[float]) -> str:
-    """The course of some numbers, as one character each."""
+    """Draw numbers as a sparkline, one character each."""
     low, high = min(points), max(points)
-    half = high / 2 - low / 2  # the whole of it may be more than a float holds
+    half = high / 2 - low / 2  # the full range may overflow a float
     if not 0 < half < math.inf:
         return _BARS[0] * len(points)
     return "".join(
@@ -284,7 +294,7 @@ _CLOCKS = frozenset(
 
 
 def _main(values: Mapping[str, float]) -> str:
-    """The name of what is most worth watching."""
+    """Return the name of the main metric: the loss, else another loss, else the first metric; empty if there is none."""
     for name in ("loss", "train_loss"):
         if name in values:
             return name
@@ -301,7 +311,7 @@ def _finite(numbers: Mapping[str, object]) -> dict[str, float]:
 
 
 def _last(data: bytes) -> str:
-    """The last line with anything in it to see."""
+    """Return the last line that is not blank, safe for a terminal."""
     for line in reversed(data.replace(b"\r", b"\n").split(b"\n")):
         if line and (text := safe_line(line.decode(errors="replace")).strip()):
             return text
@@ -309,9 +319,12 @@ def _last(data: bytes) -> str:
 
 
 def _read(path: str, start: int, most: int, known: int) -> tuple[bytes, int, int] | None:
-    """What a file has from `start`, or its last `most` bytes: bytes, where they begin and end.  None when it is as long as it is known to be."""
+    """Read a file from `start`, but at most its last `most` bytes.
+
+    Returns the bytes with their begin and end offsets; None if the file cannot be read or still has the size `known`.
+    """
     try:
-        # What a step puts there may be a pipe: it must not stop us.
+        # A step may have created a pipe at this path: do not block on it.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):
         return None

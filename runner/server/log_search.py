@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -12,7 +11,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
 from ..api.log_lines import LogPage, page_of
-from ..api.logs import AttemptLog, list_attempt_logs, read_available, stored_log_path
+from ..api.logs import AttemptLog, list_attempt_logs, on_node, read_available, stored_log_path
 from ..planning.ids import names
 from ..storage.workspace import Workspace
 from ..survey.rows import fetch_file
@@ -83,7 +82,7 @@ def lines(
         if not found:
             words = "no such step of the run has begun"
             raise Refused(404, "no-log", words, f"list its steps with GET /v1/runs/{run}")
-        part = _log_of_node(found[-1], node)
+        part = on_node(found[-1], node)
         nodes = _count_nodes(ws, run, found[-1])
     page = page_of(_read_log(room, run, part), find=find, first=first, limit=limit)
     return _line_list(part, nodes, page)
@@ -104,15 +103,10 @@ def _line_list(part: AttemptLog, nodes: int, page: LogPage) -> LineList:
     )
 
 
-def _log_of_node(part: AttemptLog, node: int) -> AttemptLog:
-    """Return the log of an attempt on another node."""
-    return replace(part, node=node, raw=f"{part.raw[:-4]}.{node}.log") if node else part
-
-
 def _count_nodes(ws: Workspace, run: str, part: AttemptLog) -> int:
     """Return the number of nodes that have a log of this attempt here."""
     for node in range(1, NODES):
-        other = _log_of_node(part, node)
+        other = on_node(part, node)
         if not stored_log_path(ws, run, other).exists() and not Path(other.raw).exists():
             return node
     return NODES

@@ -76,7 +76,7 @@ def look_up(
             if shelf is None:
                 looked.missing.append((name, wish))
                 continue
-            looked.by_step.setdefault(step, []).append(offering.priced_anew(shelf, wish, costing))
+            looked.by_step.setdefault(step, []).append(offering.rank_again(shelf, wish, costing))
     return looked
 
 
@@ -115,7 +115,7 @@ class Market:
     def read_cache(self, room: ServedWorkspace) -> CachedOffers:
         """Return the cached offers, without drivers that cannot be loaded here."""
         with room.open_workspace() as ws:
-            renters = offering.renters(ws)
+            renters = offering.find_renters(ws)
         return CachedOffers(
             {name: driver.traits.allocates for name, driver in renters.items()}, self._drop_stale()
         )
@@ -149,7 +149,7 @@ async def _query_drivers(ws: Workspace, asked: Sequence[Ask]) -> list[Shelf]:
 async def _query_driver(ws: Workspace, name: str, wish: Wish) -> Shelf:
     try:
         (driver,) = offering.priced_drivers(ws, name).drivers.values()
-        (shelf,) = await offering.shelves({name: (driver, [wish])})
+        (shelf,) = await offering.ask_offers({name: (driver, [wish])})
     except RecipeError as error:  # missing API key, or unsupported filter
         return Shelf(name, wish, failed=hide_local_paths(str(error), ws.root))
     return shelf

@@ -50,8 +50,6 @@ if TYPE_CHECKING:
 
 router = APIRouter(prefix="/v1", tags=["recipes"])
 
-LATEST: Final = 500
-"""Number of latest runs that are searched for the last use of a recipe."""
 ROOTS: Final = ("DATA_DIR", "DATASETS_DIR", "MODELS_DIR", "CHECKPOINTS_DIR")
 """Environment variables with data directories, in addition to `roots` under [data]."""
 
@@ -583,10 +581,10 @@ def plan_request(
 
     Raises Refused, or a RecipeError with all problems.
     """
-    from ..hosts.renting.several import names_of
+    from ..hosts.renting.several import driver_names
 
     with survey_request(room, wanted) as (ws, found):
-        names = names_of(ws.config, asked.driver)
+        names = driver_names(ws.config, asked.driver)
         looked = look_up(ws, found, names if found.todo else [], known)
         limits = asked.limits.model_dump(exclude_none=True)
         what = forecasts.Asked(read_recipe(wanted.offered), wanted.start, asked.driver, limits)

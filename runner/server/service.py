@@ -210,12 +210,14 @@ def machines(
 ) -> OfferList:
     from drivers.base import Need, Wish
 
-    from ..hosts.renting.several import names_of
+    from ..hosts.renting.several import driver_names
 
     wish = Wish(Need(gpus=gpus), filters=filters(where or ()))
     with room.open_workspace() as ws:
         try:
-            names = [*offering.priced_drivers(ws, ",".join(names_of(ws.config, driver))).drivers]
+            names = [
+                *offering.priced_drivers(ws, ",".join(driver_names(ws.config, driver))).drivers
+            ]
         except CannotRun as error:
             raise Refused(
                 404,

@@ -65,7 +65,7 @@ def make_lock(
 
     lock = lock_file(path)
     version = python or f"{sys.version_info[0]}.{sys.version_info[1]}"
-    program = uv.here()
+    program = uv.find_uv()
     if not program:
         raise CannotRun(f"cannot lock {path}: uv is not installed", fix="run `pip install uv`")
     with tempfile.TemporaryDirectory() as folder:

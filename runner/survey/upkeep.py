@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import Busy, CannotRun, RecipeError
-from ..hosts.link.local_agents import forget_root, spent_roots
+from ..hosts.link.local_agents import find_spent_roots, forget_root
 from ..paths import heads
 from ..planning.judge import FRESH, MAYBE, SKIPPED, Verdict
 from ..planning.plan import SELECT, UNCACHED, Node
@@ -337,7 +337,7 @@ def _spent_agents(
     """Return the directories of local agents without an active run or kept attempt."""
     names = (path.name for path in _entries(ws.home / "attempts"))
     staying = " ".join(name for name in names if name not in gone_attempts)
-    return spent_roots(ws.home, {*active, *_RUN.findall(staying)})
+    return find_spent_roots(ws.home, {*active, *_RUN.findall(staying)})
 
 
 def _unlocked_folders(ws: Workspace, oldest: float) -> list[Leftover]:

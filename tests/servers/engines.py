@@ -24,7 +24,7 @@ import pytest
 
 from runner.hosts import containers
 from runner.hosts.engines import Engine
-from runner.hosts.link.client import here
+from runner.hosts.link.client import connect_local
 from tests.support import until
 from tests.tools import needs
 
@@ -50,7 +50,7 @@ class Machine:
     @functools.cached_property
     def engine(self) -> Engine:
         async def detected() -> Engine:
-            host = here(Path(tempfile.mkdtemp()))
+            host = connect_local(Path(tempfile.mkdtemp()))
             try:
                 return await containers.detect(
                     host, engine=self.kind, flags=self.flags, args=self.args, environ=self.environ

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from drivers.base import Command, Offer, Order, Wish
 from drivers.ssh import Ssh
 from drivers.sshlink import Link, Route
-from runner.hosts.link.client import Client, there
+from runner.hosts.link.client import Client, connect_remote
 from runner.hosts.link.wire import Wire
 
 from .proxy import Proxy
@@ -84,7 +84,7 @@ async def leased(driver: Ssh, key: str) -> Client:
     lease = await driver.acquire(order(await driver.offers(Wish()), key))
     hosts = await driver.hosts(lease)
     assert hosts is not None
-    return there(Wire(hosts[0], hosts[0].root))
+    return connect_remote(Wire(hosts[0], hosts[0].root))
 
 
 def order(offers: Sequence[Offer], key: str, hours: float = 1) -> Order:

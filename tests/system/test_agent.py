@@ -39,7 +39,7 @@ def root(tmp_path: Path) -> Path:
 
 def on(root: Path, act: Callable[[client.Client], Coroutine[None, None, None]]) -> None:
     async def acting() -> None:
-        host = client.here(root)
+        host = client.connect_local(root)
         try:
             async with asyncio.timeout(60):
                 await act(host)
@@ -183,7 +183,7 @@ def test_when_the_agent_is_killed_what_was_not_to_outlive_it_is_ended_and_lost_a
         end = await waiting
         assert (end.code, end.reason) == (None, "lost")
         assert ended(pid, 0)
-        other = client.here(root)
+        other = client.connect_local(root)
         assert (await over(other, await begin(other, root, script))).reason == "lost"
         assert (await over(other, done)).code == 4
         assert (root.parent / "count").read_text() == "ran\n"
@@ -316,7 +316,7 @@ def test_an_unused_agent_leaves_and_its_ends_stay(root: Path) -> None:
         (first,) = agents(root)
         await host.aclose()
         assert await asyncio.to_thread(ended, first, 60)
-        assert (await over(client.here(root), job)).code == 6
+        assert (await over(client.connect_local(root), job)).code == 6
         again = await begin(host, root, "exit 8", "again")
         assert (await over(host, again)).code == 8
 
@@ -325,7 +325,7 @@ def test_an_unused_agent_leaves_and_its_ends_stay(root: Path) -> None:
 
 def test_clients_that_come_at_once_share_one_agent(root: Path) -> None:
     async def act(host: client.Client) -> None:
-        hosts = [client.here(root) for _ in range(8)]
+        hosts = [client.connect_local(root) for _ in range(8)]
         jobs = await asyncio.gather(
             *(begin(each, root, "echo ran >> count; exit 5") for each in hosts)
         )
@@ -384,8 +384,10 @@ def test_a_client_that_makes_no_sense_is_dismissed_and_the_jobs_of_others_go_on(
 def reached(request: pytest.FixtureRequest, root: Path) -> tuple[Path, Callable[[], client.Client]]:
     """The root of an agent, and what makes a client of it: on this machine, and over the stream that leads to others."""
     if request.param == "socket":
-        return root, lambda: client.here(root)
-    return root / "agent", lambda: client.there(Wire(LocalHost(root / "unused"), str(root)))
+        return root, lambda: client.connect_local(root)
+    return root / "agent", lambda: client.connect_remote(
+        Wire(LocalHost(root / "unused"), str(root))
+    )
 
 
 def begin_numbered(tmp_path: Path, root: Path, number: int) -> None:
@@ -698,7 +700,7 @@ from drivers.base import Command
 from runner.hosts.link import client
 
 async def work():
-    host = client.here(Path(sys.argv[1]), 1.0)
+    host = client.connect_local(Path(sys.argv[1]), 1.0)
     job = await host.start(Command(("/bin/sh", "-c", "echo $$ > pid.new; mv pid.new pid; exec sleep 600"), sys.argv[2], {"PATH": os.environ["PATH"]}), "theirs")
     while not Path(sys.argv[2], "pid").exists():
         await asyncio.sleep(0.02)
@@ -714,7 +716,7 @@ def test_the_job_of_a_stopped_client_is_ended_and_that_of_one_that_lives_is_not(
     """The connection of a stopped process stays open: that is no word of it."""
 
     async def act() -> None:
-        host = client.here(tmp_path / "root", 1.0)
+        host = client.connect_local(tmp_path / "root", 1.0)
         try:
             ours = await host.start(Command(("/bin/sleep", "600"), str(tmp_path), ENV), "ours")
             stopped = await asyncio.create_subprocess_exec(

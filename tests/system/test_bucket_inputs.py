@@ -342,7 +342,7 @@ def test_a_host_that_answers_something_else_is_not_believed(
     bucket: Bucket, space: Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        pulling, "stamp_of", lambda _entries: "0" * 64
+        pulling, "tree_stamp", lambda _entries: "0" * 64
     )  # as if it had other names there than it was asked for
     space.run({"data": bucket.address}, settings=LOOPBACK)
     assert space.read("o") == bucket.listing and len(copies(space)) == 3

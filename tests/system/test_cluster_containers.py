@@ -18,7 +18,7 @@ from drivers.devices import Device
 from runner.errors import CannotRun
 from runner.hosts import cluster_containers, containers
 from runner.hosts.engines import Engine, Image, Mount
-from runner.hosts.link.client import Client, here
+from runner.hosts.link.client import Client, connect_local
 from tests.servers import cluster_engines
 from tests.support import until
 from tests.tools import needs
@@ -33,10 +33,10 @@ class Box:
 
     def __init__(self, kind: str, place: Path, loop: asyncio.Runner) -> None:
         self.kind, self.place, self.loop = kind, place, loop
-        self.host: Client = here(place / "agent")
+        self.host: Client = connect_local(place / "agent")
         self.image = str(place / "images" / "team_trainer:1")
         self.engine: Engine = self.do(containers.detect(self.host, engine=kind, environ=os.environ))
-        self.found: Image = self.do(containers.resolve(self.host, self.engine, self.image))
+        self.found: Image = self.do(containers.pull_image(self.host, self.engine, self.image))
 
     def do(self, doing: Coroutine[Any, Any, Any]) -> Any:
         return self.loop.run(asyncio.wait_for(doing, 60))
@@ -55,7 +55,7 @@ class Box:
             plain,
             self.found,
             self.engine,
-            [*containers.mounts(plain, str(self.place / "objects")), *mounts],
+            [*containers.find_mounts(plain, str(self.place / "objects")), *mounts],
             gpus,
         )
         return self.do(self.host.start(wrapped, cwd.name)), str(cwd)
@@ -160,7 +160,7 @@ def test_nothing_is_left_of_a_step_that_does_not_listen(box: Box) -> None:
     until(lambda: b"ready\n" in box.do(box.host.log(job, 0)))
     box.do(box.host.stop(job, timedelta(seconds=0.2)))
     assert box.end(job)[0].reason == "stopped"
-    box.do(containers.end(box.host, box.engine, cwd))
+    box.do(containers.remove_container(box.host, box.engine, cwd))
     assert not Path(f"{cwd}.box").exists()
     until(
         lambda: (
@@ -199,13 +199,13 @@ def test_an_image_of_a_registry_is_fetched_once(box: Box) -> None:
         pytest.skip("a real Enroot asks a real registry")
     said: list[str] = []
     for _ in range(2):
-        found = box.do(containers.resolve(box.host, box.engine, "team/trainer:1", said.append))
+        found = box.do(containers.pull_image(box.host, box.engine, "team/trainer:1", said.append))
     assert (
         said == ["pulling the image team/trainer:1 (first use only)"]
         and found.digest == "team/trainer:1"
     )
     with pytest.raises(CannotRun, match=r"cannot pull the image team/none:2: .*(unknown|404)"):
-        box.do(containers.resolve(box.host, box.engine, "team/none:2"))
+        box.do(containers.pull_image(box.host, box.engine, "team/none:2"))
     box.found = found
     assert box.run("sh", "-c", "echo $FROM_IMAGE")[1] == "yes\n"
 
@@ -227,7 +227,7 @@ def test_an_image_of_a_registry_is_fetched_once(box: Box) -> None:
     ],
 )
 def test_an_image_is_called_as_the_engine_calls_it(kind: str, image: str, address: str) -> None:
-    assert cluster_containers.address(kind, image) == address
+    assert cluster_containers.image_address(kind, image) == address
 
 
 def test_gpus_are_given_in_the_way_the_engine_knows() -> None:
@@ -258,16 +258,16 @@ def test_gpus_are_given_in_the_way_the_engine_knows() -> None:
 
 def test_a_path_that_no_flag_can_spell_is_refused() -> None:
     assert (
-        cluster_containers._record(Mount('/a,"b"'))
+        cluster_containers._csv_mount(Mount('/a,"b"'))
         == 'type=bind,"source=/a,""b""","destination=/a,""b""",ro'
     )
     assert (
-        cluster_containers._fields(Mount("/a b", True))
+        cluster_containers._fstab_mount(Mount("/a b", True))
         == "/a\\040b:/a\\040b:none:x-create=auto,bind,rw"
     )
     for spelled, path in (
-        (cluster_containers._record, "/a\nb"),
-        (cluster_containers._fields, "/a:b"),
+        (cluster_containers._csv_mount, "/a\nb"),
+        (cluster_containers._fstab_mount, "/a:b"),
     ):
         with pytest.raises(CannotRun, match="cannot mount"):
             spelled(Mount(path))

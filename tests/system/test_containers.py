@@ -33,8 +33,8 @@ from drivers.loopback import Loopback
 from runner.errors import CannotRun
 from runner.hosts import containers
 from runner.hosts.engines import Engine, Image, Mount
-from runner.hosts.link.client import Client, here
-from runner.hosts.link.client import there as there_on
+from runner.hosts.link.client import Client, connect_local
+from runner.hosts.link.client import connect_remote as there_on
 from runner.hosts.link.wire import Wire
 from tests.servers.engines import EACH, Machine, daemon, machine, root_of  # noqa: F401  # fixtures
 from tests.support import Space, until
@@ -77,12 +77,12 @@ class Room:
         cwd.mkdir(mode=0o700, parents=True)
         env = {**containers.base_env({}), **more.pop("env", {})}
         plain = Command(argv, str(cwd), env, log=f"{cwd}.log", **more)
-        found = self.do(containers.resolve(self.host, self.engine, image or self.machine.image))
+        found = self.do(containers.pull_image(self.host, self.engine, image or self.machine.image))
         return containers.wrap(
             plain,
             found,
             engine or self.engine,
-            [*containers.mounts(plain, str(self.root / "objects")), *mounts],
+            [*containers.find_mounts(plain, str(self.root / "objects")), *mounts],
         )
 
     def start(self, command: Command) -> Job:
@@ -142,14 +142,14 @@ def room(request: pytest.FixtureRequest, machine: Machine, tmp_path: Path) -> It
         lacks("catatonit" if machine.kind == "podman" else "docker-init")
     engine = replace(machine.engine, init=False) if wanted == "no-init" else machine.engine
     with asyncio.Runner() as loop:
-        host = here(tmp_path / "agent")
+        host = connect_local(tmp_path / "agent")
         room = Room(tmp_path, machine, host, engine, loop)
         try:
             yield room
         finally:
             for name in room.left():
                 loop.run(
-                    containers.end(
+                    containers.remove_container(
                         host, machine.engine, f"{tmp_path}/attempts/{name.partition('.')[2]}"
                     )
                 )
@@ -232,7 +232,7 @@ def test_links_of_an_attempt_directory_lead_to_the_same_files_inside(
     cwd.mkdir(parents=True)
     for name, target in (("object", objects / "ab" / "123"), ("data", data), ("ckpt", state)):
         (cwd / name).symlink_to(target)
-    found = containers.mounts(plain, str(objects), [str(state)])
+    found = containers.find_mounts(plain, str(objects), [str(state)])
     assert set(found) == {
         Mount(str(cwd), True),
         Mount(str(state), True),
@@ -240,7 +240,7 @@ def test_links_of_an_attempt_directory_lead_to_the_same_files_inside(
         Mount(str(data)),
         Mount(str(outside)),
     }
-    image = room.do(containers.resolve(room.host, room.engine, room.machine.image))
+    image = room.do(containers.pull_image(room.host, room.engine, room.machine.image))
     job = room.start(replace(containers.wrap(plain, image, room.engine, found), log=f"{cwd}.log"))
     assert room.end(job).code == 0, room.log(job)
     assert "storedgivenblob" in room.log(job)
@@ -310,7 +310,7 @@ def test_one_that_does_not_listen_is_killed_and_nothing_is_left_of_it(room: Room
     assert room.processes(command.cwd)
     room.do(room.host.stop(job, timedelta(seconds=0.3)))
     assert room.end(job).reason == "stopped"
-    room.do(containers.end(room.host, room.engine, command.cwd))
+    room.do(containers.remove_container(room.host, room.engine, command.cwd))
     assert room.processes(command.cwd) == []
     assert room.left() == []
     assert not os.path.exists(f"{command.cwd}.box")
@@ -413,7 +413,7 @@ def test_a_container_does_not_outlive_the_script_that_watches_it(room: Room) -> 
     assert script is not None
     os.killpg(script.pid, signal.SIGKILL)  # as a host ends a job that does not listen
     assert room.end(job).signal == signal.SIGKILL
-    room.do(containers.end(room.host, room.engine, command.cwd))
+    room.do(containers.remove_container(room.host, room.engine, command.cwd))
     assert room.processes(command.cwd) == []
     assert room.left() == []
 
@@ -425,7 +425,7 @@ def test_a_container_does_not_outlive_the_supervisor_of_its_host(room: Room) -> 
     assert supervisor is not None
     supervisor.kill()
     assert room.end(job).reason == "lost"
-    room.do(containers.end(room.host, room.engine, command.cwd))
+    room.do(containers.remove_container(room.host, room.engine, command.cwd))
     assert room.processes(command.cwd) == []
     assert room.left() == []
 
@@ -575,15 +575,15 @@ def test_an_image_that_is_nowhere_is_named_with_the_engines_reason(room: Room) -
         CannotRun,
         match=r"cannot pull the image localhost:1/none:9: .*(refused|lookup|registry)",
     ) as error:
-        room.do(containers.resolve(room.host, room.engine, "localhost:1/none:9"))
+        room.do(containers.pull_image(room.host, room.engine, "localhost:1/none:9"))
     assert "log in to its registry" in error.value.fix
 
 
 def test_an_image_is_known_by_its_digest_and_pinned_by_it(room: Room) -> None:
-    found = room.do(containers.resolve(room.host, room.engine, room.machine.image))
+    found = room.do(containers.pull_image(room.host, room.engine, room.machine.image))
     assert found.id.startswith("sha256:") and len(found.id) == 71
     assert found.digest.startswith("sha256:") and len(found.digest) == 71
-    assert room.do(containers.resolve(room.host, room.engine, found.id)).id == found.id
+    assert room.do(containers.pull_image(room.host, room.engine, found.id)).id == found.id
 
 
 @EACH
@@ -654,17 +654,18 @@ def test_an_image_is_fetched_once_and_one_pinned_by_digest_is_that_one(
         said: list[str] = []
         try:
             for name in (f"{place}/team/trainer:1", f"{place}/team/trainer@{_sha(manifest)}"):
-                found = room.do(containers.resolve(room.host, room.engine, name, said.append))
+                found = room.do(containers.pull_image(room.host, room.engine, name, said.append))
                 assert (found.id, found.digest) == (_sha(config), _sha(manifest))
                 del asked[:]
                 assert (
-                    room.do(containers.resolve(room.host, room.engine, name, said.append)) == found
+                    room.do(containers.pull_image(room.host, room.engine, name, said.append))
+                    == found
                 )
                 assert asked == []
             assert said[0] == f"pulling the image {place}/team/trainer:1 (first use only)"
             assert room.run("/bin/true", image=f"{place}/team/trainer:1")[0].code == 0
             with pytest.raises(CannotRun, match=r"cannot pull the image .*team/trainer:2"):
-                room.do(containers.resolve(room.host, room.engine, f"{place}/team/trainer:2"))
+                room.do(containers.pull_image(room.host, room.engine, f"{place}/team/trainer:2"))
         finally:
             machine.cli("rmi", "--force", _sha(config))
             server.shutdown()
@@ -731,7 +732,7 @@ def _found(tmp_path: Path, docker: str = "", podman: str = "", files: str = "") 
             (folder / name).chmod(0o755)
 
     async def detected() -> Engine:
-        host = here(tmp_path / "agent")
+        host = connect_local(tmp_path / "agent")
         try:
             return await containers.detect(
                 host, environ={"PATH": str(folder), "HTTPS_PROXY": "http://user:hunter2@proxy"}

@@ -407,7 +407,7 @@ def test_what_a_host_says_a_failed_attempt_left_never_goes_where_inputs_are(tmp_
     (tmp_path / "attempt" / "input").symlink_to(tmp_path / "data")
     (tmp_path / "attempt" / "file").write_text("ours")
     for name in ("input/evil", "file", "file/below", "new/file"):
-        collecting._leave(str(tmp_path / "attempt"), name, b"theirs")
+        collecting._write_leftover(str(tmp_path / "attempt"), name, b"theirs")
     assert os.listdir(tmp_path / "data") == []
     assert (tmp_path / "attempt" / "file").read_text() == "ours"
     assert (tmp_path / "attempt" / "new" / "file").read_text() == "theirs"

@@ -217,7 +217,7 @@ def test_a_pin_without_a_local_version_is_no_build_that_has_one(
     line = index.wheel("tinyword").replace("==1.0 ", f"=={pin} ")
     index.wheel("tinyword", "word = 'of the processor'", version="1.0+cpu")
     (tmp_path / "lock.txt").write_text(line)
-    argv = [sys.executable, "-I", BUILDER, tmp_path / "made", "lock.txt", uv.here()]
+    argv = [sys.executable, "-I", BUILDER, tmp_path / "made", "lock.txt", uv.find_uv()]
     made = subprocess.run(
         argv,
         cwd=tmp_path,
@@ -263,7 +263,7 @@ def test_a_machine_that_no_uv_runs_on_has_its_pip_do_it(tmp_path: Path) -> None:
         and not _builder._runs(str(tmp_path / "none"))
         and not _builder._runs("/bin/false")
     )
-    assert uv.of("Plan9 mips", tmp_path) == ""
+    assert uv.fetch_uv("Plan9 mips", tmp_path) == ""
 
 
 def test_another_machine_builds_its_own_with_the_uv_that_it_is_sent(

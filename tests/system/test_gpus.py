@@ -143,14 +143,14 @@ def test_host_gpus_is_the_share_of_the_step_and_not_in_its_key(
 
 def test_accelerate_starts_a_process_for_each_gpu_of_the_step(space: Space, cards: Cards) -> None:
     from runner.hosts.place.capacity import Capacity
-    from runner.hosts.place.launch import processes
+    from runner.hosts.place.launch import count_processes
     from runner.storage.workspace import Workspace
 
     with Workspace.open(space.root) as ws:
         there = Capacity(
             ws.machine(), lambda: devices.here(ws.environ), None, free=cast(Any, None)
         )  # nothing is started
-        assert [processes({}, {"host": there.seen(share)}) for share in (None, 1, 2, 0)] == [
+        assert [count_processes({}, {"host": there.seen(share)}) for share in (None, 1, 2, 0)] == [
             2,
             1,
             2,

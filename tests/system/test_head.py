@@ -13,7 +13,7 @@ import pytest
 
 from drivers.base import Traits
 from runner.errors import Invalid
-from runner.hosts.head import Heading
+from runner.hosts.head import StackHead
 from runner.settings import Head
 from runner.storage.workspace import Workspace
 from tests.cloud import cloud, provider
@@ -371,7 +371,7 @@ def test_a_driver_that_gives_all_nodes_together_takes_no_head(space: Space) -> N
         ),
     ):
         asyncio.run(
-            Heading(ws, Head("ssh", "me@nowhere", "nowhere", 4000)).open(
+            StackHead(ws, Head("ssh", "me@nowhere", "nowhere", 4000)).open(
                 Traits(allocates=True), unused=True
             )
         )

@@ -426,16 +426,16 @@ def test_without_proc_the_identity_is_asked_of_the_system(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(local_agents, "_PROC", (str(tmp_path),))
-    before = local_agents.identity()
-    assert local_agents.identity() == before
+    before = local_agents.process_identity()
+    assert local_agents.process_identity() == before
     mask = os.umask(0o027)
     try:
-        assert local_agents.identity() != before
+        assert local_agents.process_identity() != before
     finally:
         os.umask(mask)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limits[0] - 1, limits[1]))
     try:
-        assert local_agents.identity() != before
+        assert local_agents.process_identity() != before
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)

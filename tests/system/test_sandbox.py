@@ -272,7 +272,7 @@ def test_root_has_it_where_no_user_namespace_is_made(tmp_path: Path, users: str)
 def test_a_machine_that_makes_none_refuses_before_anything_starts(
     space: Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runner.hosts.sandbox.refusal_here", lambda: "it is forbidden here")
+    monkeypatch.setattr("runner.hosts.sandbox.find_local_refusal", lambda: "it is forbidden here")
     space.recipe("steps:\n  a: {run: touch a, outputs: [a]}\n  s: {run: 'true', sandbox: true}\n")
     with pytest.raises(CannotRun, match="it is forbidden here") as refused:
         space.run()

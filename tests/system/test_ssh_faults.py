@@ -433,7 +433,7 @@ def test_a_job_that_the_agent_of_yesterday_began_is_waited_for_with_the_program_
 ) -> None:
     """And the other way round: who comes with an older program finds the agent of a newer one."""
     settings = server.settings(root=str(tmp_path / "root"))
-    today = stream.program()
+    today = stream.agent_program()
     with zipfile.ZipFile(io.BytesIO(today.data)) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
     made = io.BytesIO()
@@ -445,14 +445,14 @@ def test_a_job_that_the_agent_of_yesterday_began_is_waited_for_with_the_program_
     async def meet() -> None:
         for first, then in ((yesterday, today), (today, yesterday)):
             gate = tmp_path / first.digest
-            monkeypatch.setattr(stream, "program", lambda first=first: first)
+            monkeypatch.setattr(stream, "agent_program", lambda first=first: first)
             async with hosted(settings) as host:
                 job = await host.start(
                     script(f"while ! test -e {gate}; do sleep 0.01; done; echo done", tmp_path),
                     first.digest,
                 )
                 assert await host.wait(job, timedelta(0)) is None
-            monkeypatch.setattr(stream, "program", lambda then=then: then)
+            monkeypatch.setattr(stream, "agent_program", lambda then=then: then)
             async with hosted(settings) as host:
                 gate.touch()
                 exit = await host.wait(job, LONG)

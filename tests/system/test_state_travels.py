@@ -22,7 +22,7 @@ from drivers.base import NOTHING, Argv, HostLost, Order, Wish
 from drivers.local import LocalHost
 from drivers.loopback import Loopback
 from runner.hosts.link.wire import Wire
-from runner.hosts.place.checkpoint_sync import CheckpointSync, Look, OverHostStore
+from runner.hosts.place.checkpoint_sync import CheckpointSync, HostCheckpoints, Look
 from runner.hosts.place.host_task import Round, StateFolder
 from runner.hosts.transfer.host_store import HostStore
 from tests.system.test_keeper import Training, steps
@@ -54,7 +54,7 @@ class Journey:
             "ckpt", "ckpt", self.here, "states/0123456789abcdef/ckpt", PATTERN, None, self.keep
         )
         return CheckpointSync(
-            OverHostStore(host_store), [kept], self.told.append, pause=nothing
+            HostCheckpoints(host_store), [kept], self.told.append, pause=nothing
         ), Training(Path(host_store.root, kept.below))
 
 
@@ -142,7 +142,7 @@ for step in itertools.count(1):
 """Writes a piece for every byte that it reads, fifteen to a checkpoint."""
 
 
-class Paced(OverHostStore):
+class Paced(HostCheckpoints):
     """While anything is asked of that host, its trainer goes on writing and deleting."""
 
     def __init__(self, host_store: HostStore, trainer: asyncio.subprocess.Process) -> None:
@@ -194,7 +194,7 @@ def test_a_trainer_that_saves_and_deletes_all_the_time_gives_only_whole_checkpoi
                 assert not told[-1].problem and all(right(path) for path in here.glob("*"))
         trainer.kill()
         await trainer.wait()
-        keeper = CheckpointSync(OverHostStore(host_store), [kept], told.append, pause=nothing)
+        keeper = CheckpointSync(HostCheckpoints(host_store), [kept], told.append, pause=nothing)
         await keeper.finish()
         assert all(right(path) for path in here.glob("*")) and len(steps(here)) >= ROUNDS // 8
         last = max(step for step in steps(there) if right(there / f"checkpoint-{step}"))
@@ -241,7 +241,7 @@ def test_a_restore_that_dies_anywhere_leaves_nothing_half_there(tmp_path: Path) 
             try:
                 await host_store.open()
                 await CheckpointSync(
-                    OverHostStore(host_store), [kept], lambda _round: None
+                    HostCheckpoints(host_store), [kept], lambda _round: None
                 ).restore()  # type: ignore[arg-type]
                 break
             except HostLost:
@@ -276,7 +276,7 @@ def test_a_training_that_saves_more_than_a_small_disk_holds_goes_on_to_its_end(
         there = f"{host_store.root}/states/id/ckpt"
         told: list[Round] = []
         keeper = CheckpointSync(
-            OverHostStore(host_store),
+            HostCheckpoints(host_store),
             [
                 StateFolder(
                     "ckpt",
@@ -316,7 +316,7 @@ def test_our_own_disk_that_is_full_is_said_and_loses_nothing(
         told: list[Round] = []
         here = small_disk / "1" / "ckpt"
         keeper = CheckpointSync(
-            OverHostStore(host_store),
+            HostCheckpoints(host_store),
             [StateFolder("ckpt", "ckpt", here, "states/id/ckpt", PATTERN, None, 1)],
             told.append,
             pause=nothing,
@@ -338,13 +338,13 @@ def test_what_is_there_is_reported_with_its_times(tmp_path: Path) -> None:
     async def story() -> None:
         host_store = HostStore(Wire(LocalHost(tmp_path / "supervisor"), str(tmp_path / "ours")))
         folder = tmp_path / "ours" / "a state" / "ckpt"
-        assert (await OverHostStore(host_store).look("a state/ckpt")).files == {}
+        assert (await HostCheckpoints(host_store).look("a state/ckpt")).files == {}
         trainer = Training(folder)
         trainer.save(1)
         (folder / "step-1" / "näme of\ttheir own").write_text("x")
         (folder / "step-1" / "link").symlink_to("/nowhere")
         os.utime(folder / "step-1" / "optimizer.json", ns=(0, 1_700_000_000_000_000_000))
-        found = await OverHostStore(host_store).look("a state/ckpt")
+        found = await HostCheckpoints(host_store).look("a state/ckpt")
         assert set(found.files) == {
             f"step-1/{name}"
             for name in ("model.safetensors", "optimizer.json", "näme of\ttheir own", "link")
@@ -369,6 +369,6 @@ def test_a_host_that_sends_wrong_names_writes_nothing_outside_the_state() -> Non
             return [(name, 5, 7_500_000_000, False) for name in names], 50, 100
 
     async def story() -> None:
-        assert dict((await OverHostStore(Liar()).look("x")).files) == {"good": (5, 7_500_000_000)}  # type: ignore[arg-type]
+        assert dict((await HostCheckpoints(Liar()).look("x")).files) == {"good": (5, 7_500_000_000)}  # type: ignore[arg-type]
 
     asyncio.run(story())

@@ -141,7 +141,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two tries nothing is waited for."""
     for module in ("link.wire", "transfer.upload", "transfer.download"):
-        monkeypatch.setattr(f"runner.hosts.{module}.rest", lambda _failures: 0.0)
+        monkeypatch.setattr(f"runner.hosts.{module}.retry_pause", lambda _failures: 0.0)
 
 
 @pytest.fixture
@@ -742,7 +742,7 @@ def test_a_sweep_takes_what_is_unused_and_leaves_what_attempts_need(go: Go) -> N
         (tree,) = await town.sends(town.tree())
         await town.attempt(Parcel({}, {"x": used}))
         for content in (used, forgotten, tree):
-            os.utime(town.place / "there" / "used" / manifests.name_of(content), (0, 0))
+            os.utime(town.place / "there" / "used" / manifests.object_name(content), (0, 0))
         programs = town.place / "there" / "agent"
         (ours,) = [path for path in programs.iterdir() if len(path.name) == 64]
         (programs / ("a" * 64)).mkdir()

@@ -154,7 +154,7 @@ def test_no_fault_on_the_way_there_is_accepted_and_little_is_sent_twice(
             hosted = place / "objects"
             assert sorted(
                 path.name for path in hosted.glob("*/*") if not path.name.endswith(".json")
-            ) == sorted(map(manifests.name_of, sources))
+            ) == sorted(map(manifests.object_name, sources))
             below = [path for path in hosted.rglob("*") if not path.is_symlink()]
             assert not [
                 path for path in below if path.stat().st_mode & 0o222 and len(path.name) != 2

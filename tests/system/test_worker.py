@@ -20,7 +20,7 @@ from runner.execution.queue import serve
 from runner.execution.resume import POISON
 from runner.execution.steps import judging, preparing, publisher, reattaching
 from runner.execution.steps.control import Handover
-from runner.execution.steps.starting import Starter
+from runner.execution.steps.launching import Launcher
 from runner.execution.terms import Choice, Listener, Settings
 from runner.execution.unattended import end_unattended
 from runner.hosts.place.place import Place
@@ -389,7 +389,7 @@ def test_a_run_whose_worker_is_gone_after_a_step_failed_ends_with_that_failure(
 ) -> None:
     space.recipe("steps: {a: {run: 'echo RuntimeError: no data; exit 7'}}")
     run = submitted(space)
-    asked, whole = list[str](), worker._over
+    asked, whole = list[str](), worker._store_end
 
     def once_away(*given: Any) -> str:
         asked.append(run)
@@ -397,7 +397,7 @@ def test_a_run_whose_worker_is_gone_after_a_step_failed_ends_with_that_failure(
             raise StoreUnavailable("the database does not answer")
         return whole(*given)
 
-    monkeypatch.setattr(worker, "_over", once_away)
+    monkeypatch.setattr(worker, "_store_end", once_away)
     work(space)
     ended = row(space, run)
     assert ended.state == "FAILED" and ended.failure == "exit" and "no data" in ended.reason
@@ -413,16 +413,16 @@ def test_a_run_whose_worker_is_gone_after_an_allowed_failure_goes_on(
         "  b: {run: 'cat {{ steps.a.o }} > b.txt', outputs: {o: b.txt}}\n"
     )
     run = submitted(space)
-    asked, whole = list[str](), Starter._launch
+    asked, whole = list[str](), Launcher.launch
 
-    async def second_is_away(starter: Starter, id: str, attempt: Any) -> None:
+    async def second_is_away(launcher: Launcher, id: str, attempt: Any) -> None:
         asked.append(id)
         if asked[2:] == ["b"]:
-            starter._commits.flush()
+            launcher._commits.flush()
             raise StoreUnavailable("the database does not answer")
-        await whole(starter, id, attempt)
+        await whole(launcher, id, attempt)
 
-    monkeypatch.setattr(Starter, "_launch", second_is_away)
+    monkeypatch.setattr(Launcher, "launch", second_is_away)
     work(space)
     assert row(space, run).state == "COMPLETED" and asked[2:] == ["b", "b"]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from drivers.base import Driver, Traits
-from runner.hosts.ahead import ahead
+from runner.hosts.ahead import connect_ahead
 
 
 class Slow(Driver):
@@ -45,7 +45,7 @@ async def _loop() -> asyncio.AbstractEventLoop:
 
 def test_a_run_goes_on_with_the_loop_on_which_its_driver_has_connected_meanwhile() -> None:
     driver = Slow()
-    with ahead(driver) as asked:
+    with connect_ahead(driver) as asked:
         assert driver.began.wait(60)
         driver.let()
         with asyncio.Runner(loop_factory=asked.loop) as runner:
@@ -55,7 +55,7 @@ def test_a_run_goes_on_with_the_loop_on_which_its_driver_has_connected_meanwhile
 
 def test_a_run_that_is_refused_lets_go_of_a_driver_that_still_connects() -> None:
     driver = Slow()
-    with pytest.raises(KeyboardInterrupt), ahead(driver):
+    with pytest.raises(KeyboardInterrupt), connect_ahead(driver):
         assert driver.began.wait(60)
         raise KeyboardInterrupt
     assert driver.loop is None and driver.closed
@@ -63,7 +63,7 @@ def test_a_run_that_is_refused_lets_go_of_a_driver_that_still_connects() -> None
 
 def test_ctrl_c_while_it_connects_ends_the_wait() -> None:
     driver = Slow(interrupts=True)
-    with pytest.raises(KeyboardInterrupt), ahead(driver) as asked:
+    with pytest.raises(KeyboardInterrupt), connect_ahead(driver) as asked:
         driver.awaited.set()
         asked.loop()
     assert driver.loop is None and driver.closed

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from runner.execution.steps import shared_states
-from runner.hosts.place.checkpoint_sync import EVERY, SETTLE, period
+from runner.hosts.place.checkpoint_sync import EVERY, SETTLE, round_period
 from runner.language import units
 from runner.planning.step import StateSpec
 from runner.storage.checkpoints import is_due
@@ -89,4 +89,8 @@ def test_steps_are_counted_by_the_numbers_in_names() -> None:
     assert is_due("checkpoint-1000", ["checkpoint-500"], 500)
     assert not is_due("checkpoint-900", ["checkpoint-500"], 500)
     assert is_due("checkpoint-900", [], 500) and is_due("last", ["last"], 500)
-    assert (period(None, None), period(7.0, None), period(None, 500)) == (EVERY, 7.0, SETTLE)
+    assert (round_period(None, None), round_period(7.0, None), round_period(None, 500)) == (
+        EVERY,
+        7.0,
+        SETTLE,
+    )

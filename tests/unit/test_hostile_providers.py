@@ -300,7 +300,7 @@ def test_prime_offers_only_what_has_the_image_and_a_virtual_machine_says_that_it
     virtual = made("gcp", tmp_path, monkeypatch)
     monkeypatch.setattr(virtual, "offers", _none)
     [shelf] = asyncio.run(
-        offering.shelves({"gcp": (virtual, [Wish(Need(image="team/trainer:1"))])})
+        offering.ask_offers({"gcp": (virtual, [Wish(Need(image="team/trainer:1"))])})
     )
     assert (
         "team/trainer:1 runs in a container engine on the machine: the machine is a VM"

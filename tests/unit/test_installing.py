@@ -126,11 +126,11 @@ def test_uv_tool_installs_an_extra_by_the_command_that_it_was_told(tmp_path: Pat
         "UV_TOOL_DIR": str(tmp_path / "tools"),
         "UV_TOOL_BIN_DIR": str(tmp_path / "bin"),
         "UV_PYTHON": sys.executable,
-        "PATH": f"{Path(uv.here()).parent}:/usr/bin:/bin",
+        "PATH": f"{Path(uv.find_uv()).parent}:/usr/bin:/bin",
         "HOME": str(tmp_path),
     }
     python = tmp_path / "tools" / "recipe-runner" / "bin" / "python"
-    install = [uv.here(), "tool", "install", "--quiet", f"{CHECKOUT}[client]"]
+    install = [uv.find_uv(), "tool", "install", "--quiet", f"{CHECKOUT}[client]"]
     subprocess.run(install, check=True, timeout=300, env=places)
     said = subprocess.run(
         [python, "-c", "import drivers; print(drivers.install_line('notify'))"],

@@ -11,7 +11,7 @@ import pytest
 
 from runner.errors import CannotRun
 from runner.hosts import interpreters
-from runner.hosts.interpreters import ask, choose_python, command_path, version
+from runner.hosts.interpreters import ask_version, choose_python, command_path, find_version
 
 
 def program(path: Path) -> str:
@@ -83,8 +83,8 @@ def test_a_path_on_which_it_is_first_already_stays_as_it_is(tmp_path: Path) -> N
 def test_the_version_of_an_environment_is_read_and_not_asked(tmp_path: Path) -> None:
     python = program(tmp_path / "bin/python")
     (tmp_path / "pyvenv.cfg").write_text("home = /usr/bin\nversion_info = 3.12.3.final.0\n")
-    assert version(python) == (python, "3.12.3")
-    assert version(str(tmp_path / "none")) == (str(tmp_path / "none"), "")
+    assert find_version(python) == (python, "3.12.3")
+    assert find_version(str(tmp_path / "none")) == (str(tmp_path / "none"), "")
 
 
 def test_a_python_that_has_to_be_run_for_its_version_says_it_while_other_things_are_done(
@@ -94,9 +94,9 @@ def test_a_python_that_has_to_be_run_for_its_version_says_it_while_other_things_
     shim = tmp_path / "shim"
     shim.write_text(f"#!/bin/sh\nread line < {tmp_path}/gate\necho /real/python\necho 3.99.1\n")
     shim.chmod(0o755)
-    ask(str(shim))
+    ask_version(str(shim))
     (tmp_path / "gate").write_text("go\n")  # it is running already
-    assert version(str(shim)) == ("/real/python", "3.99.1")
+    assert find_version(str(shim)) == ("/real/python", "3.99.1")
 
 
 def test_a_python_that_has_to_be_run_to_say_which_it_is_is_asked_once_a_minute(
@@ -105,10 +105,12 @@ def test_a_python_that_has_to_be_run_to_say_which_it_is_is_asked_once_a_minute(
     shim = tmp_path / "python3"
     shim.write_text(f"#!/bin/sh\necho asked >> {tmp_path}/count\necho /real/python\necho 3.12.1\n")
     shim.chmod(0o755)
-    assert [interpreters.version(str(shim)) for _ in range(3)] == [("/real/python", "3.12.1")] * 3
+    assert [interpreters.find_version(str(shim)) for _ in range(3)] == [
+        ("/real/python", "3.12.1")
+    ] * 3
     assert (tmp_path / "count").read_text().split() == ["asked"]
     monkeypatch.setattr(interpreters, "_HOLDS", 0.0)
     assert (
-        interpreters.version(str(shim)) == ("/real/python", "3.12.1")
+        interpreters.find_version(str(shim)) == ("/real/python", "3.12.1")
         and len((tmp_path / "count").read_text().split()) == 2
     )

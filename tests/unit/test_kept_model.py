@@ -174,7 +174,7 @@ class KeptSchedule(Schedule):
     async def finish(self) -> None:
         """What a user does at last."""
         self.down = True
-        assert await stacks.down(self.process(""))
+        assert await stacks.terminate_machine(self.process(""))
 
 
 @pytest.mark.longer

@@ -10,7 +10,7 @@ import pytest
 
 from drivers.base import Offer
 from runner.failures import LeaseFailure
-from runner.hosts.renting.resting import account_digest, failure, find_resting, is_denied
+from runner.hosts.renting.resting import account_digest, failure_of, find_resting, is_denied
 from runner.storage.records.ledger import LEDGER, LeaseRow, Ledger
 
 SETTINGS, ACCOUNT = {"term": 24}, [("credit", "$0.00")]
@@ -81,7 +81,7 @@ def test_words_decide_nothing(tmp_path: Path, kind: LeaseFailure) -> None:
     assert find_resting([gone], "gcp", time.time()).has(Offer("gcp", "o")) == (kind in rests)
     assert is_denied(gone, time.time()) == (kind == LeaseFailure.DENIED)
     without = gone._replace(failure="")
-    assert not failure(without) and not find_resting([without], "gcp", time.time()).offers
+    assert not failure_of(without) and not find_resting([without], "gcp", time.time()).offers
 
 
 def test_a_failure_stays_when_the_lease_moves_on(tmp_path: Path) -> None:

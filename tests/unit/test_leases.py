@@ -22,7 +22,7 @@ from runner.errors import CannotRun
 from runner.hosts.link import contact
 from runner.hosts.renting import leases as module
 from runner.hosts.renting.leases import Leases, lease_of, need_of, offer_of
-from runner.hosts.renting.reaper import fate
+from runner.hosts.renting.reaper import decide_fate
 from runner.storage.records.ledger import Full, LeaseRow, Ledger
 
 NEED = Need(cpus=1)
@@ -384,18 +384,21 @@ def test_only_what_no_run_can_need_is_ended_by_itself() -> None:
     now = time.time()
     row = LeaseRow("k", "loopback", "r", "/ws", {}, "h", "UP", {}, now + 60, 1.0)
     assert (
-        not fate(row, "live", now).end
-        and not fate(row._replace(state="RELEASING"), "live", now).end
+        not decide_fate(row, "live", now).end
+        and not decide_fate(row._replace(state="RELEASING"), "live", now).end
     )
-    assert fate(row, "over", now).end and fate(row._replace(until=now - 1), "live", now).end
     assert (
-        fate(row._replace(state="RELEASING"), "dead", now).end
-        and fate(row._replace(state="RELEASING"), "gone", now).end
+        decide_fate(row, "over", now).end
+        and decide_fate(row._replace(until=now - 1), "live", now).end
     )
-    assert not fate(row, "dead", now).end and not fate(row, "gone", now).end
     assert (
-        fate(row._replace(price=0.0), "dead", now).end
-        and not fate(row._replace(price=0.0), "gone", now).end
+        decide_fate(row._replace(state="RELEASING"), "dead", now).end
+        and decide_fate(row._replace(state="RELEASING"), "gone", now).end
+    )
+    assert not decide_fate(row, "dead", now).end and not decide_fate(row, "gone", now).end
+    assert (
+        decide_fate(row._replace(price=0.0), "dead", now).end
+        and not decide_fate(row._replace(price=0.0), "gone", now).end
     )
 
 

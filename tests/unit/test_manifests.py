@@ -69,15 +69,15 @@ def test_what_is_whole_before_a_flipped_bit_is_given_and_nothing_behind_it() -> 
 @given(st.lists(st.sampled_from(["a", "b/c", "b/d/e", "f"]), unique=True))
 def test_the_digest_of_a_tree_depends_on_every_name_and_kind(names: list[str]) -> None:
     entries = [Entry(name, "f", 1, "0" * 64) for name in names]
-    digest = manifests.stamp_of(entries)
-    assert digest == manifests.stamp_of(entries[::-1])
+    digest = manifests.tree_stamp(entries)
+    assert digest == manifests.tree_stamp(entries[::-1])
     for n, entry in enumerate(entries):
         for other in (
             entries[:n] + entries[n + 1 :],
             [*entries, entry._replace(path="z")],
             [*entries[:n], entry._replace(kind="x"), *entries[n + 1 :]],
         ):
-            assert manifests.stamp_of(other) != digest
+            assert manifests.tree_stamp(other) != digest
 
 
 def test_the_stamp_of_a_tree_on_a_disk_is_that_of_its_manifest(tmp_path: Path) -> None:
@@ -90,4 +90,4 @@ def test_the_stamp_of_a_tree_on_a_disk_is_that_of_its_manifest(tmp_path: Path) -
         Entry("a/run", "x", 1, "0" * 64),
         Entry("link", "l", 5, "a/run"),
     ]
-    assert manifests.stamp_of(entries) == trees.stamp_of(str(tmp_path))
+    assert manifests.tree_stamp(entries) == trees.stamp_of(str(tmp_path))

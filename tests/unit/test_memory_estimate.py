@@ -250,6 +250,9 @@ def test_terms_go_the_way_that_they_should() -> None:
         stages == sorted(stages, reverse=True)
         and gb(method="full", stage=3, devices=8, offload=True) < stages[-1]
     )
+    sharded = gb(method="lora", stage=3, devices=2)
+    offloaded = gb(method="lora", stage=3, devices=2, offload=True)
+    assert sharded - offloaded > MODEL.parameters * 2 / 2 / 1e9, "the frozen weights are away, too"
     assert gb(generating=64, length=4096) > gb(generating=0, length=4096)
     assert gb(embeddings=True) > gb() and gb(others=MODEL.parameters) > gb() + 15
 

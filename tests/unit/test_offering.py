@@ -11,7 +11,7 @@ import pytest
 from drivers.base import Denied, Need, Offer, Rejected, Resources, Wish
 from drivers.cloud import About, Filters, Installation, public, why_excluded
 from drivers.machine import Facts, cuda, less
-from runner.hosts.renting.offering import UNSAID, Shelf, to_confirm
+from runner.hosts.renting.offering import UNSAID, Shelf, cost_to_confirm
 from runner.hosts.renting.totals import Pricing
 from runner.interface.shelves import as_json, describe_choice, lines
 from runner.storage.workspace import Workspace
@@ -145,14 +145,17 @@ def test_a_person_is_asked_above_two_dollars_unless_the_limit_or_the_settings_sa
 ) -> None:
     shelves = [Shelf("vastai", Wish(hours=hours), [OFFER]) for hours in (3.0, 2.0)]
     with Workspace.open(tmp_path) as ws:
-        assert to_confirm(ws, shelves, None) == 2.5
-        assert to_confirm(ws, shelves, 1.0) is None and to_confirm(ws, shelves[:1], None) is None
-        assert to_confirm(ws, [Shelf("vastai", Wish(), [OFFER])], None) is None, (
+        assert cost_to_confirm(ws, shelves, None) == 2.5
+        assert (
+            cost_to_confirm(ws, shelves, 1.0) is None
+            and cost_to_confirm(ws, shelves[:1], None) is None
+        )
+        assert cost_to_confirm(ws, [Shelf("vastai", Wish(), [OFFER])], None) is None, (
             "how long it takes is not known"
         )
     (tmp_path / "recipe.toml").write_text("[drivers.vastai]\nconfirm = 1\n")
     with Workspace.open(tmp_path) as ws:
-        assert to_confirm(ws, shelves[:1], None) == 1.5
+        assert cost_to_confirm(ws, shelves[:1], None) == 1.5
 
 
 def test_the_total_has_the_egress_of_what_comes_home_and_the_lowest_total_is_chosen() -> None:

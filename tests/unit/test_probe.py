@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from drivers import machine
 from drivers.base import Need, Resources, Wish
-from runner.hosts.probe import Finding, findings
+from runner.hosts.probe import Finding, parse_findings
 
 WHOLE = b"""\
 root=/home/u/.recipe-host
@@ -40,7 +40,7 @@ container_gpus=nvidia-ctk
 
 
 def of(what: str, said: bytes) -> list[Finding]:
-    return [finding for finding in findings(said) if finding.what == what]
+    return [finding for finding in parse_findings(said) if finding.what == what]
 
 
 def without(*names: bytes) -> bytes:
@@ -48,7 +48,7 @@ def without(*names: bytes) -> bytes:
 
 
 def test_a_host_that_has_everything_lacks_nothing() -> None:
-    assert [finding for finding in findings(WHOLE) if finding.state != "ok"] == []
+    assert [finding for finding in parse_findings(WHOLE) if finding.state != "ok"] == []
     assert (
         of("gpus", WHOLE)[0].found
         == "2 x NVIDIA H100 80GB HBM3 with 86 GB (driver 570.86.15, CUDA 12.8)"
@@ -113,7 +113,7 @@ def test_an_engine_that_is_installed_and_does_not_answer_is_said_in_its_words() 
 
 
 def test_words_of_a_stranger_are_printable_and_short() -> None:
-    for finding in findings(
+    for finding in parse_findings(
         without(b"system") + b"system=\x1b[2J\x1b]0;x\x07" + b"y" * 10_000 + b"\n"
     ):
         assert finding.found.isprintable()
@@ -132,7 +132,7 @@ def test_words_of_a_stranger_are_printable_and_short() -> None:
 def test_no_answer_is_too_strange(noise: bytes, lines: list[tuple[bytes, bytes]]) -> None:
     said = noise + b"\n" + b"".join(name + b"=" + value + b"\n" for name, value in lines)
     have = machine.resources(machine.facts(said))
-    assert all(finding.found.isprintable() for finding in findings(said))
+    assert all(finding.found.isprintable() for finding in parse_findings(said))
     assert machine.enough(have, Wish())
     assert not machine.enough(have, Wish(Need(cpus=1e300)))
 

@@ -17,7 +17,7 @@ from drivers.base import NOTHING, Argv, Exit, Rejected, Unreachable
 from runner.errors import CannotRun
 from runner.execution.refusals import _report_uneven_hosts
 from runner.hosts.place import rendezvous
-from runner.hosts.place.group import _first
+from runner.hosts.place.group import _first_failed
 from runner.hosts.place.rendezvous import Meeting, Node, meet
 from runner.planning.step import ResourceSpec, StepSpec
 
@@ -145,11 +145,11 @@ def test_the_first_to_fail_is_reported_by_our_clock_and_is_not_one_that_we_stopp
         Exit(1, ended=50.0),
         Exit(1, ended=60.0),
     )
-    assert _first({0: stopped, 1: late, 2: early}, Meeting(0, ())) == 2
-    assert _first({1: late, 2: early}, Meeting(0, (0.0, 3600.0, 0.0))) == 1
-    assert _first({1: early, 2: late._replace(code=None, reason="lost")}, Meeting(0, ())) == 2, (
-        "what the others ended with came of that"
-    )
+    assert _first_failed({0: stopped, 1: late, 2: early}, Meeting(0, ())) == 2
+    assert _first_failed({1: late, 2: early}, Meeting(0, (0.0, 3600.0, 0.0))) == 1
+    assert (
+        _first_failed({1: early, 2: late._replace(code=None, reason="lost")}, Meeting(0, ())) == 2
+    ), "what the others ended with came of that"
 
 
 def test_hosts_with_different_numbers_of_gpus_are_refused_unless_the_step_says_how_many() -> None:

@@ -31,7 +31,7 @@ from runner.errors import CannotRun, RecipeError
 from runner.hosts.renting import reaper
 from runner.hosts.renting.leases import Leases
 from runner.hosts.renting.money import leave_at
-from runner.hosts.renting.reaper import RunStatus, end
+from runner.hosts.renting.reaper import RunStatus, release_orphan
 from runner.storage.records.ledger import LeaseRow, Ledger
 from tests.virtual import SETTLES, ModelWeb, Virtual, driver, market, virtual
 
@@ -166,7 +166,7 @@ class Schedule:
     async def tidy(self, leases: Leases) -> None:
         """What a run does at its start, and every five minutes, with what other runs left."""
         with suppress(DriverError):
-            await reaper.tidy(leases, {})
+            await reaper.release_leftovers(leases, {})
 
     async def work(self, run: str) -> None:
         """A worker: what an earlier one had, or a machine, is used for a while and given back."""
@@ -236,7 +236,9 @@ class Schedule:
         jumping = asyncio.ensure_future(self.jump(loop))
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(
-                reaper, "run_status", lambda row, _environ: self.run_status.get(row.run, "gone")
+                reaper,
+                "find_run_status",
+                lambda row, _environ: self.run_status.get(row.run, "gone"),
             )
             await asyncio.gather(self.run("one"), self.run("two"))
         jumping.cancel()
@@ -258,7 +260,7 @@ class Schedule:
     async def finish(self) -> None:
         """End what the runs have left."""
         for row in self.ledger.living_leases():
-            assert not await end(self.process(row.run), row, "the run is over")
+            assert not await release_orphan(self.process(row.run), row, "the run is over")
 
     def _cheap(self) -> None:
         """No run may have cost more than its limit, a little time of each of its machines aside."""

@@ -9,7 +9,7 @@ from runner.hosts.renting.resting import (
     RESTS,
     ZONE,
     account_digest,
-    failure,
+    failure_of,
     find_resting,
     is_denied,
 )
@@ -50,7 +50,7 @@ def gone(offer: str, ago: float, zone: str = "", **more: object) -> LeaseRow:
 def test_an_offer_rests_by_the_class_of_its_failure(
     what: str, more: dict[str, object], seconds: float
 ) -> None:
-    assert failure(gone("a", 0, **more)) == what and RESTS[what] == seconds
+    assert failure_of(gone("a", 0, **more)) == what and RESTS[what] == seconds
     for ago, rests in ((seconds - 1, True), (seconds + 1, False)):
         found = find_resting([gone("a", ago, **more)], "gcp", NOW)
         assert found.has(Offer("gcp", "a")) is rests and not found.has(Offer("gcp", "b"))
@@ -67,7 +67,7 @@ def test_a_machine_that_was_given_back_or_cancelled_on_its_way_up_does_not_rest(
     preempted = gone("a", 1, failure="taken-away", lease=MACHINE, up=NOW)
     coming = gone("a", 1, failure="failed")._replace(state="RELEASING")
     for row in (*cancelled, preempted, coming):
-        assert not failure(row) and not find_resting([row], "gcp", NOW).has(Offer("gcp", "a"))
+        assert not failure_of(row) and not find_resting([row], "gcp", NOW).has(Offer("gcp", "a"))
 
 
 def test_a_zone_rests_while_two_of_its_offers_do() -> None:

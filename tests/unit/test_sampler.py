@@ -144,7 +144,7 @@ def test_an_agent_looks_at_its_host_for_a_job_that_lasts_and_for_no_other(
     )
 
     async def acting() -> None:
-        host = client.here(tmp_path / "root")
+        host = client.connect_local(tmp_path / "root")
         try:
             short = await host.start(
                 Command(("/bin/true",), str(tmp_path), {}, log=f"{tmp_path}/short.log"), "short"

@@ -398,7 +398,7 @@ class ScheduledRuns(Schedule):
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(Connector, "schedule", self, raising=False)
             patched.setattr(pools, "Connector", Connector)
-            patched.setattr(pools, "measure", _nothing)
+            patched.setattr(pools, "check_as_sold", _nothing)
             patched.setattr(pools, "KeptLeases", partial(_told, self.heard))
             patched.setattr(pools.Ledger, "open", lambda *_: Shared(self.ledger))
             patched.setattr(renting, "log_remote", lambda *_: None)

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from drivers.base import HostLost, Rejected
-from runner.hosts.place.checkpoint_sync import Look, OverHostStore
-from runner.hosts.place.state_union import OverNodes
+from runner.hosts.place.checkpoint_sync import HostCheckpoints, Look
+from runner.hosts.place.state_union import NodesCheckpoints
 from runner.hosts.transfer.download import Taken
 from runner.hosts.transfer.host_store import Vanished
 from runner.storage.content import files
 
 
-class Disk(OverHostStore):
+class Disk(HostCheckpoints):
     """A node whose disk is a folder."""
 
     def __init__(self, root: Path, free: int = 100) -> None:
@@ -78,9 +78,9 @@ def write(root: Path, **contents: str) -> None:
         path.write_text(text)
 
 
-def nodes(tmp: Path, told: list[str]) -> tuple[OverNodes, Disk, Disk]:
+def nodes(tmp: Path, told: list[str]) -> tuple[NodesCheckpoints, Disk, Disk]:
     first, second = Disk(tmp / "0"), Disk(tmp / "1", free=50)
-    return OverNodes([first, second], told.append), first, second
+    return NodesCheckpoints([first, second], told.append), first, second
 
 
 def test_what_any_node_wrote_is_brought_and_of_two_the_first_counts(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.hosts.variables import in_container, inherit_variables, settled_variables
+from runner.hosts.variables import container_variables, fixed_variables, inherit_variables
 from runner.secrets import find_passwords, is_tokenlike
 
 LOGIN = {
@@ -20,7 +20,7 @@ LOGIN = {
 
 def test_paths_of_the_host_and_its_home_do_not_go_into_a_container() -> None:
     assert inherit_variables(LOGIN).keys() == LOGIN.keys() - {"PYTHONPATH", "HF_TOKEN"}
-    assert in_container(inherit_variables(LOGIN)).keys() == {
+    assert container_variables(inherit_variables(LOGIN)).keys() == {
         "NO_PROXY",
         "HF_HUB_OFFLINE",
         "NCCL_DEBUG",
@@ -28,9 +28,10 @@ def test_paths_of_the_host_and_its_home_do_not_go_into_a_container() -> None:
 
 
 def test_a_locale_of_the_steps_own_is_not_overruled() -> None:
-    assert settled_variables(["LC_NUMERIC"]) == {"TZ": "UTC"} and settled_variables(
-        ["TZ"]
-    ).keys() == {"LANG", "LC_ALL"}
+    assert fixed_variables(["LC_NUMERIC"]) == {"TZ": "UTC"} and fixed_variables(["TZ"]).keys() == {
+        "LANG",
+        "LC_ALL",
+    }
 
 
 @pytest.mark.parametrize(

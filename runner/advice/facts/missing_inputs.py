@@ -157,6 +157,8 @@ def _check_member(data: bytes, name: str) -> tuple[str, tuple[str, ...] | None]:
 
 def _names_in(tree: ast.Module) -> set[str | None]:
     """Return every name that a file reads, assigns, defines or imports."""
+    import ast
+
     return {
         getattr(node, word, None) for node in ast.walk(tree) for word in ("id", "name", "asname")
     }

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from drivers.base import Exit
 
 from ...agent.regular import is_regular, open_regular
-from ...hosts.place.host_task import replaced_words
+from ...hosts.place.host_task import replaced_message
 from ...hosts.place.spare_dirs import Scrap
 from ...planning.fingerprint import World
 from ...planning.step import MetricsSpec, StepSpec
@@ -152,7 +152,7 @@ def remove_replaced(attempt: str, logs: Sequence[str]) -> list[str]:
         if not os.path.lexists(path) or is_regular(path):
             continue
         delete_whole(Path(path))
-        removed.append(replaced_words(name))
+        removed.append(replaced_message(name))
     return removed
 
 

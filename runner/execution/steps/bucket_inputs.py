@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ...digest import of_value
 from ...hosts.place.place import Place
 from ...hosts.place.staging import SMALL, AttemptDirectory
-from ...hosts.renting.several import names_of
+from ...hosts.renting.several import driver_names
 from ...logs import Log
 from ...planning.plan import Node
 from ...planning.step import Source
@@ -40,7 +40,7 @@ class BucketInputs:
         self._ws, self._survey, self._commits = ws, survey, commits
         self._secret = all(
             ws.config.driver(name).get("secrets", "send") != "deny"
-            for name in names_of(ws.config, driver)
+            for name in driver_names(ws.config, driver)
         )
         self._turns: dict[
             tuple[str, str], asyncio.Lock
@@ -72,7 +72,7 @@ class BucketInputs:
 
         Empty if the input has to be copied through this machine.
         """
-        from ...hosts.transfer.pulling import Passed
+        from ...hosts.transfer.pulling import CannotPull
 
         known, size = self._last_content(taken, identity, note)
         if known:
@@ -87,7 +87,7 @@ class BucketInputs:
             return ""
         try:
             content = await place.folder.pull(source, known, self._learn)
-        except Passed as error:
+        except CannotPull as error:
             self._passed.add((place.name, taken.address))
             self._commits.say(
                 f"copying {taken.address} to {place.name} through this machine: {error}"

@@ -11,7 +11,7 @@ from drivers.base import Command
 from ...hosts import variables
 from ...hosts.link import control_file
 from ...hosts.place import launch
-from ...hosts.place.overlays import overlaid
+from ...hosts.place.overlays import wrap_overlays
 from ...hosts.place.place import Place
 from ...hosts.place.staging import AttemptDirectory
 from ...language.template import StatePath
@@ -87,7 +87,7 @@ class CommandBuilder:
         # After the state directory, which may contain outputs.
         directory.prepare_outputs(attempt.node.outputs)
         scope: dict[str, object] = {}
-        if not launch.plain(spec):
+        if not launch.is_plain(spec):
             scope = self._scope_of(attempt, seat, restored)
         rendered = launch.render(spec, scope, python=seat.python)
         for path, data in rendered.files.items():
@@ -122,7 +122,7 @@ class CommandBuilder:
         elif sandbox:
             command = self._in_sandbox(attempt, seat, command, network=sandbox == "network")
         elif directory.overlays is not None:
-            command = overlaid(command, directory.path, directory.shown)
+            command = wrap_overlays(command, directory.path, directory.shown)
         return command, script
 
     def _scope_of(
@@ -245,7 +245,7 @@ class CommandBuilder:
             base = base_env(place.login)
         else:
             base = place.env({*more.plain, *spec.env})
-            base = variables.in_sandbox(base) if sandboxed else base
+            base = variables.sandbox_variables(base) if sandboxed else base
         ours = {"RECIPE_RUN": self._commits.run, "NODE_RANK": "0", "NNODES": "1"}
         found = Passed({**base, **more.plain, **ours}, more.secrets)
         self._inherited[asked] = found

@@ -22,7 +22,7 @@ from .run_plan import RunPlan
 
 if TYPE_CHECKING:
     from ...hosts.containers import Containers
-    from ...hosts.environments import Wanted
+    from ...hosts.environments import EnvironmentSpec
     from ...hosts.sandbox import Sandboxes
 
 
@@ -44,7 +44,7 @@ class StepEnvironments:
             pool,
             hooks,
         )
-        self._pythons: dict[tuple[Place, Wanted], asyncio.Task[str]] = {}
+        self._pythons: dict[tuple[Place, EnvironmentSpec], asyncio.Task[str]] = {}
         self._containers: dict[str, Containers] = {}
         self._sandboxes: Sandboxes | None = None
 
@@ -88,7 +88,7 @@ class StepEnvironments:
             self._sandboxes = self._sandboxes or Sandboxes()
             await self._sandboxes.check(place)
 
-    def _environment_of(self, node: Node, spec: StepSpec) -> Wanted | None:
+    def _environment_of(self, node: Node, spec: StepSpec) -> EnvironmentSpec | None:
         """Return the Python environment of a step; None for the host's own Python."""
         if (
             not (node.lock or spec.python)
@@ -96,12 +96,14 @@ class StepEnvironments:
             or spec.image
         ):
             return None
-        from ...hosts.environments import Wanted
+        from ...hosts.environments import EnvironmentSpec
 
         if not node.lock:
-            return Wanted(None, "", spec.python)
+            return EnvironmentSpec(None, "", spec.python)
         lock = locks.lock_file(Path(self._steps.plan.homes[node.home], node.lock))
-        return Wanted(lock, str(self._steps.facts.locks[node.home, node.lock]), spec.python)
+        return EnvironmentSpec(
+            lock, str(self._steps.facts.locks[node.home, node.lock]), spec.python
+        )
 
     async def python(self, node: Node, spec: StepSpec, place: Place) -> str:
         """Return the interpreter of a step on a host, with its version and locked packages.
@@ -141,15 +143,15 @@ class StepEnvironments:
             return ""
         return place.described(made.result())
 
-    async def _install(self, lock: str, place: Place, wanted: Wanted) -> str:
-        from ...hosts.environments import is_built, python_of
+    async def _install(self, lock: str, place: Place, wanted: EnvironmentSpec) -> str:
+        from ...hosts.environments import is_built, provide_python
 
         what = lock or f"Python {wanted.version}"
         if place.elsewhere:
             what += f" on {place.elsewhere}"
         if lock and not await is_built(place, wanted):
             self._commits.say(f"installing the packages of {what} (first use only)")
-        return await python_of(
+        return await provide_python(
             self._hooks.of(place), wanted, lambda words: self._commits.say(f"{what}: {words}")
         )
 

@@ -7,7 +7,7 @@ import os
 
 from drivers.base import Exit
 
-from ...hosts.place.staging import undeclared_file
+from ...hosts.place.staging import find_undeclared_file
 from ...language.imports import find_starts
 from ...planning import causes
 from ...storage.workspace import Workspace
@@ -57,7 +57,7 @@ class FailureHints:
         if hint:
             return hint
         cwd = attempt.place.paths(directory).cwd
-        missing = undeclared_file(tail, self._ws.root, cwd, declared)
+        missing = find_undeclared_file(tail, self._ws.root, cwd, declared)
         if not missing:
             return ""
         return f"{missing} is in the workspace but not declared: add it to `deps` of {id}"

@@ -72,7 +72,7 @@ class Preparer:
             return None
         scope = judging.scope_of(spec, self._steps.plan, n, self._steps.made)
         scope = scope | {"host": place.capacity.seen(spec.resources.gpus)}
-        return launch.processes(spec.accelerate, scope) * len(place.members)
+        return launch.count_processes(spec.accelerate, scope) * len(place.members)
 
     async def prepare(self, attempt: Attempt) -> None:
         """Prepare a new attempt for its execution.

@@ -10,7 +10,7 @@ from typing import Final
 from drivers.base import DriverError, HostLost, Need
 
 from ...errors import RecipeError, StoreUnavailable
-from ...hosts.connect import same_packages
+from ...hosts.connect import check_same_packages
 from ...hosts.place.place import Place
 from ...hosts.pool import HostPool
 from ...planning.schedule import Move, State
@@ -191,7 +191,7 @@ class Machines:
     async def _make_ready(self, place: Place) -> None:
         await self._hooks.of(place).setup()
         if self._steps.survey.request.current_python:
-            await same_packages([place])
+            await check_same_packages([place])
         left = self._steps.left_on_hosts(self._ws.objects)
         if left:
             await place.folder.look_for(left)

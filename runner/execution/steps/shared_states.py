@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from ...errors import RecipeError
-from ...hosts.place.checkpoint_sync import SETTLE, period
+from ...hosts.place.checkpoint_sync import SETTLE, round_period
 from ...planning.fingerprint import World
 from ...planning.step import StateSpec, StepSpec
 from ...storage import checkpoints
@@ -138,7 +138,7 @@ class _CheckpointSender:
 
         A checkpoint counts as complete if two checks see the same files.
         """
-        every = min(period(state.every, state.every_steps) for state in self._states)
+        every = min(round_period(state.every, state.every_steps) for state in self._states)
         await asyncio.sleep(min(FIRST, every))
         while True:
             began = time.monotonic()

@@ -39,7 +39,7 @@ from drivers.local import LocalHost
 from ...agent.protocol import NUMBER
 from ...agent.reach import reach
 from ...agent.regular import NOT_REGULAR, descriptor_of
-from .local_agents import identity, own_root
+from .local_agents import choose_root, process_identity
 
 if TYPE_CHECKING:
     from .stream import Stream
@@ -398,7 +398,7 @@ class Client:
                 self._until_greeted.clear()
             else:
                 self._disconnect()
-                self._again(Unreachable(_foreign_agent(self.root, number)), UNUSED)
+                self._again(Unreachable(_foreign_agent_message(self.root, number)), UNUSED)
                 return
 
     def _understand(self, message: dict[str, Any]) -> None:
@@ -462,7 +462,7 @@ class Socket:
         try:
             self._socket, self._awake = self._awake or self._reach(), None
         except OSError as error:
-            raise _foreign(error, self._root) from error
+            raise _file_error(error, self._root) from error
         if self._socket is None:
             return False
         logging.getLogger("runner.hosts").debug("connected to the agent of %s", self._root)
@@ -512,11 +512,11 @@ class Socket:
         except OSError as error:
             if error.strerror == NOT_REGULAR:  # the step replaced its log, for example by a pipe
                 return b""
-            raise _foreign(error, self._root) from error
+            raise _file_error(error, self._root) from error
         try:
             return os.pread(fd, CHUNK, offset)
         except OSError as error:
-            raise _foreign(error, self._root) from error
+            raise _file_error(error, self._root) from error
         finally:
             os.close(fd)
 
@@ -656,27 +656,27 @@ class Streamed:
                 return
 
 
-def own(home: Path, deadman: float | None = None) -> Client:
+def connect_own(home: Path, deadman: float | None = None) -> Client:
     """Return a client for jobs on this machine with the limits and namespaces of this process.  `home` is the workspace's `.recipe`."""
-    context = identity()
-    return _woken(Socket(LocalHost(own_root(home, context)), context, own=True), deadman)
+    context = process_identity()
+    return _wake_client(Socket(LocalHost(choose_root(home, context)), context, own=True), deadman)
 
 
-def here(root: Path, deadman: float | None = None) -> Client:
+def connect_local(root: Path, deadman: float | None = None) -> Client:
     """Return a client for jobs on this machine, and start the agent of `root` if necessary.
 
     `deadman` is the time without a client, in seconds, after which the agent stops its jobs, because another machine may start them.
     """
-    return _woken(Socket(LocalHost(root), identity()), deadman)
+    return _wake_client(Socket(LocalHost(root), process_identity()), deadman)
 
 
-def _woken(line: Socket, deadman: float | None) -> Client:
+def _wake_client(line: Socket, deadman: float | None) -> Client:
     line.deadman = deadman
     line.wake()
     return Client(line)
 
 
-def there(wire: Wire) -> Client:
+def connect_remote(wire: Wire) -> Client:
     """Return a client for jobs on another machine, with the agent in the root of `wire`."""
     return Client(Streamed(wire))
 
@@ -690,7 +690,7 @@ def _protocol_of(line: bytes | bytearray) -> int | None:
     return number if isinstance(number, int) else None
 
 
-def _foreign_agent(root: str, number: int | None) -> str:
+def _foreign_agent_message(root: str, number: int | None) -> str:
     if number is None:
         return f"{root} is used by an unknown agent"
     if number > NUMBER:
@@ -716,7 +716,7 @@ def _frame(*fields: str) -> bytes:
     return len(data).to_bytes(4, "little") + data
 
 
-def _foreign(error: OSError, root: str) -> Denied | Unreachable:
+def _file_error(error: OSError, root: str) -> Denied | Unreachable:
     words = f"{error.filename or root}: {error.strerror or error}"
     return (
         Denied(words)

@@ -61,7 +61,7 @@ class RemoteContact(Contact):
                 self.silent = False
             return answer
 
-        return await retry_async(once, patient())
+        return await retry_async(once, retry_policy())
 
     def _unseen(self, error: Unreachable) -> None:
         """Record that the host is unreachable.  Raises HostLost after `OUT_OF_SIGHT` seconds."""
@@ -75,7 +75,7 @@ class RemoteContact(Contact):
             ) from error
 
 
-def patient(tries: float = math.inf) -> Policy:
+def retry_policy(tries: float = math.inf) -> Policy:
     """Return a retry policy for driver calls: after throttling, wait as long as the provider says; otherwise wait longer each time."""
 
     def policy(error: Exception, tried: int) -> float | None:
@@ -92,4 +92,4 @@ async def ask_program(call: Callable[[Argv], AsyncIterator[bytes]], argv: Argv) 
     async def once() -> bytes:
         return b"".join([data async for data in call(argv)])
 
-    return await retry_async(once, patient(SOON))
+    return await retry_async(once, retry_policy(SOON))

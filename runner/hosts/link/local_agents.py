@@ -43,7 +43,7 @@ _LONGEST: Final = 1 << 18
 _PROC: Final = ("/proc/thread-self", "/proc/self")
 
 
-def identity() -> str:
+def process_identity() -> str:
     """Return a digest of all limits and namespaces that a child of this thread inherits and that a start message cannot contain."""
     facts = [os.uname().nodename, *(os.environ.get(name, "") for name in _ALLOCATIONS)]
     proc = next((path for path in _PROC if os.path.exists(f"{path}/status")), "")
@@ -66,7 +66,7 @@ def identity() -> str:
     return hashlib.sha256("\0".join(facts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
-def own_root(home: Path, ours: str) -> Path:
+def choose_root(home: Path, ours: str) -> Path:
     """Return the agent root for the identity `ours`; `home` is the workspace's `.recipe`.
 
     If the agent of a root was killed, a process with another identity may have restarted the agent for its jobs.
@@ -93,7 +93,7 @@ def note_claim(home: Path, run: str, fence: int, root: str) -> None:
 def root_of(home: Path, run: str, fence: str) -> Path:
     """Return the agent root of a claim's jobs.  Earlier versions had one agent per workspace and recorded nothing."""
     try:
-        return home / "local" / os.path.basename(os.readlink(_claim(home, run, fence)))
+        return home / "local" / os.path.basename(os.readlink(_claim_path(home, run, fence)))
     except FileNotFoundError:
         return home / "local"
 
@@ -113,7 +113,7 @@ def is_reachable(root: Path) -> bool:
     return not _is_held(root) or answers(str(root))
 
 
-def spent_roots(home: Path, needed: Collection[str]) -> list[Path]:
+def find_spent_roots(home: Path, needed: Collection[str]) -> list[Path]:
     """Return agent roots without an agent, a job or a claim of the runs `needed`, and the claim records of other runs."""
     folder = home / "local"
     notes = sorted((folder / _CLAIMS).glob("*.*"))
@@ -143,7 +143,7 @@ def _in_use(root: Path) -> bool:
         return not (free and without_jobs)
 
 
-def _claim(home: Path, run: str, fence: str) -> Path:
+def _claim_path(home: Path, run: str, fence: str) -> Path:
     return home / "local" / _CLAIMS / f"{run}.{fence}"
 
 

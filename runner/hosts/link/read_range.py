@@ -12,7 +12,7 @@ BLOCK = 1 << 18
 """Bytes per read: a block fits the processor's cache while it is copied, hashed and encrypted."""
 
 
-def part(path: str, size: int, start: int, count: int) -> Iterator[bytes]:
+def read_part(path: str, size: int, start: int, count: int) -> Iterator[bytes]:
     """Yield `count` bytes of a file with `size` bytes, from `start`."""
     with open(path, "rb", buffering=0) as file:
         if os.fstat(file.fileno()).st_size != size:
@@ -26,12 +26,12 @@ def part(path: str, size: int, start: int, count: int) -> Iterator[bytes]:
             yield data
 
 
-def chunks(path: str, size: int, chunk: int) -> list[str]:
+def hash_chunks(path: str, size: int, chunk: int) -> list[str]:
     """Return the digest of each chunk of a file."""
     found = []
     for start in range(0, size, chunk):
         hasher = hashlib.sha256()
-        for data in part(path, size, start, min(chunk, size - start)):
+        for data in read_part(path, size, start, min(chunk, size - start)):
             hasher.update(data)
         found.append(hasher.hexdigest())
     return found

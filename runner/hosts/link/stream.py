@@ -131,7 +131,7 @@ class Program(NamedTuple):
 
 
 @functools.cache
-def program() -> Program:
+def agent_program() -> Program:
     """Return the agent of this version, always with the same bytes."""
     import zipfile
 
@@ -161,7 +161,7 @@ class Stream:
 
         The messages of Denied and Rejected say what the host lacks.
         """
-        mark, ours = secrets.token_hex(8), program()
+        mark, ours = secrets.token_hex(8), agent_program()
         pythons = tuple(dict.fromkeys(each for each in (host.python, *PYTHONS) if each))
         argv = (
             "/bin/sh",
@@ -178,7 +178,7 @@ class Stream:
         )
         sent: asyncio.Queue[bytes] = asyncio.Queue(AHEAD)
         call = cast("AsyncGenerator[bytes, None]", host.call(argv, _drain_queue(sent)))
-        words = _Words(mark)
+        words = _LoaderOutput(mark)
         try:
             async with asyncio.timeout(PATIENCE), contextlib.AsyncExitStack() as stack:
                 stack.push_async_callback(call.aclose)
@@ -245,7 +245,7 @@ class Stream:
         await self._call.aclose()
 
 
-class _Words:
+class _LoaderOutput:
     """Parses the loader's words out of everything that a login prints: lines that start with a random mark."""
 
     def __init__(self, mark: str) -> None:

@@ -63,13 +63,17 @@ class Gone(Exception):
     """The partial upload no longer exists on the host."""
 
 
-def rest(failures: int) -> float:
+def retry_pause(failures: int) -> float:
     """Return the seconds to wait after `failures` attempts without progress.  The first reconnect is immediate."""
     return pause(failures - 1, 0.2, 6.4) if failures > 1 else 0.0
 
 
-def _again(error: Exception, tried: int) -> float | None:
-    return rest(tried) if tried < TRIES and isinstance(error, (Unreachable, CorruptReply)) else None
+def _retry_policy(error: Exception, tried: int) -> float | None:
+    return (
+        retry_pause(tried)
+        if tried < TRIES and isinstance(error, (Unreachable, CorruptReply))
+        else None
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,7 @@ class Wire:
         progress: Callable[[Progress], None] = lambda _progress: None,
     ) -> None:
         self.host, self.root, self.name, self.say = host, root, name, say
-        self.sender = f"{process()}-{next(_count)}"
+        self.sender = f"{process_name()}-{next(_count)}"
         """The name of this sender on the host."""
         self.chunk = CHUNK
         self._progress = progress
@@ -354,7 +358,7 @@ class Wire:
         try:
             return await retry_async(
                 what,
-                _again,
+                _retry_policy,
                 on_retry=lambda error: _log.info("%s is asked again: %s", self.name, error),
             )
         except CorruptReply as error:
@@ -447,34 +451,34 @@ class Meter:
         )
 
 
-def nothing(answer: object) -> None:
+def ignore_answer(answer: object) -> None:
     """Ignore an answer that only confirms a request."""
 
 
-def words_of(answer: Any) -> list[str]:
+def parse_strings(answer: Any) -> list[str]:
     """Parse an answer that is a list of strings.  Raises TypeError, ValueError."""
     if not isinstance(answer, list) or not all(isinstance(word, str) for word in answer):
         raise ValueError
     return answer
 
 
-def chunks_of(answer: Any) -> tuple[int, list[str]]:
+def parse_digests(answer: Any) -> tuple[int, list[str]]:
     """Parse an answer with the size of a file and the digests of its parts.  Raises TypeError, ValueError."""
     size, digests = answer
-    return int(size), words_of(digests)
+    return int(size), parse_strings(digests)
 
 
-def process() -> str:
+def process_name() -> str:
     """Return a unique name of this process: boot id, pid namespace, pid, start time."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read()[:8]
-        return f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}.{os.getpid()}.{process_start(os.getpid())}"
+        return f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}.{os.getpid()}.{process_start_time(os.getpid())}"
     except OSError:
         return f"{secrets.token_hex(4)}.0.{os.getpid()}.0"
 
 
-def process_start(pid: int) -> str:
+def process_start_time(pid: int) -> str:
     """Return the start time of a local process in clock ticks since boot.  Raises OSError if it does not exist."""
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
         return file.read().rpartition(")")[2].split()[19]

@@ -68,7 +68,7 @@ class Capacity:
 
     def seen(self, share: int | None) -> Mapping[str, int]:
         """Return the template variable `host` for a step that requests `share` GPUs, None for no request."""
-        return _Seen(self, share)
+        return _TemplateHost(self, share)
 
     def could(self, wants: Mapping[str, float]) -> bool:
         """Return whether the host is large enough for a step: its cpus, gpus and bytes of memory."""
@@ -98,7 +98,7 @@ class Capacity:
         now = time.monotonic()
         if (again := self._crowded.get(count, 0.0)) > now:
             return Pick((), again - now, 0)
-        ours = [device for device in others(self.devices, but) if device not in self._given]
+        ours = [device for device in remove_taken(self.devices, but) if device not in self._given]
         free: Sequence[str] = ()
         with contextlib.suppress(
             Unreachable, TimeoutError
@@ -129,13 +129,13 @@ class Capacity:
             self._used[name] -= amount
 
 
-def others(devices: Sequence[Device], taken: Sequence[Device]) -> list[Device]:
+def remove_taken(devices: Sequence[Device], taken: Sequence[Device]) -> list[Device]:
     """Return the devices that are not in `taken`.  Devices without a UUID are never equal across hosts."""
     known = {device.uuid for device in taken if device.uuid}
     return [device for device in devices if device.uuid not in known]
 
 
-class _Seen(Mapping[str, int]):
+class _TemplateHost(Mapping[str, int]):
     def __init__(self, capacity: Capacity, share: int | None) -> None:
         self._capacity, self._share = capacity, share
 

@@ -53,7 +53,7 @@ Listing: TypeAlias = Mapping[str, tuple[int, int]]
 LINK = -1
 
 
-def period(every: float | None, steps: int | None) -> float:
+def round_period(every: float | None, steps: int | None) -> float:
     """Return the seconds between two checks for a new checkpoint, for a state that is copied every `every` seconds or every `steps` steps."""
     return every or (EVERY if steps is None else SETTLE)
 
@@ -98,7 +98,7 @@ class CheckpointHost(Protocol):
 
 
 @dataclass(slots=True)
-class _Seen:
+class _StateMemory:
     """What a sync remembers of one state between rounds."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -126,7 +126,7 @@ class CheckpointSync:
             world,
             pause,
         )
-        self._seen = {state.name: _Seen() for state in states}
+        self._seen = {state.name: _StateMemory() for state in states}
 
     async def restore(self) -> dict[str, Newest]:
         """Before an attempt: download the host's newer checkpoints, then upload the newest checkpoint and all other files of the state.
@@ -152,7 +152,7 @@ class CheckpointSync:
             await self._round(state, over=True, tries=TRIES)
 
     async def _rounds(self, state: StateFolder) -> None:
-        wait = every = period(state.every, state.every_steps)
+        wait = every = round_period(state.every, state.every_steps)
         while True:
             await self._pause(wait)
             began = time.monotonic()
@@ -169,11 +169,11 @@ class CheckpointSync:
                     self._pause,
                 )
             except (DriverError, RecipeError, OSError) as error:
-                doing.problem = f"the checkpoint copy is incomplete: {_words(error)}"
+                doing.problem = f"the checkpoint copy is incomplete: {_error_text(error)}"
                 if not isinstance(error, DriverError):
                     with contextlib.suppress(OSError, RecipeError):
                         await asyncio.to_thread(
-                            _afresh, state
+                            _clean_incoming, state
                         )  # partial downloads may fill the local disk
         self._tell(doing)
 
@@ -181,11 +181,11 @@ class CheckpointSync:
         doing = Round()
         async with self._seen[state.name].lock:
             look = await self._host.look(state.below)
-            await asyncio.to_thread(_afresh, state, None)
+            await asyncio.to_thread(_clean_incoming, state, None)
             if look.files:
                 await self._bring(state, doing, over=True, newer=True)
                 look = await self._host.held(state.below)
-            there = _parts(look.files, state.pattern)
+            there = _split_listing(look.files, state.pattern)
             found = await asyncio.to_thread(
                 checkpoints.newest, state.here, state.pattern, world=self._world
             )
@@ -198,7 +198,7 @@ class CheckpointSync:
                 or not _is_checkpoint(name, state.pattern)
             ]
             wrong = [name for name in wanted if here[name] != there.get(name)]
-            need = sum(_total(here[name]) for name in wrong)
+            need = sum(_total_bytes(here[name]) for name in wrong)
             if need > look.free:
                 raise Infrastructure(
                     f"the host's disk has {about(look.free)} free, but the checkpoints of {state.name} require {about(need)}",
@@ -209,9 +209,11 @@ class CheckpointSync:
                     _below(state.here, name), _join(state.below, name)
                 )
             if wrong:
-                there = _parts((await self._host.held(state.below)).files, state.pattern)
+                there = _split_listing((await self._host.held(state.below)).files, state.pattern)
                 for name in wrong:
-                    await asyncio.to_thread(_date, _below(state.here, name), there.get(name, {}))
+                    await asyncio.to_thread(
+                        _set_times, _below(state.here, name), there.get(name, {})
+                    )
         self._tell(doing)
         return found
 
@@ -225,17 +227,19 @@ class CheckpointSync:
         seen = self._seen[state.name]
         incoming = _incoming_dir(state)
         look = await self._host.look(state.below)
-        there = _parts(look.files, state.pattern)
-        await asyncio.to_thread(_afresh, state, {f"{name or WHOLE}.coming" for name in there})
+        there = _split_listing(look.files, state.pattern)
+        await asyncio.to_thread(
+            _clean_incoming, state, {f"{name or WHOLE}.coming" for name in there}
+        )
         age = {
-            name: _age(name, listing)
+            name: _age_key(name, listing)
             for name, listing in there.items()
             if _is_checkpoint(name, state.pattern)
         }
         names = sorted(age, key=lambda name: age[name], reverse=True)
-        whole = await asyncio.to_thread(_whole, state)
+        whole = await asyncio.to_thread(_complete_checkpoints, state)
         floor = (
-            max((_age(name, listing) for name, listing in whole.items()), default=None)
+            max((_age_key(name, listing) for name, listing in whole.items()), default=None)
             if newer
             else None
         )
@@ -288,7 +292,9 @@ class CheckpointSync:
         seen = self._seen[state.name]
         if seen.newest != (name, listing):
             await self._pause(SETTLE)
-            now = _parts((await self._host.look(state.below)).files, state.pattern).get(name, {})
+            now = _split_listing((await self._host.look(state.below)).files, state.pattern).get(
+                name, {}
+            )
             seen.newest = name, now
             return now == listing
         return True
@@ -312,7 +318,7 @@ class CheckpointSync:
         except (Rejected, RecipeError, OSError) as error:
             # The training may delete or change the checkpoint meanwhile, which is no error.
             if (
-                _parts((await self._host.look(state.below)).files, state.pattern).get(name)
+                _split_listing((await self._host.look(state.below)).files, state.pattern).get(name)
                 == listing
             ):
                 failed.append(error)
@@ -336,12 +342,12 @@ class CheckpointSync:
                 return False
         if (
             not over
-            and _parts((await self._host.look(state.below)).files, state.pattern).get(name)
+            and _split_listing((await self._host.look(state.below)).files, state.pattern).get(name)
             != listing
         ):
             await asyncio.to_thread(delete, target)
             return False
-        await asyncio.to_thread(_put_there, target, _below(state.here, name), listing)
+        await asyncio.to_thread(_publish, target, _below(state.here, name), listing)
         doing.brought.append(name or state.name)
         return True
 
@@ -357,7 +363,7 @@ class CheckpointSync:
         """Delete checkpoints beyond the retention limit, and report a nearly full disk."""
         if state.pattern is None:
             return
-        sizes = {name: _total(there[name]) for name in names}
+        sizes = {name: _total_bytes(there[name]) for name in names}
         need = int(max(sizes.values(), default=0) * MARGIN)
         old: list[str] = []
         if state.keep is not None and len(good) >= max(1, state.keep):
@@ -376,7 +382,7 @@ class CheckpointSync:
         doing.warning, seen.level = words if level > seen.level else "", level
 
 
-class OverHostStore:
+class HostCheckpoints:
     """`CheckpointHost` on the store of one host.  An uploaded directory arrives as an object and then moves into the state."""
 
     partial = False
@@ -410,12 +416,12 @@ class OverHostStore:
     async def fetch(self, path: str, taken: Taken, target: Path) -> int:
         """Download what `taken` found, or a part of it.  Returns the number of bytes."""
         await self._host_store.fetch(self._at(path), taken, str(target))
-        await asyncio.to_thread(_ours, target)
+        await asyncio.to_thread(_make_writable, target)
         return taken.size
 
     async def put(self, source: Path, path: str) -> int:
         content = await asyncio.to_thread(scan, source)
-        size = _total(await asyncio.to_thread(_listing, source))
+        size = _total_bytes(await asyncio.to_thread(_listing, source))
         await self._host_store.send({content: str(source)})
         await self._host_store.release(content, self._at(path))
         return size
@@ -453,7 +459,7 @@ class CheckpointPruner:
             for name, verdict in checkpoints.judge_checkpoints(self._folder, self._pattern)
             if verdict.ok and (settled or name != next(iter(there)))
         ]
-        sizes = {name: _total(listing) for name, listing in there.items()}
+        sizes = {name: _total_bytes(listing) for name, listing in there.items()}
         disk = os.statvfs(self._folder)
         free, total, need = (
             disk.f_bavail * disk.f_frsize,
@@ -483,7 +489,7 @@ def disk_strain(free: int, total: int, need: int) -> tuple[int, str]:
     return 0, ""
 
 
-def _words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
 
 
@@ -495,7 +501,7 @@ def _is_checkpoint(name: str, pattern: str | None) -> bool:
     )
 
 
-def _age(name: str, listing: Listing) -> tuple[int, int, str]:
+def _age_key(name: str, listing: Listing) -> tuple[int, int, str]:
     """Return a sort key: the number in the checkpoint's name, then its last change."""
     return (
         checkpoints.number(name),
@@ -504,7 +510,7 @@ def _age(name: str, listing: Listing) -> tuple[int, int, str]:
     )
 
 
-def _parts(files: Listing, pattern: str | None) -> dict[str, Listing]:
+def _split_listing(files: Listing, pattern: str | None) -> dict[str, Listing]:
     """Split a listing into units of transfer: each entry directly below the state, or the whole state."""
     if pattern is None:
         return {"": files} if files else {}
@@ -530,7 +536,7 @@ def _identity_of(found: os.stat_result) -> tuple[int, int]:
     return LINK if stat.S_ISLNK(found.st_mode) else found.st_size, found.st_mtime_ns
 
 
-def _total(listing: Listing) -> int:
+def _total_bytes(listing: Listing) -> int:
     return sum(size for size, _ in listing.values() if size != LINK)
 
 
@@ -557,7 +563,7 @@ def _join(folder: str, name: str) -> str:
     return f"{folder}/{name}" if name else folder
 
 
-def _whole(state: StateFolder) -> dict[str, Listing]:
+def _complete_checkpoints(state: StateFolder) -> dict[str, Listing]:
     """Return the complete local checkpoints."""
     if state.pattern is None:
         return _listings(state.here, None)
@@ -568,7 +574,7 @@ def _whole(state: StateFolder) -> dict[str, Listing]:
     }
 
 
-def _afresh(state: StateFolder, going: Collection[str] | None = ()) -> None:
+def _clean_incoming(state: StateFolder, going: Collection[str] | None = ()) -> None:
     """Clean `.incoming` after a kill.
 
     Restores checkpoints that were moved aside, and deletes all but the partial downloads `going` (None: keep all).
@@ -586,7 +592,7 @@ def _afresh(state: StateFolder, going: Collection[str] | None = ()) -> None:
     state.here.mkdir(parents=True, exist_ok=True)
 
 
-def _ours(path: Path) -> None:
+def _make_writable(path: Path) -> None:
     """Make downloaded files writable for a local training."""
     os.chmod(path, os.stat(path).st_mode | (0o700 if path.is_dir() else 0o600))
     for folder, below, names in os.walk(path):
@@ -596,9 +602,9 @@ def _ours(path: Path) -> None:
                 os.chmod(inner, os.stat(inner).st_mode | (0o700 if name in below else 0o600))
 
 
-def _put_there(source: Path, target: Path, listing: Listing) -> None:
+def _publish(source: Path, target: Path, listing: Listing) -> None:
     """Flush a download to disk, with its original times, and rename it to `target`.  Afterwards the host may delete its copy."""
-    _date(source, listing)
+    _set_times(source, listing)
     for path in (source, *source.rglob("*")):
         if not path.is_symlink():
             sync_one(str(path))
@@ -616,7 +622,7 @@ def _put_there(source: Path, target: Path, listing: Listing) -> None:
         delete(old)
 
 
-def _date(path: Path, listing: Listing) -> None:
+def _set_times(path: Path, listing: Listing) -> None:
     for name, (_, changed) in listing.items():
         os.utime(path / name if name else path, ns=(changed, changed), follow_symlinks=False)
     if listing and "" not in listing:

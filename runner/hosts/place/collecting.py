@@ -131,13 +131,13 @@ class Collector:
                 self._paths.cwd, each=REMAINS_EACH, all=REMAINS_ALL, count=REMAINS_COUNT
             )
             for name, data in found.items():
-                _leave(self._task.attempt.path, name, data)
+                _write_leftover(self._task.attempt.path, name, data)
             if others:
                 of = f"{others} of {others + len(found)} files left on {self._host_store.wire.name}"
                 self._task.say(f"{of} are not copied: too large, too many, or unreadable")
 
 
-def _leave(top: str, name: str, data: bytes) -> None:
+def _write_leftover(top: str, name: str, data: bytes) -> None:
     """Write a file below `top`, unless a link or another file is in the way."""
     folder = top
     for part in name.split("/")[:-1]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from drivers.base import Exit, Job, Unreachable
 
 from ..link.contact import Contact
-from .host_task import FOREVER, HostTask, Paths, replaced_words
+from .host_task import FOREVER, HostTask, Paths, replaced_message
 
 if TYPE_CHECKING:
     from ..link.client import Client
@@ -55,15 +55,15 @@ class Follower:
         """Wait for the end of the job.  Meanwhile, copy its output and metrics, and run the tasks `beside`."""
         # Without an initial pause: the log of a short step is then read only once.
         doing = [
-            _again(self._append, FIRST_GLANCE),
-            _again(
+            _poll(self._append, FIRST_GLANCE),
+            _poll(
                 partial(self._file, self._there.host, self._here.host), SAMPLED, SAMPLED, SAMPLED
             ),
             *beside,
         ]
         if self.task.metrics is not None and self.task.metrics.in_environment:
             doing.append(
-                _again(partial(self._file, self._there.metrics, self._here.metrics), GLANCE)
+                _poll(partial(self._file, self._there.metrics, self._here.metrics), GLANCE)
             )
         futures = [asyncio.ensure_future(each) for each in doing]
         try:
@@ -104,7 +104,7 @@ class Follower:
         while (piece := await self._host_store.piece(path, _size(target), limit=ROOM)).data:
             _append(target, piece.data)
         if piece.is_replaced:
-            self.task.say(replaced_words(name))
+            self.task.say(replaced_message(name))
 
     async def _append(self) -> bool:
         """Copy new log output; return whether there was any."""
@@ -121,7 +121,7 @@ class Follower:
         return bool(data)
 
 
-async def _again(
+async def _poll(
     look: Callable[[], Awaitable[bool]],
     pause: float,
     least: float = GLANCE,

@@ -23,7 +23,7 @@ from .folder import Folder
 from .host_task import FOREVER, HostTask, Paths, StateFolder, TaskResult
 from .place import GRACE, Place
 from .remote import RemotePlace
-from .rendezvous import Meeting, Node, together
+from .rendezvous import Meeting, Node, gather_all
 from .staging import AttemptDirectory
 
 if TYPE_CHECKING:
@@ -89,11 +89,11 @@ class GroupFolder(Folder):
         return all(each.holds(content) for each in self._members)
 
     async def look_for(self, contents: Collection[str]) -> None:
-        await together(each.look_for(contents) for each in self._members)
+        await gather_all(each.look_for(contents) for each in self._members)
 
     async def clear(self, paths: Paths, others: Sequence[str] = ()) -> None:
         name = Path(paths.cwd).name.partition(".")[0]
-        await together(
+        await gather_all(
             each.clear(Paths.at(f"{each.root}/attempts/{name}.{rank}"))
             for rank, each in enumerate(self._members)
         )
@@ -141,7 +141,7 @@ class Group(Place):
         return True
 
     async def clear_after(self, task: HostTask, states: Sequence[StateFolder]) -> None:
-        await together(
+        await gather_all(
             each.clear_after(part, states)
             for each, part in zip(self._members, task.parts, strict=True)
         )
@@ -158,27 +158,27 @@ class Group(Place):
 
     async def wait(self, job: Job, patience: timedelta) -> Exit | None:
         """Wait for the end of all nodes.  If a node fails, the others are stopped first."""
-        ends = await together(
+        ends = await gather_all(
             each.host.wait(Job(f"{job.key}.{rank}"), patience)
             for rank, each in enumerate(self._members)
         )
         over = {rank: exit for rank, exit in enumerate(ends) if exit is not None}
-        if all(_good(exit) for exit in over.values()):
+        if all(_is_success(exit) for exit in over.values()):
             return over[0] if len(over) == len(ends) else None
         going = [rank for rank in range(len(ends)) if rank not in over]
         await self._stop(job.key, GRACE, going)
-        others = await together(
+        others = await gather_all(
             self._members[rank].host.wait(Job(f"{job.key}.{rank}"), 2 * GRACE) for rank in going
         )
         over |= {rank: exit for rank, exit in zip(going, others, strict=True) if exit is not None}
-        return over[_first(over, UNTOUCHED)]
+        return over[_first_failed(over, UNTOUCHED)]
 
     async def carry(self, task: HostTask) -> TaskResult:
         try:
             return await self._carry(task)
         except HostLost as error:
             self._gone = dict(
-                each for each in await together(map(self._missing, self._members)) if each[1]
+                each for each in await gather_all(map(self._missing, self._members)) if each[1]
             ) or {self._members[0]: str(error)}
             raise
 
@@ -226,16 +226,18 @@ class Group(Place):
         """Return the checkpoint sync: all nodes write one state together."""
         if not task.states:
             return None
-        from .checkpoint_sync import CheckpointSync, OverHostStore
-        from .state_union import OverNodes
+        from .checkpoint_sync import CheckpointSync, HostCheckpoints
+        from .state_union import NodesCheckpoints
 
-        nodes = OverNodes([OverHostStore(each.host_store) for each in self._members], task.say)
+        nodes = NodesCheckpoints(
+            [HostCheckpoints(each.host_store) for each in self._members], task.say
+        )
         return CheckpointSync(nodes, task.states, task.round, world=task.processes)
 
     async def _begin(self, task: HostTask, found: Mapping[str, Newest]) -> Meeting:
         """Prepare all nodes, find a common port, and start the commands.  After an error, all are stopped."""
         pairs = list(zip(self._members, task.parts, strict=True))
-        commands = await together(each.prepare(part, found) for each, part in pairs)
+        commands = await gather_all(each.prepare(part, found) for each, part in pairs)
         nodes = [
             Node(each.name, each.host, each.address, part.python or each.python, bool(part.python))
             for each, part in pairs
@@ -249,7 +251,7 @@ class Group(Place):
 
         try:
             async with asyncio.timeout(BEGIN):
-                await together(
+                await gather_all(
                     start(*pair, command) for pair, command in zip(pairs, commands, strict=True)
                 )
         except BaseException:
@@ -275,12 +277,14 @@ class Group(Place):
         if errors:
             raise next((error for error in errors if isinstance(error, HostLost)), errors[0])
         brought = [end for end in ends if isinstance(end, TaskResult)]
-        bad = {rank: each.exit for rank, each in enumerate(brought) if not _good(each.exit)}
+        bad = {rank: each.exit for rank, each in enumerate(brought) if not _is_success(each.exit)}
         if bad:
-            rank = _first(bad, met)
+            rank = _first_failed(bad, met)
             return replace(brought[rank], node=rank)
         wrong = next((rank for rank, each in enumerate(brought) if each.problem), 0)
-        return replace(brought[wrong], node=wrong, exit=_sum([each.exit for each in brought]))
+        return replace(
+            brought[wrong], node=wrong, exit=_combine_exits([each.exit for each in brought])
+        )
 
     async def _end_together(self, task: HostTask) -> None:
         """Stop all nodes as soon as one fails or is lost, because the others would wait for it."""
@@ -290,7 +294,7 @@ class Group(Place):
             exit: Exit | None = None
             while exit is None:
                 exit = await each.contact.insist(lambda: each.host.wait(job, FOREVER))
-            if _good(exit):
+            if _is_success(exit):
                 await asyncio.Event().wait()
             return rank
 
@@ -329,24 +333,26 @@ def rank_name(name: str, rank: int) -> str:
     return f"{name}.{rank}" if rank else name
 
 
-def _good(exit: Exit) -> bool:
+def _is_success(exit: Exit) -> bool:
     return exit.code == 0 and exit.reason == "exit"
 
 
-def _first(bad: Mapping[int, Exit], met: Meeting) -> int:
+def _first_failed(bad: Mapping[int, Exit], met: Meeting) -> int:
     """Return the node that failed first, if possible not one that was stopped because of another failure.
 
     A lost node counts first: a restarting host is noticed late, after the failures that it caused on other nodes.
     """
     own = {
-        rank: exit for rank, exit in bad.items() if exit.reason != "stopped" and not _good(exit)
+        rank: exit
+        for rank, exit in bad.items()
+        if exit.reason != "stopped" and not _is_success(exit)
     } or bad
     own = {rank: exit for rank, exit in own.items() if exit.reason == "lost"} or own
     ahead = dict(enumerate(met.ahead))
     return min(own, key=lambda rank: (own[rank].ended - ahead.get(rank, 0.0), rank))
 
 
-def _sum(exits: Sequence[Exit]) -> Exit:
+def _combine_exits(exits: Sequence[Exit]) -> Exit:
     """Combine the exits of successful nodes: the whole duration and the total resource use."""
     return exits[0]._replace(
         started=min(each.started for each in exits),

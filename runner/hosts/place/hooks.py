@@ -59,7 +59,7 @@ class Hooks:
                     raise HostLost(f"lost {self.place.name} during setup")
                 if exit.code != 0:
                     raise CannotRun(
-                        f"setup failed ({_show_command(command)}: {_how(exit)}){said}",
+                        f"setup failed ({_show_command(command)}: {_describe_exit(exit)}){said}",
                         fix="correct `setup` and run again; no step was started",
                     )
             await self.place.folder.note(note)
@@ -74,7 +74,9 @@ class Hooks:
                 problems.append(f"cleanup failed: {error}")
                 continue
             if exit.code != 0:
-                problems.append(f"cleanup failed ({_show_command(command)}: {_how(exit)}){said}")
+                problems.append(
+                    f"cleanup failed ({_show_command(command)}: {_describe_exit(exit)}){said}"
+                )
         return problems
 
     async def healthy(self, command: str | Sequence[Tree], seconds: float) -> bool:
@@ -148,5 +150,5 @@ def _show_command(command: object) -> str:
     return words if len(words) <= 60 else words[:57] + "…"
 
 
-def _how(exit: Exit) -> str:
+def _describe_exit(exit: Exit) -> str:
     return f"exit {exit.code}" if exit.reason == "exit" and exit.code is not None else exit.reason

@@ -35,7 +35,7 @@ class Paths(NamedTuple):
         return cls(path, f"{path}.sh", f"{path}.log", f"{path}.metrics", f"{path}.host")
 
 
-def replaced_words(name: str) -> str:
+def replaced_message(name: str) -> str:
     """Return the message about a file beside an attempt, `name`, that the step replaced."""
     return f"the step replaced {name} by a special file; nothing is kept"
 

@@ -44,21 +44,23 @@ class Launch(NamedTuple):
 
 def render(spec: StepSpec, scope: Mapping[str, Any], *, python: str) -> Launch:
     """Render a step.  `scope` includes the names known only at run time.  Raises CannotRun that names the failing template."""
-    launch = _rendered(spec, scope, python)
+    launch = _render_command(spec, scope, python)
     if not spec.options.nice:
         return launch
     # `nice` as a program works on hosts and in containers, and applies to all processes of the step.
     return launch._replace(argv=("nice", "-n", f"{spec.options.nice}", *launch.argv))
 
 
-def _rendered(spec: StepSpec, scope: Mapping[str, Any], python: str) -> Launch:
-    texts = {name: _text(value, scope, f"env.{name}") for name, value in spec.env.items()}
+def _render_command(spec: StepSpec, scope: Mapping[str, Any], python: str) -> Launch:
+    texts = {
+        name: _render_variable(value, scope, f"env.{name}") for name, value in spec.env.items()
+    }
     env = {name: text for name, text in texts.items() if text is not None}
-    files = {path: _file(path, tree, scope) for path, tree in spec.files.items()}
+    files = {path: _render_file(path, tree, scope) for path, tree in spec.files.items()}
     try:
         if spec.accelerate is not None:
             files[SHIM] = _SHIM_TEXT.encode()
-            argv, extra = _accelerate(spec.accelerate, scope, python)
+            argv, extra = _render_accelerate(spec.accelerate, scope, python)
             return Launch(tuple(argv), files, {**extra, **env})
         run = spec.run
         if isinstance(run, list):
@@ -82,7 +84,7 @@ def _rendered(spec: StepSpec, scope: Mapping[str, Any], python: str) -> Launch:
         raise CannotRun(str(error), fix=error.fix) from error
 
 
-def plain(spec: StepSpec) -> bool:
+def is_plain(spec: StepSpec) -> bool:
     """Return whether a step contains no templates and renders the same in every scope."""
     run = spec.run
     if spec.files or spec.accelerate is not None or not isinstance(run, str) or "{{" in run:
@@ -90,7 +92,7 @@ def plain(spec: StepSpec) -> bool:
     return not any(isinstance(value, str) and "{{" in value for value in spec.env.values())
 
 
-def processes(block: Mapping[str, Any], scope: Mapping[str, Any]) -> int:
+def count_processes(block: Mapping[str, Any], scope: Mapping[str, Any]) -> int:
     """Return the number of processes per node of an `accelerate` block: the set value, otherwise one per GPU.  Raises CannotRun."""
     from ...language.template import render
 
@@ -100,7 +102,7 @@ def processes(block: Mapping[str, Any], scope: Mapping[str, Any]) -> int:
         raise CannotRun(f"accelerate.processes: {error}") from error
 
 
-def _accelerate(
+def _render_accelerate(
     block: Mapping[str, Any], scope: Mapping[str, Any], python: str
 ) -> tuple[list[str], dict[str, str]]:
     from ...language.template import args, render
@@ -109,7 +111,7 @@ def _accelerate(
     assert isinstance(fields, dict)
     gpus = int(scope["host"]["gpus"])
     nodes, rank = int(scope["nodes"]["count"]), int(scope["node"]["rank"])
-    each = processes(block, scope)
+    each = count_processes(block, scope)
     world = each * nodes
     words = [python, "-m", "accelerate.commands.launch"]
     if fields.get("config"):
@@ -162,7 +164,7 @@ def _accelerate(
     return words, env
 
 
-def _file(path: str, tree: Any, scope: Mapping[str, Any]) -> bytes:
+def _render_file(path: str, tree: Any, scope: Mapping[str, Any]) -> bytes:
     from ...language.template import render
 
     try:
@@ -208,7 +210,7 @@ def _toml_value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _text(value: Any, scope: Mapping[str, Any], what: str) -> str | None:
+def _render_variable(value: Any, scope: Mapping[str, Any], what: str) -> str | None:
     """Return the text of an environment variable; None for null, which leaves the variable unset."""
     if isinstance(value, str) and "{{" not in value:
         return value

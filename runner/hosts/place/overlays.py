@@ -41,11 +41,11 @@ class Overlays:
         device = os.stat(path).st_dev
         if device not in self._refusals:
             folder = path if os.path.isdir(path) else os.path.dirname(path)
-            self._refusals[device] = refusal(self._root, folder)
+            self._refusals[device] = find_refusal(self._root, folder)
         return self._refusals[device]
 
 
-def refusal(root: str, source: str) -> str:
+def find_refusal(root: str, source: str) -> str:
     """Mount a test overlay below `root`; return why it fails, empty if it works.  Raises OSError."""
     if sys.platform != "linux":
         return "overlays require Linux"
@@ -71,7 +71,7 @@ def refusal(root: str, source: str) -> str:
     return "" if tried.returncode == 0 else said or f"mounting ended with {tried.returncode}"
 
 
-def overlaid(command: Command, attempt: str, inputs: Mapping[str, str]) -> Command:
+def wrap_overlays(command: Command, attempt: str, inputs: Mapping[str, str]) -> Command:
     """Return a command that mounts overlays over the inputs of the attempt at that path first.
 
     `inputs` maps each name in the attempt to the file or directory that it shows.

@@ -129,7 +129,7 @@ class Place:
             "PATH": self.path,
             "PYTHONUNBUFFERED": "1",
             **self.login,
-            **variables.settled_variables(own),
+            **variables.fixed_variables(own),
         }
 
     def described(self, python: str) -> str:
@@ -157,12 +157,12 @@ class Place:
         self, attempt: AttemptDirectory, command: Command, states: Sequence[StateFolder]
     ) -> Sequence[Mount]:
         """Return the mounts of a container for an attempt: its directory and the targets of its links."""
-        from ..containers import mounts
+        from ..containers import find_mounts
         from ..engines import Mount
 
         shown = [Mount(path, at=f"{attempt.path}/{name}") for name, path in attempt.mounted.items()]
         writable = [str(state.here) for state in states]
-        return [*mounts(command, f"{self.folder.root}/objects", writable), *shown]
+        return [*find_mounts(command, f"{self.folder.root}/objects", writable), *shown]
 
     def may_have_made(self, attempt: AttemptDirectory, outputs: Sequence[OutputSpec]) -> bool:
         """Return whether the outputs of a successful attempt may all still exist."""

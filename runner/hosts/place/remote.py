@@ -85,7 +85,7 @@ class RemotePlace(Place):
     def mounts(
         self, attempt: AttemptDirectory, command: Command, states: Sequence[StateFolder]
     ) -> Sequence[Mount]:
-        from ..containers import leads
+        from ..containers import link_targets
         from ..engines import Mount
 
         paths = self.paths(attempt)
@@ -95,7 +95,7 @@ class RemotePlace(Place):
             *([Mount(paths.metrics, True)] if "RECIPE_METRICS" in command.env else ()),
             Mount(f"{self.folder.root}/objects"),
             *(
-                map(Mount, leads(attempt.path, f"{self.ws.home}/objects"))
+                map(Mount, link_targets(attempt.path, f"{self.ws.home}/objects"))
                 if self.host_store.neighbour.reads
                 else ()
             ),
@@ -211,10 +211,10 @@ class RemotePlace(Place):
     def _checkpoint_sync(self, task: HostTask) -> CheckpointSync | None:
         if not task.states:
             return None
-        from .checkpoint_sync import CheckpointSync, OverHostStore
+        from .checkpoint_sync import CheckpointSync, HostCheckpoints
 
         return CheckpointSync(
-            OverHostStore(self.host_store), task.states, task.round, world=task.processes
+            HostCheckpoints(self.host_store), task.states, task.round, world=task.processes
         )
 
     async def _begin(self, command: Command, task: HostTask) -> Job:
@@ -243,7 +243,7 @@ class RemotePlace(Place):
             self._explain(task, await self.host_store.stage(name, parcel))
             return
         from ..link.wire import Gone
-        from .rendezvous import together
+        from .rendezvous import gather_all
 
         sent = asyncio.Event()
 
@@ -261,7 +261,7 @@ class RemotePlace(Place):
                 linked = await self.host_store.stage(name, parcel)
             self._explain(task, linked)
 
-        await together((send(), stage()))
+        await gather_all((send(), stage()))
         self.folder.contents |= wanted
 
     def _explain(self, task: HostTask, linked: Sequence[str]) -> None:

@@ -82,7 +82,7 @@ with ThreadPoolExecutor(len(pairs)) as pool:
 """
 
 
-class Asked(Protocol):
+class ProgramHost(Protocol):
     """A host that can run programs."""
 
     def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
@@ -94,7 +94,7 @@ class Node(NamedTuple):
     """One of several hosts that work together."""
 
     name: str
-    host: Asked
+    host: ProgramHost
     address: str
     python: str
     compared: bool
@@ -110,13 +110,13 @@ class Meeting(NamedTuple):
     """Seconds by which the clock of each node is ahead of the local clock; 0 if about equal."""
 
 
-class _Said(NamedTuple):
+class _Report(NamedTuple):
     port: int
     ahead: float
     have: Mapping[str, str]
 
 
-async def together(doing: Iterable[Coroutine[object, object, _T]]) -> list[_T]:
+async def gather_all(doing: Iterable[Coroutine[object, object, _T]]) -> list[_T]:
     """Run coroutines in parallel and return their results.  The first error cancels the others."""
     tasks = [asyncio.ensure_future(each) for each in doing]
     try:
@@ -135,9 +135,9 @@ async def meet(nodes: Sequence[Node], port: int = 0) -> Meeting:
     """
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
-    said: list[asyncio.Future[_Said]] = [loop.create_future() for _ in nodes]
+    said: list[asyncio.Future[_Report]] = [loop.create_future() for _ in nodes]
     listening = asyncio.ensure_future(
-        together(
+        gather_all(
             _listen(node, answer, over, 0 if rank else port)
             for rank, (node, answer) in enumerate(zip(nodes, said, strict=True))
         )
@@ -153,7 +153,7 @@ async def meet(nodes: Sequence[Node], port: int = 0) -> Meeting:
         _compare(nodes, answers)
         dialled = range(1 if port else len(nodes))
         try:
-            await together(
+            await gather_all(
                 _dial(rank, [n for n in dialled if n != rank], nodes, answers)
                 for rank in range(len(nodes))
             )
@@ -170,17 +170,17 @@ async def meet(nodes: Sequence[Node], port: int = 0) -> Meeting:
     return Meeting(answers[0].port, [each.ahead for each in answers])
 
 
-async def free(node: Node, port: int) -> None:
+async def check_port_free(node: Node, port: int) -> None:
     """Check that a program can listen on a port of a host.  Raises CannotRun, DriverError."""
     over = asyncio.Event()
     over.set()
-    said: asyncio.Future[_Said] = asyncio.get_running_loop().create_future()
+    said: asyncio.Future[_Report] = asyncio.get_running_loop().create_future()
     await _listen(node, said, over, port)
     said.result()
 
 
 async def _listen(
-    node: Node, answer: asyncio.Future[_Said], over: asyncio.Event, port: int
+    node: Node, answer: asyncio.Future[_Report], over: asyncio.Event, port: int
 ) -> None:
     async def input() -> AsyncIterator[bytes]:
         await over.wait()
@@ -199,7 +199,9 @@ async def _listen(
                 )  # a Python may print a greeting first
                 ahead = now - time.time()
                 answer.set_result(
-                    _Said(port, ahead if abs(ahead) > SKEW else 0.0, have if node.compared else {})
+                    _Report(
+                        port, ahead if abs(ahead) > SKEW else 0.0, have if node.compared else {}
+                    )
                 )
         if not answer.done():
             raise CannotRun(
@@ -223,7 +225,7 @@ async def _listen(
 
 
 async def _dial(
-    rank: int, others: Sequence[int], nodes: Sequence[Node], answers: Sequence[_Said]
+    rank: int, others: Sequence[int], nodes: Sequence[Node], answers: Sequence[_Report]
 ) -> None:
     if not others:
         return
@@ -239,7 +241,7 @@ async def _dial(
             )
 
 
-def _compare(nodes: Sequence[Node], answers: Sequence[_Said]) -> None:
+def _compare(nodes: Sequence[Node], answers: Sequence[_Report]) -> None:
     for package, called in ALIKE.items():
         for n, answer in enumerate(answers):
             first, other = (each.have.get(package, "") for each in (answers[0], answer))

@@ -429,7 +429,7 @@ class AttemptDirectory:
 
     def _recall_copy(self, content: str, name: str) -> bool:
         target = f"{self.path}/{name}"
-        self.staged[name] = _look(target) or (0, 0, 0)
+        self.staged[name] = _find_mark(target) or (0, 0, 0)
         return os.path.isfile(target) and scan(target) == content
 
     def was_given(self, name: str, mode: int) -> bool:
@@ -463,7 +463,7 @@ class AttemptDirectory:
         changed = [
             name
             for name, mark in self.staged.items()
-            if self.overlays is None and _look(f"{self.path}/{name}") != mark
+            if self.overlays is None and _find_mark(f"{self.path}/{name}") != mark
         ]
         changed += [
             name
@@ -522,7 +522,7 @@ class AttemptDirectory:
                 )
                 continue
             plain = stat.S_ISREG(here.st_mode)
-            if flags & NONEMPTY and (here.st_size == 0 if plain else _empty(target)):
+            if flags & NONEMPTY and (here.st_size == 0 if plain else _is_empty(target)):
                 wrong.append(f"declared output {path} is empty, but the recipe requires content")
                 continue
             if flags & DIRECTORY and (plain or not os.path.isdir(target)):
@@ -618,7 +618,7 @@ class AttemptDirectory:
         return None
 
 
-def undeclared_file(
+def find_undeclared_file(
     log_tail: str, workspace: Path, attempt: str, declared: Iterable[str]
 ) -> str | None:
     """Find a workspace file that a failed command named in its log and that its step does not declare."""
@@ -648,7 +648,7 @@ def _mark(found: os.stat_result) -> Mark:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _look(path: str) -> Mark | None:
+def _find_mark(path: str) -> Mark | None:
     try:
         return _mark(os.stat(path))
     except OSError:
@@ -663,7 +663,7 @@ def _content_now(cache: DigestCache, at: str) -> str:
         return ""
 
 
-def _empty(path: str) -> bool:
+def _is_empty(path: str) -> bool:
     if os.path.isdir(path):
         with os.scandir(path) as items:
             return next(items, None) is None

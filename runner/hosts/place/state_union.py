@@ -14,19 +14,19 @@ from ...storage.content import files
 from ...storage.content.disk import delete
 from ..transfer.download import Taken
 from ..transfer.host_store import Vanished
-from .checkpoint_sync import Look, OverHostStore
-from .rendezvous import together
+from .checkpoint_sync import HostCheckpoints, Look
+from .rendezvous import gather_all
 
 _T = TypeVar("_T")
 
 
-class OverNodes:
+class NodesCheckpoints:
     """`checkpoint_sync.CheckpointHost` on the nodes of one attempt, by rank.
 
     A lost host counts as empty; if all are lost, HostLost is raised.  A replacement host is still empty.
     """
 
-    def __init__(self, nodes: Sequence[OverHostStore], say: Callable[[str], None]) -> None:
+    def __init__(self, nodes: Sequence[HostCheckpoints], say: Callable[[str], None]) -> None:
         self._nodes, self._say = nodes, say
         self._warned: set[str] = set()
         self.partial = False
@@ -37,7 +37,7 @@ class OverNodes:
         merged: dict[str, tuple[int, int]] = {}
         for look in reversed(list(looks.values())):
             merged.update(look.files)
-        return _room(merged, list(looks.values()))
+        return _with_tightest_disk(merged, list(looks.values()))
 
     async def held(self, path: str) -> Look:
         """List the files that are equal on all nodes, with the first node's times.  A directory counts only if it is completely equal."""
@@ -53,7 +53,7 @@ class OverNodes:
                 same = {
                     name: known for name, known in same.items() if name.partition("/")[0] != top
                 }
-        return _room(same, looks)
+        return _with_tightest_disk(same, looks)
 
     async def bring(self, path: str, target: Path) -> int:
         taken = {rank: each for rank, each in (await self._taken(path)).items() if each.content}
@@ -82,7 +82,7 @@ class OverNodes:
         await self._each(lambda node: node.remove(paths))
 
     async def _taken(self, path: str) -> dict[int, Taken]:
-        async def taken(node: OverHostStore) -> Taken:
+        async def taken(node: HostCheckpoints) -> Taken:
             try:
                 return await node.taken(path)
             except Vanished:
@@ -123,7 +123,7 @@ class OverNodes:
                 f"{called} differs between node {rank} and node {first} in {some or called}; keeping the copy of node {first}"
             )
 
-    async def _each(self, ask: Callable[[OverHostStore], Awaitable[_T]]) -> dict[int, _T]:
+    async def _each(self, ask: Callable[[HostCheckpoints], Awaitable[_T]]) -> dict[int, _T]:
         """Return each node's answer by rank, without lost nodes."""
         lost: list[HostLost] = []
 
@@ -135,12 +135,12 @@ class OverNodes:
                 self.partial = True
                 return None
 
-        found = await together(map(one, range(len(self._nodes))))
+        found = await gather_all(map(one, range(len(self._nodes))))
         if len(lost) == len(found):
             raise lost[0]
         return dict(each for each in found if each is not None)
 
 
-def _room(known: dict[str, tuple[int, int]], looks: Sequence[Look]) -> Look:
+def _with_tightest_disk(known: dict[str, tuple[int, int]], looks: Sequence[Look]) -> Look:
     tightest = min(looks, key=lambda look: look.free)
     return Look(known, tightest.free, tightest.total)

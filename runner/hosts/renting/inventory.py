@@ -164,7 +164,7 @@ class Inventory:
         return list(found.values())
 
 
-def places_named(places: Collection[Place], names: Sequence[str]) -> list[Place]:
+def find_places_named(places: Collection[Place], names: Sequence[str]) -> list[Place]:
     """Return the places with these names, by rank; empty if one is missing."""
     known = {place.name: place for place in places if not place.lost}
     return [known[name] for name in names] if known.keys() >= set(names) else []

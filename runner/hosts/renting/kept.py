@@ -24,7 +24,7 @@ from ...settings import Stack
 from ...storage.crash import crashpoint
 from ...storage.records.ledger import LeaseRow
 from ..link.contact import LONG, SOON
-from .leases import Leases, is_ended, lease_of, offer_of
+from .leases import Leases, confirm_end, lease_of, offer_of
 from .money import committed_cost
 
 FOREVER: Final = 32_503_680_000.0
@@ -199,7 +199,7 @@ class KeptLeases(Leases):
 
     async def _stopped(self, machine: LeaseRow) -> bool:
         """Return whether the provider stopped a machine."""
-        return await is_ended(self, partial(self.driver.stop, lease_of(machine)))
+        return await confirm_end(self, partial(self.driver.stop, lease_of(machine)))
 
     def stays_alive(self, row: LeaseRow) -> bool:
         """Return whether the machine of a lease keeps running after the run."""

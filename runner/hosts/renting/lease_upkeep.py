@@ -67,7 +67,7 @@ class LeaseUpkeep:
         """Release leftover leases of dead runs, and report those that cost money."""
         from . import reaper
 
-        for words in await reaper.tidy(self._leases, self._environ):
+        for words in await reaper.release_leftovers(self._leases, self._environ):
             self._say(words)
 
     @property
@@ -135,7 +135,7 @@ class LeaseUpkeep:
                 from . import reaper
 
                 with contextlib.suppress(DriverError, Busy):
-                    for words in await reaper.tidy(self._leases, self._environ):
+                    for words in await reaper.release_leftovers(self._leases, self._environ):
                         if (warning := words.partition(", $")[0]) not in said:
                             said.add(warning)
                             self._say(words)

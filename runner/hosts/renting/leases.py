@@ -46,7 +46,7 @@ from ...logs import Log
 from ...retry import OnRetry, nothing, retry_async
 from ...storage.crash import crashpoint
 from ...storage.records.ledger import LeaseRow, Ledger
-from ..link.contact import LONG, SOON, patient
+from ..link.contact import LONG, SOON, retry_policy
 from .budget import Budget
 from .money import ENDING, committed_cost
 from .resting import RESTS, account_digest, is_denied
@@ -120,7 +120,7 @@ def rents(name: str) -> bool:
     return traits.priced
 
 
-async def _vitals(driver: Driver, name: str, row: LeaseRow) -> str:
+async def _describe_vitals(driver: Driver, name: str, row: LeaseRow) -> str:
     """Return the provider's status of a machine as the end of a sentence."""
     said = ""
     with suppress(DriverError):
@@ -231,7 +231,7 @@ class Leases:
                 break
             if not said:
                 said = True
-                self.say(f"waiting until {_names(ending)} is terminated: {HELD_BACK}")
+                self.say(f"waiting until {_display_names(ending)} is terminated: {HELD_BACK}")
             await asyncio.sleep(self.driver.traits.poll.total_seconds())
         left = self.budget.certain()
         if short := self.budget.pays(need, offer, shares, left):
@@ -246,7 +246,7 @@ class Leases:
         now = time.time()
         most = sum(committed_cost(row.price, now, row.until) for row in ending)
         return (
-            f"{self.name} has not terminated {_names(ending)} within {minutes:g} minutes, and until its "
+            f"{self.name} has not terminated {_display_names(ending)} within {minutes:g} minutes, and until its "
             f"lease ends it may cost ${most:.4g} more: {short}"
         )
 
@@ -257,10 +257,10 @@ class Leases:
             self.name,
             self.run,
             self.workspace,
-            plain(need),
+            to_stored(need),
             self.holder,
             "ASKED",
-            plain(offer),
+            to_stored(offer),
             until.timestamp(),
             offer.price,
         )._replace(asked=time.time(), stack=self.stack)
@@ -271,16 +271,18 @@ class Leases:
         lease: Lease | None
         try:
             order = Order(offer, row.key, until, row.kept, need_of(row).image)
-            lease = await retry_async(partial(self.driver.acquire, order), patient(LONG))
+            lease = await retry_async(partial(self.driver.acquire, order), retry_policy(LONG))
         except (NoCapacity, Denied, Rejected) as error:
             if error.lease is None:
                 failure, why, account = LeaseFailure.TAKEN, f"not available: {error}", ""
                 if isinstance(error, Denied):
                     failure, why = LeaseFailure.DENIED, str(error)
-                    account = account_digest(self.settings, await _account(self))
+                    account = account_digest(self.settings, await _read_account(self))
                 self._move(row, "GONE", reason=why, failure=failure, account=account)
             else:  # refused, but the machine exists: release it
-                await self.release(self._move(row, "COMING", lease=plain(error.lease)), str(error))
+                await self.release(
+                    self._move(row, "COMING", lease=to_stored(error.lease)), str(error)
+                )
             if isinstance(error, NoCapacity):
                 return None
             raise
@@ -295,7 +297,7 @@ class Leases:
             self._move(row, "GONE", reason="never rented: missing in two listings")
             return None
         crashpoint("lease-asked")
-        row = self._move(row, "COMING", lease=plain(lease))
+        row = self._move(row, "COMING", lease=to_stored(lease))
         crashpoint("lease-recorded")
         return row
 
@@ -307,7 +309,7 @@ class Leases:
             if slow and time.monotonic() >= began + SLOW and self.driver.traits.priced:
                 slow, words = (
                     False,
-                    f"the machine has been starting for {SLOW / 60:g} minutes{await _vitals(self.driver, self.name, row)}",
+                    f"the machine has been starting for {SLOW / 60:g} minutes{await _describe_vitals(self.driver, self.name, row)}",
                 )
                 self.say(
                     f"{self.name} {row.key}: {words}; giving up after {traits.comes_up.total_seconds() / 60:g}"
@@ -315,7 +317,7 @@ class Leases:
                 self.heard("COMING", row._replace(reason=words))
             if time.monotonic() > deadline:
                 minutes = traits.comes_up.total_seconds() / 60
-                said = await _vitals(self.driver, self.name, row)
+                said = await _describe_vitals(self.driver, self.name, row)
                 late = f"the machine did not start within {minutes:g} minutes{said}"
                 await self.release(row, late, LeaseFailure.FAILED)
                 raise HostLost(late)
@@ -413,7 +415,7 @@ class Leases:
             if row.lease
             else await self._find(row, LONG if self.driver.traits.priced else SOON)
         )
-        return lease is None or await is_ended(self, partial(self.driver.release, lease))
+        return lease is None or await confirm_end(self, partial(self.driver.release, lease))
 
     async def adopt(self) -> list[LeaseRow]:
         """Take over the COMING and UP leases of earlier workers of this run, and complete their pending releases.
@@ -453,7 +455,7 @@ class Leases:
         return (
             self._move(row, "GONE", reason="never rented")
             if lease is None
-            else self._move(row, "COMING", lease=plain(lease))
+            else self._move(row, "COMING", lease=to_stored(lease))
         )
 
     def inherit(self, row: LeaseRow) -> None:
@@ -504,7 +506,7 @@ class Leases:
         row = self.ledger.last(self.name)
         if row is None or not is_denied(row, time.time()):
             return
-        if row.account == account_digest(self.settings, await _account(self)):
+        if row.account == account_digest(self.settings, await _read_account(self)):
             minutes = RESTS[LeaseFailure.DENIED] / 60
             again = f"trying again with other settings of [drivers.{self.name}], or in {minutes:g} minutes"
             raise Denied(f"{row.reason} ({again})")
@@ -616,15 +618,15 @@ class Leases:
                     f"cannot read the reply of {self.name}: {type(error).__name__}: {error}"
                 ) from error
 
-        return await retry_async(readable, patient(tries), on_retry=on_retry)
+        return await retry_async(readable, retry_policy(tries), on_retry=on_retry)
 
 
-def _names(rows: Sequence[LeaseRow]) -> str:
+def _display_names(rows: Sequence[LeaseRow]) -> str:
     """Return the display names of leases."""
     return ", ".join(f"{row.driver} {row.key}" for row in rows)
 
 
-async def is_ended(leases: Leases, ask: Callable[[], Awaitable[bool]]) -> bool:
+async def confirm_end(leases: Leases, ask: Callable[[], Awaitable[bool]]) -> bool:
     """Ask a provider up to `SOON` times to end or stop a machine; return whether it confirmed.  Raises DriverError."""
     for tried in range(SOON):
         if tried:
@@ -636,14 +638,14 @@ async def is_ended(leases: Leases, ask: Callable[[], Awaitable[bool]]) -> bool:
     return gone
 
 
-async def _account(leases: Leases) -> Sequence[tuple[str, str]]:
+async def _read_account(leases: Leases) -> Sequence[tuple[str, str]]:
     """Return the provider's account facts, or nothing if it cannot be asked."""
     with suppress(DriverError):
         return await leases.call(leases.driver.account)
     return ()
 
 
-def plain(value: Need | Offer | Lease) -> dict[str, object]:
+def to_stored(value: Need | Offer | Lease) -> dict[str, object]:
     """Return a driver's value as a stored dict, without empty fields."""
     return {name: inner for name, inner in asdict(value).items() if inner not in (None, "", {})}
 

@@ -14,7 +14,7 @@ from drivers.base import Driver, DriverError, Need, Offer, Rejected, Wish
 from ...errors import CannotRun, Infrastructure, Invalid, Problem, RecipeError
 from ...retry import retry_async
 from ...storage.workspace import Workspace
-from ..link.contact import SOON, patient
+from ..link.contact import SOON, retry_policy
 from .leases import driver_of
 from .totals import Pricing, Total
 
@@ -61,7 +61,7 @@ class Shelf(NamedTuple):
 
     def left_out(self) -> str:
         """Return the exclusion reasons by count; empty if nothing was excluded."""
-        return left_out(self.excluded)
+        return describe_excluded(self.excluded)
 
 
 def rank_offers(shelves: Sequence[Shelf]) -> list[tuple[Shelf, Offer]]:
@@ -76,7 +76,7 @@ def rank_offers(shelves: Sequence[Shelf]) -> list[tuple[Shelf, Offer]]:
     return sorted(((shelf, offer) for shelf in shelves for offer in shelf.offers), key=key)
 
 
-def left_out(excluded: Mapping[str, int]) -> str:
+def describe_excluded(excluded: Mapping[str, int]) -> str:
     """Return the exclusion reasons by count; empty if nothing was excluded."""
     count = sum(excluded.values())
     return (
@@ -98,7 +98,7 @@ def _costs(driver: Driver) -> bool:
     return driver.traits.priced or driver.traits.billed
 
 
-def renters(ws: Workspace) -> dict[str, Driver]:
+def find_renters(ws: Workspace) -> dict[str, Driver]:
     """Return every driver whose machines cost money, except drivers that cannot be created here."""
     found = {}
     for name in sorted({*DRIVERS, *ws.config.drivers} - {*FREE}):
@@ -155,7 +155,7 @@ def _is_set_up(ws: Workspace, name: str) -> bool:
     return name in ws.config.drivers or any(ws.environ.get(each) for each in variables)
 
 
-async def update(drivers: Mapping[str, Driver]) -> dict[str, str]:
+async def update_prices(drivers: Mapping[str, Driver]) -> dict[str, str]:
     """Fetch the newest price lists: driver name -> status.  Raises Infrastructure if a list cannot be fetched."""
     try:
         updated = {name: await driver.update() for name, driver in drivers.items()}
@@ -166,7 +166,7 @@ async def update(drivers: Mapping[str, Driver]) -> dict[str, str]:
         ) from error
 
 
-async def shelves(
+async def ask_offers(
     asking: Mapping[str, tuple[Driver, Sequence[Wish]]], pricing: Mapping[Need, Pricing] = {}
 ) -> list[Shelf]:
     """Ask each driver for offers for each of its wishes, cheapest run first.
@@ -178,7 +178,7 @@ async def shelves(
         for wish in wishes:
             costing = pricing.get(replace(wish.need, market="any"), Pricing())
             try:
-                found_there = await retry_async(partial(driver.offers, wish), patient(SOON))
+                found_there = await retry_async(partial(driver.offers, wish), retry_policy(SOON))
                 # The partitions of a cluster keep the order of its settings.
                 ranks = driver.traits.priced
                 offers = costing.ranked(found_there, wish) if ranks else found_there
@@ -208,7 +208,7 @@ async def shelves(
     return found
 
 
-def priced_anew(shelf: Shelf, wish: Wish, pricing: Mapping[Need, Pricing]) -> Shelf:
+def rank_again(shelf: Shelf, wish: Wish, pricing: Mapping[Need, Pricing]) -> Shelf:
     """Rank the offers of a shelf again for another wish; `pricing` is the same as for `shelves`."""
     costing = pricing.get(replace(wish.need, market="any"), Pricing())
     # A cluster without prices keeps the order of its settings.
@@ -217,7 +217,7 @@ def priced_anew(shelf: Shelf, wish: Wish, pricing: Mapping[Need, Pricing]) -> Sh
     return shelf._replace(wish=wish, offers=offers, pricing=costing)
 
 
-def to_confirm(
+def cost_to_confirm(
     ws: Workspace,
     found: Sequence[Shelf],
     limit: float | None,

@@ -22,7 +22,7 @@ from ...storage.records.store import Store, home
 from ...storage.workspace import Workspace
 from .budget import TERM
 from .kept import KeptLeases
-from .leases import OVERDUE, Leases, driver_of, plain
+from .leases import OVERDUE, Leases, driver_of, to_stored
 from .several import alternatives
 
 RunStatus: TypeAlias = Literal["live", "over", "dead", "gone", "never"]
@@ -56,7 +56,7 @@ class Fate(NamedTuple):
         return WORDS[self.reason] + self.more
 
 
-def fate(row: LeaseRow, run_status: RunStatus, now: float) -> Fate:
+def decide_fate(row: LeaseRow, run_status: RunStatus, now: float) -> Fate:
     """Decide whether a lease is released automatically, and give the reason."""
     if row.kept and row.state != "RELEASING":
         return Fate(False, "kept", f" {row.stack}")
@@ -76,7 +76,7 @@ def fate(row: LeaseRow, run_status: RunStatus, now: float) -> Fate:
     return Fate(True, "never") if run_status == "never" else Fate(False, "unknown")
 
 
-def run_status(row: LeaseRow, environ: Mapping[str, str]) -> RunStatus:
+def find_run_status(row: LeaseRow, environ: Mapping[str, str]) -> RunStatus:
     """Return the status of a lease's run from its workspace.  With runs in a database, `gone` includes runs that are not submitted yet."""
     root = home(Path(row.workspace), environ)
     try:
@@ -101,10 +101,10 @@ def judge_leases(
 ) -> list[tuple[LeaseRow, Fate]]:
     """Return each lease with its fate."""
     now = time.time()
-    return [(row, fate(row, run_status(row, environ), now)) for row in rows]
+    return [(row, decide_fate(row, find_run_status(row, environ), now)) for row in rows]
 
 
-async def end(leases: Leases, row: LeaseRow, why: str) -> str:
+async def release_orphan(leases: Leases, row: LeaseRow, why: str) -> str:
     """Release a lease of another process.  Returns why it still exists; empty if its end is confirmed."""
     try:
         leases = leases.of_driver(row.driver)
@@ -116,7 +116,7 @@ async def end(leases: Leases, row: LeaseRow, why: str) -> str:
         return str(error)
 
 
-async def tidy(leases: Leases, environ: Mapping[str, str]) -> list[str]:
+async def release_leftovers(leases: Leases, environ: Mapping[str, str]) -> list[str]:
     """Release leftover leases of the same driver at the start of a run.  Returns messages about the others."""
     said = []
     for row, found in judge_leases(leases.ledger.living_leases(), environ):
@@ -138,7 +138,7 @@ async def tidy(leases: Leases, environ: Mapping[str, str]) -> list[str]:
             )  # a release would end its jobs, and the allocation ends itself when idle
             ends = not tell
         if ends and ours:
-            if left := await end(leases, row, why):
+            if left := await release_orphan(leases, row, why):
                 said.append(f"cannot release the machine {row.key} of {row.driver}: {left}")
         elif tell and found.reason != "at-work":
             said.append(
@@ -147,13 +147,13 @@ async def tidy(leases: Leases, environ: Mapping[str, str]) -> list[str]:
     if leases.driver.traits.priced:
         with suppress(DriverError):  # the run itself reports the error
             said += [
-                f"{unknown(lease)}; add it to the ledger with `recipe reap --adopt {lease.key}`"
+                f"{describe_stranger(lease)}; add it to the ledger with `recipe reap --adopt {lease.key}`"
                 for lease in await leases.strangers()
             ]
     return said
 
 
-def enter(ledger: Ledger, lease: Lease, workspace: str) -> None:
+def add_stranger(ledger: Ledger, lease: Lease, workspace: str) -> None:
     """Add an unknown machine tagged by this installation to the ledger, as a lease without a run.  It stays until a user terminates it by name."""
     now = time.time()
     offer: dict[str, object] = {"driver": lease.driver, "id": lease.id, "price": lease.price}
@@ -172,10 +172,10 @@ def enter(ledger: Ledger, lease: Lease, workspace: str) -> None:
         asked=now,
     )
     ledger.ask(row)
-    ledger.move(row, "COMING", lease=plain(lease), reason="found at the provider")
+    ledger.move(row, "COMING", lease=to_stored(lease), reason="found at the provider")
 
 
-def unknown(lease: Lease, installation: str | None = None) -> str:
+def describe_stranger(lease: Lease, installation: str | None = None) -> str:
     """Describe a machine without a lease in the ledger, tagged by this or another installation."""
     cost = f"${24 * lease.price:.2f} a day" if lease.price else "cost unknown"
     mark = "this installation" if installation is None else f"the installation {installation}"
@@ -183,7 +183,7 @@ def unknown(lease: Lease, installation: str | None = None) -> str:
 
 
 def settle(name: str, hosts: Sequence[str], ws: Workspace, stack: str) -> list[str]:
-    """Run `tidy` for a run with nothing to execute, on a stack if one is named.  Creates no driver if there are no leases."""
+    """Run `release_leftovers` for a run with nothing to execute, on a stack if one is named.  Creates no driver if there are no leases."""
     said: list[str] = []
     if several := alternatives(ws.config, name):
         return [words for each in several for words in settle(each, hosts, ws, stack)]
@@ -201,7 +201,7 @@ def settle(name: str, hosts: Sequence[str], ws: Workspace, stack: str) -> list[s
 
 async def _tidy_and_close(leases: Leases, environ: Mapping[str, str]) -> list[str]:
     try:
-        return await tidy(leases, environ)
+        return await release_leftovers(leases, environ)
     finally:
         await leases.driver.aclose()
 

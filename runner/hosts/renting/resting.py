@@ -50,7 +50,7 @@ def find_resting(rows: Iterable[LeaseRow], driver: str, now: float) -> Resting:
     """Find the offers and zones of a driver on cooldown, from all leases within the longest cooldown."""
     zones: dict[str, str] = {}
     for row in rows:
-        what = failure(row) if row.driver == driver else ""
+        what = failure_of(row) if row.driver == driver else ""
         if what in ("", LeaseFailure.DENIED):
             continue
         if now - (row.gone or now) < RESTS[what]:
@@ -62,7 +62,7 @@ def find_resting(rows: Iterable[LeaseRow], driver: str, now: float) -> Resting:
     return Resting(frozenset(zones), frozenset(several))
 
 
-def failure(row: LeaseRow) -> str:
+def failure_of(row: LeaseRow) -> str:
     """Return the failure of an ended lease; empty if it was cancelled while starting, which does not count against its offer."""
     return row.failure if row.state == "GONE" and row.failure in RESTS else ""
 
@@ -76,6 +76,6 @@ def account_digest(settings: Mapping[str, object], account: Iterable[tuple[str, 
 
 def is_denied(row: LeaseRow | None, now: float) -> bool:
     """Return whether `row`, the provider's last lease, was denied and its cooldown has not ended."""
-    if row is None or failure(row) != LeaseFailure.DENIED:
+    if row is None or failure_of(row) != LeaseFailure.DENIED:
         return False
     return now - (row.gone or now) < RESTS[LeaseFailure.DENIED]

@@ -60,12 +60,12 @@ def alternatives(config: Config, name: str) -> tuple[str, ...]:
     return names
 
 
-def names_of(config: Config, name: str) -> tuple[str, ...]:
+def driver_names(config: Config, name: str) -> tuple[str, ...]:
     """Return the drivers behind the name of one driver, or of `any`."""
     return alternatives(config, name) or (name,)
 
 
-def data_goes_to(config: Config, name: str) -> str:
+def data_notice(config: Config, name: str) -> str:
     """Return a notice about the possible recipients of data and secrets if a run chooses among several drivers; otherwise empty."""
     names = alternatives(config, name)
     if not names:
@@ -76,7 +76,7 @@ def data_goes_to(config: Config, name: str) -> str:
     return f"{what} may be sent to machines of {', '.join(most)}{' or ' if most else ''}{last}"
 
 
-class Together(Driver):
+class JointDriver(Driver):
     """Several drivers in the role of one."""
 
     def __init__(self, drivers: Mapping[str, Driver]) -> None:
@@ -103,7 +103,7 @@ class SeveralLeases(KeptLeases):
 
     def __init__(self, name: str, each: Mapping[str, KeptLeases], config: Config) -> None:
         first = next(iter(each.values()))
-        together = Together({name: leases.driver for name, leases in each.items()})
+        together = JointDriver({name: leases.driver for name, leases in each.items()})
         super().__init__(
             cast(Any, together), name, first.ledger, first.run, first.workspace, first.heard
         )

@@ -101,7 +101,7 @@ class Pricing:
 
     def total(self, offer: Offer, wish: Wish) -> Total:
         """Return the cost of a run with this wish on an offer."""
-        out = egress(offer, wish.home)
+        out = egress_cost(offer, wish.home)
         hours = self._hours(offer, wish)
         if hours is None:
             return Total(None, 0.0, 0.0, out, None)
@@ -134,6 +134,6 @@ class Pricing:
         return [offers[n] for n in sorted(range(len(offers)), key=key)]
 
 
-def egress(offer: Offer, home: int | None) -> float:
+def egress_cost(offer: Offer, home: int | None) -> float:
     """Return the egress cost of `home` bytes in US dollars; 0 if their number is unknown."""
     return offer.egress_price * (home or 0) / 1e9

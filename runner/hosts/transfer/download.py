@@ -19,9 +19,9 @@ from ...agent.trees import below, digest_of, remove
 from ...errors import Corrupt, DiskFull, Infrastructure
 from ...language.units import about
 from ...storage.content.files import Entry, no_space
-from ..link.read_range import chunks
-from ..link.wire import MOST, TRIES, CorruptReply, Gone, Meter, Wire, chunks_of, rest
-from .manifests import find_fault, folders
+from ..link.read_range import hash_chunks
+from ..link.wire import MOST, TRIES, CorruptReply, Gone, Meter, Wire, parse_digests, retry_pause
+from .manifests import find_fault, list_folders
 
 LEAST, FILES = 1 << 20, 4096
 """Minimum bytes and maximum files of one request."""
@@ -85,7 +85,7 @@ class Fetch:
                 raise trouble
             if idle >= TRIES:
                 raise self._changed(next(iter(self._missing.values()))) from trouble
-            await asyncio.sleep(rest(idle))
+            await asyncio.sleep(retry_pause(idle))
 
     def _owed(self) -> int:
         """Return the number of missing bytes."""
@@ -99,7 +99,7 @@ class Fetch:
         await asyncio.to_thread(self._clear)
         if self._tree:
             os.makedirs(self._near, exist_ok=True)
-            for folder in folders(self._taken.entries):
+            for folder in list_folders(self._taken.entries):
                 os.makedirs(f"{self._near}/{folder}", exist_ok=True)
         elif parent := os.path.dirname(self._near):
             os.makedirs(parent, exist_ok=True)
@@ -123,7 +123,7 @@ class Fetch:
             remove(self._near)
         if not os.path.isdir(self._near):
             return
-        kinds = dict.fromkeys(folders(self._taken.entries), "d") | {
+        kinds = dict.fromkeys(list_folders(self._taken.entries), "d") | {
             path: "f" for path in self._missing
         }
         for path, kind in list(below(self._near)):
@@ -151,10 +151,12 @@ class Fetch:
             self._holes[entry.path] = [_Span(entry, 0, entry.size)]
             return
         folder, name = (self._path, entry.path) if self._tree else os.path.split(self._path)
-        asked = self._wire.ask("chunks", folder, name, self._wire.chunk, "", "", 0, read=chunks_of)
+        asked = self._wire.ask(
+            "chunks", folder, name, self._wire.chunk, "", "", 0, read=parse_digests
+        )
         try:
             (_, theirs), ours = await asyncio.gather(
-                asked, asyncio.to_thread(chunks, near, size, self._wire.chunk)
+                asked, asyncio.to_thread(hash_chunks, near, size, self._wire.chunk)
             )
         except Gone:
             raise self._changed(entry) from None

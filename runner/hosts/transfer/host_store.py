@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...errors import Corrupt, Infrastructure
 from ...storage.content import files, tar
 from ...storage.content.files import Content, Entry
-from ..link.wire import CorruptReply, Gone, Wire, nothing, words_of
+from ..link.wire import CorruptReply, Gone, Wire, ignore_answer, parse_strings
 from . import neighbours
 from .download import Fetch, Taken
-from .manifests import find_fault, name_of, path_of, stamp_of
+from .manifests import find_fault, object_name, object_path, tree_stamp
 from .upload import Sender
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class HostStore(Sender):
         """Create the directories on the host, and determine their absolute path."""
         await self.wire.open()
         if self._folder:
-            self.neighbour = await neighbours.meet(self.wire, self._folder)
+            self.neighbour = await neighbours.detect_shared_disk(self.wire, self._folder)
 
     async def aclose(self) -> None:
         """Close the connection to the host."""
@@ -110,7 +110,7 @@ class HostStore(Sender):
 
     def path(self, content: str) -> str:
         """Return the path of an object on the host, whether it exists or not."""
-        return f"{self.root}/{path_of(content)}"
+        return f"{self.root}/{object_path(content)}"
 
     async def pull(
         self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]
@@ -175,13 +175,13 @@ class HostStore(Sender):
         stamp = ""
         if below or parcel.files:
             made = [Entry(at, "d", 0, ""), *below, *(entry for entry, _ in plain)]
-            stamp = stamp_of([Entry(entry.path[3:], *entry[1:]) for entry in made])
+            stamp = tree_stamp([Entry(entry.path[3:], *entry[1:]) for entry in made])
 
         real = [(path, True) for path in parcel.links]
         real += [(path, is_object) for path, (_, is_object) in parcel.seen.items()]
 
         async def once() -> list[str]:
-            awaited = [name_of(content) for content in coming]
+            awaited = [object_name(content) for content in coming]
             states = list(parcel.states.values())
             linked = await self.wire.once(
                 "stage", name, stamp, states, awaited, real, read=_link_answer, data=data
@@ -209,7 +209,7 @@ class HostStore(Sender):
         return Harvest(
             found,
             tuple(
-                _content(name) if name.startswith(objects) else name.removeprefix(f"{path}/")
+                _content_at(name) if name.startswith(objects) else name.removeprefix(f"{path}/")
                 for name in changed
             ),
         )
@@ -242,12 +242,12 @@ class HostStore(Sender):
         self, path: str, outputs: Mapping[str, str], *, copy: Collection[str] = ()
     ) -> set[str]:
         """Move outputs of an attempt into the host's store: name -> content, as `take` found them.  Those in `copy` are copied."""
-        known = {name_of(content): content for content in outputs.values()}
+        known = {object_name(content): content for content in outputs.values()}
         kept = await self.wire.ask(
             "keep",
             path,
-            [(name, name_of(content), name in copy) for name, content in outputs.items()],
-            read=words_of,
+            [(name, object_name(content), name in copy) for name, content in outputs.items()],
+            read=parse_strings,
         )
         return {known[name] for name in kept if name in known}
 
@@ -262,7 +262,7 @@ class HostStore(Sender):
 
     async def matching(self, path: str, pattern: str) -> list[str]:
         """Return the files of an attempt whose names match a pattern."""
-        found = await self.wire.ask("matching", path, pattern, read=words_of)
+        found = await self.wire.ask("matching", path, pattern, read=parse_strings)
         if trouble := find_fault([Entry(name, "f", 0, "0" * 64) for name in found]):
             raise Corrupt(
                 f"{self.wire.name} sent an invalid reply about {path}: {trouble}",
@@ -272,13 +272,13 @@ class HostStore(Sender):
 
     async def note(self, path: str) -> None:
         """Write a marker file below the root on the host."""
-        await self.wire.ask("note", path, read=nothing)
+        await self.wire.ask("note", path, read=ignore_answer)
 
     async def remove(self, paths: Collection[str]) -> None:
         """Delete files and directories below the root on the host, even read-only ones."""
         self._ours(paths)
         if paths:
-            await self.wire.ask("remove", list(paths), read=nothing)
+            await self.wire.ask("remove", list(paths), read=ignore_answer)
 
     def _ours(self, paths: Collection[str]) -> None:
         if any(not path.startswith(f"{self.root}/") for path in paths):
@@ -303,12 +303,12 @@ class HostStore(Sender):
 
         Also returns the free and total bytes of the disk.
         """
-        return await self.wire.ask("look", path, read=_look)
+        return await self.wire.ask("look", path, read=_parse_listing)
 
     async def release(self, content: str, path: str) -> None:
         """Turn an object into a writable part of a state at `path`, shared with no other file."""
         try:
-            await self.wire.ask("release", name_of(content), path, read=nothing)
+            await self.wire.ask("release", object_name(content), path, read=ignore_answer)
         except Gone:
             raise Infrastructure(
                 f"{self.wire.name}: the uploaded files of {path} disappeared",
@@ -326,10 +326,10 @@ def _kind_of(mode: int) -> str:
 
 
 def _link_answer(answer: Any) -> list[str] | None:
-    return None if answer is None else words_of(answer)
+    return None if answer is None else parse_strings(answer)
 
 
-def _content(path: str) -> str:
+def _content_at(path: str) -> str:
     """Return the content of the object at `path`."""
     name = path.rpartition("/")[2]
     return f"{name[65:] or 'f'}:{name[:64]}"
@@ -344,10 +344,10 @@ def _read_taken(
     return {
         name: _judge_output(name, folder, kind, rows)
         for (name, folder), (kind, rows) in zip(outputs, found, strict=True)
-    }, words_of(changed)
+    }, parse_strings(changed)
 
 
-def _look(answer: Any) -> tuple[list[tuple[str, int, int, bool]], int, int]:
+def _parse_listing(answer: Any) -> tuple[list[tuple[str, int, int, bool]], int, int]:
     found, free, total = answer
     return (
         [

@@ -12,25 +12,25 @@ HEX = frozenset("0123456789abcdef")
 SUFFIX = {"f": "", "x": ".x", "t": ".t"}
 
 
-def name_of(content: str) -> str:
+def object_name(content: str) -> str:
     """Return the file name of an object."""
     return content[2:] + SUFFIX[content[0]]
 
 
-def path_of(content: str) -> str:
+def object_path(content: str) -> str:
     """Return the path of an object, relative to the root."""
-    return f"objects/{content[2:4]}/{name_of(content)}"
+    return f"objects/{content[2:4]}/{object_name(content)}"
 
 
-def stamp_of(entries: Sequence[Entry]) -> str:
+def tree_stamp(entries: Sequence[Entry]) -> str:
     """Return the digest of a tree's names, kinds and links, by which a host recognizes it."""
-    found = [(folder, "d") for folder in folders(entries)] + [
+    found = [(folder, "d") for folder in list_folders(entries)] + [
         (entry.path, entry.kind) for entry in entries if entry.kind != "d"
     ]
     return trees.stamp(found, [(entry.path, entry.value) for entry in entries if entry.kind == "l"])
 
 
-def folders(manifest: Iterable[Entry]) -> list[str]:
+def list_folders(manifest: Iterable[Entry]) -> list[str]:
     """Return every directory of a tree, parents first."""
     found: dict[str, None] = {}
     for path, kind, _, _ in manifest:

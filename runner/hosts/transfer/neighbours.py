@@ -14,7 +14,7 @@ from typing import Any
 
 from ...agent.neighbours import marks
 from ...storage.content.disk import delete
-from ..link.wire import Wire, nothing, words_of
+from ..link.wire import Wire, ignore_answer, parse_strings
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,12 @@ class Neighbour:
         if not (self.reads and sources):
             return set()
         return (
-            set(await self.wire.ask("draw", list(sources.items()), read=words_of)) & sources.keys()
+            set(await self.wire.ask("draw", list(sources.items()), read=parse_strings))
+            & sources.keys()
         )
 
 
-async def meet(wire: Wire, folder: str) -> Neighbour:
+async def detect_shared_disk(wire: Wire, folder: str) -> Neighbour:
     """Test whether the host and this machine share a disk.  `folder` is a local directory, created if missing."""
     word = secrets.token_hex(16)
     note = f"{folder}/word-{word}"
@@ -56,7 +57,7 @@ async def meet(wire: Wire, folder: str) -> Neighbour:
     finally:
         delete(Path(note))
     shows = _read(theirs, len(word)) == word
-    await wire.ask("remove", [theirs], read=nothing)
+    await wire.ask("remove", [theirs], read=ignore_answer)
     return Neighbour(wire, reads, shows)
 
 

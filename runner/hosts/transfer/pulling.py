@@ -19,8 +19,8 @@ from ...secrets import Secret
 from ...storage.content import files
 from ...storage.content.files import Content, Entry
 from ...storage.signed import Item, Signed, opens
-from ..link.wire import CorruptReply, Gone, Meter, nothing
-from .manifests import HEX, name_of, stamp_of
+from ..link.wire import CorruptReply, Gone, Meter, ignore_answer
+from .manifests import HEX, object_name, tree_stamp
 from .upload import Sender
 
 BATCH, BATCH_BYTES = 500, 100_000_000_000
@@ -31,7 +31,7 @@ LINE = 1 << 16
 """Maximum bytes of one line of a host's answer."""
 
 
-class Passed(Exception):
+class CannotPull(Exception):
     """The host cannot download the input; the message follows "goes through this machine"."""
 
 
@@ -52,16 +52,18 @@ class Puller:
             await self._sender.adopt(source.name)
             try:
                 content = await self._pull(source, known, learn)
-            except (Passed, CannotRun, Corrupt, Gone) as error:
+            except (CannotPull, CannotRun, Corrupt, Gone) as error:
                 with contextlib.suppress(DriverError, RecipeError):  # delete the useless data
                     await self._wire.ask(
                         "remove",
                         [f"{self._wire.root}/partial/{self._wire.sender}/{source.name}"],
-                        read=nothing,
+                        read=ignore_answer,
                     )
-                if isinstance(error, (Passed, CannotRun)):
+                if isinstance(error, (CannotPull, CannotRun)):
                     raise
-                raise Passed(str(error) or "the downloaded file disappeared on the host") from error
+                raise CannotPull(
+                    str(error) or "the downloaded file disappeared on the host"
+                ) from error
         return content
 
     async def _pull(
@@ -83,15 +85,15 @@ class Puller:
         )
         content = files.tree_id(entries) if source.folder else Content(f"f:{entries[0].value}")
         if known not in ("", content):
-            raise Passed("the object changed in the bucket under the same version")
+            raise CannotPull("the object changed in the bucket under the same version")
         if not await asyncio.to_thread(source.confirm):
-            raise Passed("cannot check whether the object in the bucket is unchanged")
+            raise CannotPull("cannot check whether the object in the bucket is unchanged")
         try:
             placed = await self._wire.ask(
                 "settle",
                 source.name,
-                name_of(content),
-                stamp_of(entries) if source.folder else "",
+                object_name(content),
+                tree_stamp(entries) if source.folder else "",
                 read=bool,
             )
         except Gone:
@@ -99,7 +101,7 @@ class Puller:
         if not placed and content not in await self._sender.have(
             (content,)
         ):  # otherwise the answer to an earlier attempt was lost
-            raise Passed("the host received other bytes than requested")
+            raise CannotPull("the host received other bytes than requested")
         return content
 
     async def _ask(
@@ -118,7 +120,7 @@ class Puller:
         try:
             addresses = await asyncio.to_thread(source.addresses, list(left.values()))
         except Exception as error:  # any error of the bucket's client
-            raise Passed(
+            raise CannotPull(
                 f"cannot create signed URLs for its objects ({type(error).__name__})"
             ) from error
         learn(opens(addresses))
@@ -155,11 +157,11 @@ class Puller:
         except (IndexError, TypeError, ValueError, RecursionError) as error:
             raise CorruptReply from error
         except Infrastructure as error:
-            raise Passed(str(error)) from error
+            raise CannotPull(str(error)) from error
         if free >= 0:
             raise self._wire.full(free, source.size)
         if problem:
-            raise Passed(problem)
+            raise CannotPull(problem)
         if left.keys() - digests.keys():
             raise CorruptReply
 

@@ -21,7 +21,7 @@ from ...errors import Corrupt, Infrastructure
 from ...retry import backoff, retry_async
 from ...storage.content import files, tar
 from ...storage.content.files import Changed, Entry
-from ..link.read_range import part
+from ..link.read_range import read_part
 from ..link.wire import (
     LANE,
     MOST,
@@ -30,13 +30,13 @@ from ..link.wire import (
     Gone,
     Meter,
     Wire,
-    nothing,
-    process,
-    process_start,
-    rest,
-    words_of,
+    ignore_answer,
+    parse_strings,
+    process_name,
+    process_start_time,
+    retry_pause,
 )
-from .manifests import name_of, path_of
+from .manifests import object_name, object_path
 from .neighbours import Neighbour
 from .upload_base import Likeness
 from .upload_files import Arrivals, Cargo, grain_of
@@ -64,10 +64,10 @@ class Sender:
         """Return the contents that exist on the host and need no verification: they were hashed since its boot and not changed."""
         if not contents:
             return set()
-        known = {name_of(content): content for content in contents}
+        known = {object_name(content): content for content in contents}
         return {
             known[name]
-            for name in await self.wire.ask("have", list(known), read=words_of)
+            for name in await self.wire.ask("have", list(known), read=parse_strings)
             if name in known
         }
 
@@ -75,7 +75,7 @@ class Sender:
         """Ask for the state of these contents on the host before the first upload, which then need not ask."""
         if contents:
             self._ahead = await self.wire.ask(
-                "begin", [name_of(content) for content in contents], read=_read_standing
+                "begin", [object_name(content) for content in contents], read=_read_standing
             )
 
     async def send(
@@ -117,18 +117,20 @@ class Sender:
             with contextlib.suppress(
                 DriverError, Infrastructure, Corrupt
             ):  # the upload itself reports the error
-                await self.wire.ask("free", read=nothing)
+                await self.wire.ask("free", read=ignore_answer)
 
     async def _send(
         self, sources: Mapping[str, str], manifests: Mapping[str, Sequence[Entry]]
     ) -> None:
-        known = {name_of(content): content for content in sources}
+        known = {object_name(content): content for content in sources}
         standing = await self._begin(known)
         todo = {known[name]: how for name, how in standing.how.items() if how != "here"}
         if not todo:
             return
         absent = {
-            name_of(content): sources[content] for content, how in todo.items() if how == "absent"
+            object_name(content): sources[content]
+            for content, how in todo.items()
+            if how == "absent"
         }
         todo.update({known[name]: "partial" for name in await self.neighbour.draw(absent)})
         doubtful = {content for content, how in todo.items() if how == "doubtful"}
@@ -164,11 +166,11 @@ class Sender:
                 fix="check that this is the right host",
             )
         for sender, theirs in standing.theirs.items():
-            if sender in standing.silent or _dead(sender):
+            if sender in standing.silent or _is_dead(sender):
                 standing.how.update(
                     {
                         name: "partial"
-                        for name in await self.wire.ask("adopt", sender, theirs, read=words_of)
+                        for name in await self.wire.ask("adopt", sender, theirs, read=parse_strings)
                     }
                 )
         return standing
@@ -195,8 +197,8 @@ class Sender:
             manifest = await asyncio.to_thread(files.entries, source)
         if files.tree_id(manifest) != content:
             raise Changed(source)
-        name = name_of(content)
-        folder = path_of(content) if here else f"partial/{self.wire.sender}/{name}"
+        name = object_name(content)
+        folder = object_path(content) if here else f"partial/{self.wire.sender}/{name}"
         size = sum(entry.size for entry in manifest if entry.kind in "fx")
         cargo = Cargo(
             name, folder, size, lambda entry: f"{source}/{entry.path}", source, content, manifest
@@ -207,11 +209,11 @@ class Sender:
         return cargo
 
     def _files(self, sources: Mapping[str, str], *, here: bool) -> Cargo:
-        origins = {name_of(content): source for content, source in sources.items()}
+        origins = {object_name(content): source for content, source in sources.items()}
         some = next(iter(sources))
-        folder = os.path.dirname(path_of(some)) if here else f"partial/{self.wire.sender}"
+        folder = os.path.dirname(object_path(some)) if here else f"partial/{self.wire.sender}"
         cargo = Cargo(
-            name_of(some),
+            object_name(some),
             folder,
             0,
             lambda entry: origins[entry.path],
@@ -222,7 +224,9 @@ class Sender:
                 size = os.stat(source).st_size
             except OSError as error:
                 raise Changed(source, f"can no longer be read: {error.strerror}") from error
-            cargo.loose[name_of(content)] = Entry(name_of(content), content[0], size, content[2:])
+            cargo.loose[object_name(content)] = Entry(
+                object_name(content), content[0], size, content[2:]
+            )
             cargo.size += size
         cargo.missing = dict(cargo.loose)
         return cargo
@@ -235,14 +239,14 @@ class Sender:
             await self._arrivals.survey(cargo)
             stamp = cargo.described()[1] if cargo.root else ""
             if not cargo.missing and await self.wire.ask(
-                "seals", name_of(cargo.content), stamp, read=bool
+                "seals", object_name(cargo.content), stamp, read=bool
             ):
                 cargo.folder = ""
                 return
             self.wire.say(
                 f"{self.wire.name}: {cargo.content[:14]}… is damaged on the host; repairing"
             )
-            await self.wire.ask("retract", name_of(cargo.content), read=nothing)
+            await self.wire.ask("retract", object_name(cargo.content), read=ignore_answer)
             cargo.folder = f"partial/{self.wire.sender}" + (
                 f"/{cargo.name}" if cargo.manifest or cargo.content[0] == "t" else ""
             )
@@ -276,7 +280,7 @@ class Sender:
             idle = 0 if (left, len(cargo.missing), cargo.bare) < owed else idle + 1
             if idle >= TRIES:
                 self._give_up(cargo, trouble)
-            await asyncio.sleep(rest(idle))
+            await asyncio.sleep(retry_pause(idle))
 
     def _give_up(self, cargo: Cargo, trouble: BaseException | None) -> None:
         if isinstance(trouble, Unreachable):
@@ -316,7 +320,7 @@ class Sender:
         self._give_up(cargo, None)
 
     async def _place_files(self, cargo: Cargo) -> None:
-        placed = set(await self.wire.ask("place_files", list(cargo.loose), read=words_of))
+        placed = set(await self.wire.ask("place_files", list(cargo.loose), read=parse_strings))
         if placed.issuperset(cargo.loose):
             return
         # The answer was lost: an earlier request has named the files.
@@ -346,22 +350,26 @@ class _Standing(NamedTuple):
 
 def _read_standing(answer: Any) -> _Standing:
     how = {str(name): str(word) for name, word in answer["how"].items()}
-    theirs = {str(sender): words_of(names) for sender, names in answer["theirs"].items()}
+    theirs = {str(sender): parse_strings(names) for sender, names in answer["theirs"].items()}
     return _Standing(
-        how, theirs, set(words_of(answer["silent"])), int(answer["free"]), words_of(answer["trees"])
+        how,
+        theirs,
+        set(parse_strings(answer["silent"])),
+        int(answer["free"]),
+        parse_strings(answer["trees"]),
     )
 
 
-def _dead(sender: str) -> bool:
+def _is_dead(sender: str) -> bool:
     """Return whether an earlier sender has certainly stopped."""
     theirs, _, _ = sender.rpartition("-")
-    mine = process()
+    mine = process_name()
     if theirs == mine:
         return sender not in _sending
     if theirs.split(".")[:2] != mine.split(".")[:2]:
         return False
     try:
-        return process_start(int(theirs.split(".")[2])) != theirs.split(".")[3]
+        return process_start_time(int(theirs.split(".")[2])) != theirs.split(".")[3]
     except (OSError, ValueError, IndexError):
         return True
 
@@ -387,7 +395,7 @@ class Courier:
             bare = False
             yield lambda: self._batch(cargo, [], True, False, meter)
         for entry in large:
-            pieces = _cut(self._holes(cargo, entry), _PIECE, _HOLES)
+            pieces = _split_holes(self._holes(cargo, entry), _PIECE, _HOLES)
             if self._wire.far and len(pieces) > 1:
                 yield from self._piecemeal(cargo, entry, pieces, meter)
             else:
@@ -415,7 +423,7 @@ class Courier:
         title = f".manifest-{next(_count)}"
         data = cargo.described()[0] if last else b""
         listing = Entry(title, "f", len(data), hashlib.sha256(data).hexdigest())
-        expected = _together([listing, *batch] if last else batch)
+        expected = _joint_digest([listing, *batch] if last else batch)
 
         def pieces() -> Iterator[bytes]:
             if last:
@@ -424,7 +432,7 @@ class Courier:
                 yield from tar.tar_stream(cargo.root, [*batch, *(cargo.links if last else ())])
                 return
             for entry in batch:
-                yield tar.member(entry, _whole(cargo.origin(entry), entry.size))
+                yield tar.member(entry, _read_whole(cargo.origin(entry), entry.size))
             yield tar.END
 
         stamp = cargo.described()[1] if alone and cargo.root and not cargo.rough else ""
@@ -483,7 +491,9 @@ class Courier:
         """Fill holes of a large file.  The last call sets its mode and verifies its digest.  Raises CorruptReply if it differs."""
         grain, size = grain_of(self._wire), entry.size
         blocks = (
-            part(cargo.origin(entry), size, first * grain, min(count * grain, size - first * grain))
+            read_part(
+                cargo.origin(entry), size, first * grain, min(count * grain, size - first * grain)
+            )
             for first, count in holes
         )
         mode = 0 if not last else 0o555 if entry.kind == "x" else 0o444
@@ -496,7 +506,7 @@ class Courier:
         arrived, came = await self._wire.once(
             "write",
             *arguments,
-            read=lambda answer: (str(answer[0]), words_of(answer[1])),
+            read=lambda answer: (str(answer[0]), parse_strings(answer[1])),
             data=meter.counted(itertools.chain.from_iterable(blocks)),
         )
         known.update(
@@ -513,7 +523,9 @@ class Courier:
             cargo.holes.pop(entry.path, None)
 
 
-def _cut(holes: Iterable[tuple[int, int]], grains: int, most: int) -> list[list[tuple[int, int]]]:
+def _split_holes(
+    holes: Iterable[tuple[int, int]], grains: int, most: int
+) -> list[list[tuple[int, int]]]:
     """Split holes into pieces of `grains` grains with at most `most` holes."""
     found: list[list[tuple[int, int]]] = []
     room = 0
@@ -528,12 +540,12 @@ def _cut(holes: Iterable[tuple[int, int]], grains: int, most: int) -> list[list[
     return found
 
 
-def _together(entries: Iterable[Entry]) -> str:
+def _joint_digest(entries: Iterable[Entry]) -> str:
     """Return a digest of the digests of these files, in this order."""
     return hashlib.sha256(b"".join(entry.value.encode() + b"\n" for entry in entries)).hexdigest()
 
 
-def _whole(path: str, size: int) -> bytes:
+def _read_whole(path: str, size: int) -> bytes:
     with open(path, "rb", buffering=0) as file:
         data = file.read(size + 1)
     if len(data) != size:

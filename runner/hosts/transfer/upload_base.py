@@ -10,9 +10,9 @@ from typing import Any
 
 from ...storage.content import files
 from ...storage.content.files import Entry
-from ..link.read_range import chunks, part
-from ..link.wire import LONGEST_ANSWER, Wire, chunks_of, words_of
-from .manifests import folders, path_of
+from ..link.read_range import hash_chunks, read_part
+from ..link.wire import LONGEST_ANSWER, Wire, parse_digests, parse_strings
+from .manifests import list_folders, object_path
 from .upload_files import Cargo, Grains, Older, grain_of
 
 _MANIFESTS = 8
@@ -60,7 +60,7 @@ class Likeness:
         older = await self._manifest(best)
         same = {entry.path for entry in older if (entry.path, entry.kind, entry.value) in wanted}
         superfluous = [entry.path for entry in older if entry.path not in same]
-        superfluous += sorted(set(folders(older)) - set(folders(cargo.manifest)))
+        superfluous += sorted(set(list_folders(older)) - set(list_folders(cargo.manifest)))
         values, grain = {entry.path: entry.value for entry in older}, grain_of(self._wire)
         alike = [cargo.missing[path] for path in superfluous if path in large]
         asked = (
@@ -73,10 +73,13 @@ class Likeness:
         )
         # In parallel: many names and large files take a while on both sides.
         hashing = asyncio.gather(
-            *(asyncio.to_thread(chunks, cargo.origin(entry), entry.size, grain) for entry in alike)
+            *(
+                asyncio.to_thread(hash_chunks, cargo.origin(entry), entry.size, grain)
+                for entry in alike
+            )
         )
         known, _, ours = await asyncio.gather(
-            self._wire.ask(*asked, read=_grains), asyncio.to_thread(cargo.described), hashing
+            self._wire.ask(*asked, read=_parse_grains), asyncio.to_thread(cargo.described), hashing
         )
         if known is not None:
             cargo.missing = {
@@ -86,7 +89,7 @@ class Likeness:
             for entry, own in zip(alike, ours, strict=True):
                 grains = Grains(*known[entry.path], own) if entry.path in known else None
                 cargo.older[entry.path] = Older(
-                    f"{path_of(f't:{best[:64]}')}/{entry.path}", values[entry.path], grains
+                    f"{object_path(f't:{best[:64]}')}/{entry.path}", values[entry.path], grains
                 )
 
     async def build_files_on(self, cargo: Cargo, free: int, began: Collection[str]) -> None:
@@ -100,7 +103,9 @@ class Likeness:
             if cargo.size > free:
                 return
             blocks = [number * entry.size // _SAMPLES // _SAMPLE for number in range(_SAMPLES)]
-            there = await self._wire.ask("alike", self._wire.chunk, _SAMPLE, blocks, read=_alike)
+            there = await self._wire.ask(
+                "alike", self._wire.chunk, _SAMPLE, blocks, read=_parse_alike
+            )
             ours = await asyncio.to_thread(_samples, cargo.origin(entry), entry.size, blocks)
             likeness = {
                 name: sum(mine == its for mine, its in zip(ours, theirs, strict=False))
@@ -117,7 +122,7 @@ class Likeness:
             known = self.recall(content)
             if known is None:
                 _, data = await self._wire.read(
-                    "read", f"{path_of(content)}.json", 0, LONGEST_ANSWER
+                    "read", f"{object_path(content)}.json", 0, LONGEST_ANSWER
                 )
                 try:
                     known = [
@@ -136,20 +141,24 @@ class Likeness:
             del self._manifests[next(iter(self._manifests))]
 
 
-def _grains(answer: Any) -> dict[str, tuple[int, list[str]]] | None:
+def _parse_grains(answer: Any) -> dict[str, tuple[int, list[str]]] | None:
     return (
-        None if answer is None else {str(path): chunks_of(known) for path, known in answer.items()}
+        None
+        if answer is None
+        else {str(path): parse_digests(known) for path, known in answer.items()}
     )
 
 
-def _alike(answer: Any) -> dict[str, list[str]]:
-    return {str(name): words_of(digests) for name, digests in answer.items()}
+def _parse_alike(answer: Any) -> dict[str, list[str]]:
+    return {str(name): parse_strings(digests) for name, digests in answer.items()}
 
 
 def _samples(path: str, size: int, blocks: Sequence[int]) -> list[str]:
     """Return the digests of some blocks of a local file."""
     found = []
     for block in blocks:
-        data = b"".join(part(path, size, block * _SAMPLE, min(_SAMPLE, size - block * _SAMPLE)))
+        data = b"".join(
+            read_part(path, size, block * _SAMPLE, min(_SAMPLE, size - block * _SAMPLE))
+        )
         found.append(hashlib.sha256(data).hexdigest())
     return found

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from ...agent.trees import digest_of
 from ...storage.content.files import Changed, Entry
-from ..link.read_range import chunks
-from ..link.wire import Wire, chunks_of, nothing
-from .manifests import folders, stamp_of
+from ..link.read_range import hash_chunks
+from ..link.wire import Wire, ignore_answer, parse_digests
+from .manifests import list_folders, tree_stamp
 
 GRAINS = 4
 """Grains per chunk.  A grain is the unit in which large files are compared and repeated."""
@@ -80,7 +80,7 @@ class Cargo:
         """Return a tree's manifest as stored beside it, and the digest of its names and links."""
         if self._described is None:
             text = json.dumps(self.manifest, ensure_ascii=False, separators=(",", ":"))
-            self._described = text.encode("utf-8", "surrogateescape"), stamp_of(self.manifest)
+            self._described = text.encode("utf-8", "surrogateescape"), tree_stamp(self.manifest)
         return self._described
 
 
@@ -127,7 +127,7 @@ class Arrivals:
         size, theirs, ours = await self._grains(cargo, entry)
         cargo.grains[entry.path] = dict(enumerate(ours))
         if size > entry.size:
-            await self._wire.ask("delete", cargo.folder, [entry.path], read=nothing)
+            await self._wire.ask("delete", cargo.folder, [entry.path], read=ignore_answer)
             theirs = []
         if not theirs:
             cargo.holes[entry.path] = []
@@ -166,17 +166,17 @@ class Arrivals:
             older.path,
             older.digest,
             entry.size,
-            read=chunks_of,
+            read=parse_digests,
         )
         (size, theirs), ours = await asyncio.gather(
-            asked, asyncio.to_thread(chunks, cargo.origin(entry), entry.size, grain)
+            asked, asyncio.to_thread(hash_chunks, cargo.origin(entry), entry.size, grain)
         )
         return Grains(size, theirs, ours)
 
     async def tidy(self, cargo: Cargo) -> None:
         """Delete entries that do not belong to a tree, and find its missing links and empty directories."""
-        below, pointing = await self._wire.ask("listing", cargo.folder, read=_listing)
-        above = set(folders(cargo.manifest))
+        below, pointing = await self._wire.ask("listing", cargo.folder, read=_parse_listing)
+        above = set(list_folders(cargo.manifest))
         wanted = {entry.path: entry for entry in cargo.manifest}
         wrong = []
         for path, kind in below.items():
@@ -191,7 +191,7 @@ class Arrivals:
             if not right:
                 wrong.append(path)
         if wrong:
-            await self._wire.ask("delete", cargo.folder, wrong, read=nothing)
+            await self._wire.ask("delete", cargo.folder, wrong, read=ignore_answer)
         gone = set(wrong)
         cargo.links = [
             entry
@@ -201,7 +201,7 @@ class Arrivals:
         cargo.bare = True
 
 
-def _listing(answer: Any) -> tuple[dict[str, str], dict[str, str]]:
+def _parse_listing(answer: Any) -> tuple[dict[str, str], dict[str, str]]:
     """Parse a tree listing: the kind of each entry, and the targets of links."""
     return {str(path): str(kind) for path, kind, _ in answer}, {
         str(path): str(target) for path, kind, target in answer if kind == "l"

@@ -67,7 +67,7 @@ def _away(args: argparse.Namespace) -> list[Finding]:
 
     from ...hosts.probe import examine
     from ...hosts.renting.leases import driver_of
-    from ...hosts.renting.several import names_of
+    from ...hosts.renting.several import driver_names
     from ...settings import load
     from ...storage.records.store import home
     from .flags import check_driver
@@ -78,7 +78,7 @@ def _away(args: argparse.Namespace) -> list[Finding]:
     check_driver(name)
     root = Path(os.path.abspath(args.workspace))
     config, at = load(root, os.environ), str(home(root, os.environ))
-    names = names_of(config, name)
+    names = driver_names(config, name)
     found: list[Finding] = []
     for each in names:
         seen = asyncio.run(examine(driver_of(each, config.driver(each), args.host, at)))
@@ -122,9 +122,9 @@ def _software() -> Iterator[Finding]:
 
 
 def _sandbox() -> Finding:
-    from ...hosts.sandbox import refusal_here
+    from ...hosts.sandbox import find_local_refusal
 
-    if why := refusal_here():
+    if why := find_local_refusal():
         return Finding("note", "sandbox", why, "allow user namespaces for steps with `sandbox`")
     return Finding("ok", "sandbox", "user, mount, process and network namespaces")
 
@@ -186,12 +186,12 @@ def _extensions() -> Iterator[Finding]:
 
 def _overlay(folder: Path) -> Finding:
     """Whether steps here may change their inputs."""
-    from ...hosts.place.overlays import BREAKS, refusal
+    from ...hosts.place.overlays import BREAKS, find_refusal
 
     what = 'inputs = "overlay"'
     try:
         with tempfile.TemporaryDirectory(dir=folder) as trial:
-            why = refusal(trial, trial)
+            why = find_refusal(trial, trial)
     except OSError as error:
         why = f"{error.strerror}"
     if why:

@@ -17,7 +17,7 @@ from ...execution.session import preview
 from ...execution.terms import Choice
 from ...hosts.renting import offering
 from ...hosts.renting.offering import Shelf
-from ...hosts.renting.several import names_of
+from ...hosts.renting.several import driver_names
 from ...storage.workspace import Workspace
 from ..pairs import filters
 from ..shelves import Asked, lines, on_market_of, pricing_of, rank_for_programs, wishes
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     take_stack(args)
     asked, args.driver = args.driver, args.driver if args.stack else "local"
     with Workspace.open(args.workspace, read_only=True) as ws:
-        asked = ",".join(names_of(ws.config, asked))
+        asked = ",".join(driver_names(ws.config, asked))
     if args.recipe is None and args.file is None:
         with Workspace.open(args.workspace, read_only=True) as ws:
             if args.stack:
@@ -114,7 +114,7 @@ def _ask_drivers(
             file=sys.stderr,
         )
     if args.update:
-        lists = asyncio.run(offering.update(drivers))
+        lists = asyncio.run(offering.update_prices(drivers))
         if not lists and args.recipe is None and args.file is None:
             raise CannotRun(
                 f"{', '.join(drivers)}: has no price list to update; prices are always current",
@@ -137,4 +137,4 @@ def _ask_drivers(
         for name, driver in drivers.items()
     }
     costing = pricing_of(ws, [each for wanted in by_kind.values() for each in wanted.values()])
-    return list(zip(steps, asyncio.run(offering.shelves(asking, costing)), strict=True))
+    return list(zip(steps, asyncio.run(offering.ask_offers(asking, costing)), strict=True))

@@ -178,12 +178,12 @@ def _say_where_data_goes(args: argparse.Namespace) -> None:
     """Name the drivers of a run stored here that may choose among several; a server's settings are in its plan."""
     if args.server or (not args.stack and args.driver.partition(":")[0] != ANY):
         return
-    from ...hosts.renting.several import data_goes_to
+    from ...hosts.renting.several import data_notice
     from ...settings import load
 
     config = load(Path(os.path.abspath(args.workspace)), os.environ)
     driver = config.stack(args.stack).driver if args.stack else args.driver
-    if words := data_goes_to(config, driver):
+    if words := data_notice(config, driver):
         print(f"recipe: {words}", file=sys.stderr)
 
 

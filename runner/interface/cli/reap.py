@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
         )
         if args.installation is not None:
             remedy = f"`recipe reap --installation {args.installation} {lease.key}` terminates it, `--unknown` terminates all of them"
-        print(f"{'unknown':11}  {reaper.unknown(lease, args.installation)}; {remedy}")
+        print(f"{'unknown':11}  {reaper.describe_stranger(lease, args.installation)}; {remedy}")
     if not known and not strange and not args.quiet:
         print(
             "no leases"
@@ -198,12 +198,12 @@ def _enter_in_ledger(args: argparse.Namespace, strange: Sequence[Lease]) -> list
     if args.dry_run or not chosen:
         return []
     if args.unknown and not _ask_to_end(
-        args, [reaper.unknown(lease, args.installation) for lease in chosen], "--unknown"
+        args, [reaper.describe_stranger(lease, args.installation) for lease in chosen], "--unknown"
     ):
         return []
     with Ledger.open(of_user(os.environ)) as ledger:
         for lease in chosen:
-            reaper.enter(ledger, lease, os.path.abspath(args.workspace))
+            reaper.add_stranger(ledger, lease, os.path.abspath(args.workspace))
     return chosen
 
 

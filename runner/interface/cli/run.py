@@ -325,7 +325,7 @@ def _rents(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
     if args.driver == "local" or not found.todo:
         return []
     from ...execution.refusals import find_sent_secrets, find_signed_addresses
-    from ...hosts.renting.several import data_goes_to
+    from ...hosts.renting.several import data_notice
     from ..shelves import describe_choice
 
     try:
@@ -344,7 +344,7 @@ def _rents(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
         }
         return [
             *describe_choice(shelves),
-            *filter(None, [data_goes_to(ws.config, args.driver)]),
+            *filter(None, [data_notice(ws.config, args.driver)]),
             *_crews(ws, found, args),
             *(
                 [f"secrets sent to {args.driver} machines: {', '.join(sorted(taken))}"]
@@ -406,11 +406,11 @@ def _refuse_alone(
 def _renting_drivers(ws: Workspace, args: argparse.Namespace) -> dict[str, Driver]:
     """The drivers by name whose machines the run may rent; empty where it rents none."""
     from ...hosts.renting import offering
-    from ...hosts.renting.several import names_of
+    from ...hosts.renting.several import driver_names
 
     made = {
         name: offering.driver_that_rents(ws, name, args.hosts)
-        for name in names_of(ws.config, args.driver)
+        for name in driver_names(ws.config, args.driver)
     }
     return {name: driver for name, driver in made.items() if driver is not None}
 
@@ -438,7 +438,7 @@ def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str
         for name, driver in drivers.items()
     }
     asking = {name: (driver, [*wanted[name].values()]) for name, driver in drivers.items()}
-    shelves = iter(asyncio.run(offering.shelves(asking, pricing_of(ws, asked.values()))))
+    shelves = iter(asyncio.run(offering.ask_offers(asking, pricing_of(ws, asked.values()))))
     by_step: dict[str, list[Shelf]] = {step: [] for step in asked}
     for steps in wanted.values():
         for step in steps:
@@ -454,7 +454,7 @@ def _ask_about_cost(
         return True
     from ...hosts.renting import offering
     from ...hosts.renting.offering import rank_offers
-    from ...hosts.renting.several import data_goes_to
+    from ...hosts.renting.several import data_notice
 
     drivers = _renting_drivers(ws, args)
     endless = [name for name, driver in drivers.items() if driver.traits.ends == "nothing"]
@@ -483,10 +483,10 @@ def _ask_about_cost(
     if found.todo:
         shelves = _shelves(ws, found, args)
         best = [first for each in shelves.values() for first, _offer in rank_offers(each)[:1]]
-        total = offering.to_confirm(ws, best, limits.cost, max(1, at_once), [*drivers])
+        total = offering.cost_to_confirm(ws, best, limits.cost, max(1, at_once), [*drivers])
     if total is None:
         return True
-    among = data_goes_to(ws.config, args.driver)
+    among = data_notice(ws.config, args.driver)
     cost = f"the run would cost about ${total:.2f}" + f"; {among}" * bool(among)
     return ask_consent(
         f"{cost}; rent?",

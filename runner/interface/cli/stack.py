@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
                 [Problem("bad-input", words, None, f"recipe stack export {stack.name} --pulumi")]
             )
         if args.action == "export":
-            print(stacks.program(ws, stack), end="")
+            print(stacks.export_program(ws, stack), end="")
             return 0
         if args.action == "show":
             print(
@@ -100,15 +100,15 @@ async def _done(ws: Workspace, stack: Stack, args: argparse.Namespace) -> int:
     async with stacks.open_kept_leases(ws, stack) as leases:
         if args.action == "status":
             print(
-                _as_json(leases, await stacks.state_of(leases))
+                _as_json(leases, await stacks.read_state(leases))
                 if args.json
-                else "\n".join(_lines(stack, leases, await stacks.state_of(leases)))
+                else "\n".join(_lines(stack, leases, await stacks.read_state(leases)))
             )
             return 0
         if args.action == "ssh":
             return enter(
                 f"the machine of {stack.name}",
-                await stacks.host(leases),
+                await stacks.find_host(leases),
                 args.forwards,
                 args.command,
             )
@@ -121,16 +121,16 @@ async def _done(ws: Workspace, stack: Stack, args: argparse.Namespace) -> int:
                     )
                 for made in await stacks.ensure(ws, stack, leases) if args.action == "up" else ():
                     say(f"created {made}")
-                row = await stacks.start(leases, say)
+                row = await stacks.start_machine(leases, say)
                 leases.leave(row)
                 print(
                     f"{stack.name} runs until {moment(row.until)}; stop it with `recipe stack stop {stack.name}`"
                 )
                 return 0
             proved = await (
-                stacks.stop(leases, "`recipe stack stop`")
+                stacks.stop_machine(leases, "`recipe stack stop`")
                 if args.action == "stop"
-                else stacks.down(leases)
+                else stacks.terminate_machine(leases)
             )
             if proved and args.action == "down":
                 print(

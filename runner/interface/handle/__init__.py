@@ -1,5 +1,5 @@
-"""A run as a value in Python, wherever its runs are kept: in this workspace, in a database, behind a server.
+"""Python handles for runs in this workspace, in a database or on a server.
 
-`core` decides what is asked and reads what is answered.  `shells` carry that out, one at once and one by `await`.  `here` answers from a workspace,
-`far` from a server.
+`core` holds the logic as generators without I/O.  `shells` execute the generators, synchronously in `Run` and asynchronously in `AsyncRun`.
+`here` answers from a workspace, and `there` sends requests to a server.
 """

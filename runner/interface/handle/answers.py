@@ -1,6 +1,6 @@
-"""What the API says, as values: of JSON that a server sends, and of the same facts as a workspace has them.
+"""Convert API replies, from a server's JSON or a workspace's facts, to the values of `api.values`.
 
-What a newer server adds is left out.  Raises Infrastructure for what is none of these values.
+Unknown fields of a newer server are ignored.  Functions raise Infrastructure for a malformed reply.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _V = TypeVar("_V", bound=tuple[Any, ...])
 
 
 def strange(status: int = 200) -> Infrastructure:
-    """Return the error of an answer that no `recipe serve` gives."""
+    """Return the error for a reply that does not come from `recipe serve`."""
     return Infrastructure(
         f"unexpected reply (status {status}): not from `recipe serve`",
         fix="check the URL, and the proxy in front of the server",
@@ -49,7 +49,7 @@ def strange(status: int = 200) -> Infrastructure:
 
 
 def mapping_of(body: bytes, status: int = 200) -> Mapping[str, Any]:
-    """Return the object that a body of JSON is."""
+    """Parse a JSON body as an object.  Raises Infrastructure for any other body."""
     try:
         found = json.loads(body)
     except ValueError:
@@ -60,7 +60,7 @@ def mapping_of(body: bytes, status: int = 200) -> Mapping[str, Any]:
 
 
 def status_of(value: object) -> Status:
-    """Return a run, of a list or alone."""
+    """Return the status of a run, from a list entry or a single run."""
     facts = _mapping(value)
     found = _read(Status, Status._fields, facts)
     failed, training, waits = facts.get("failed"), facts.get("training"), facts.get("waits")
@@ -89,7 +89,7 @@ def event_of(value: object) -> Event:
 
 
 def point_of(value: object) -> Point:
-    """Return what an attempt reported at once."""
+    """Return one metrics point of an attempt."""
     facts = _mapping(value)
     return _read(Point, Point._fields, {**facts, "source": facts.get("from", "")})
 
@@ -102,12 +102,12 @@ def artifact_of(value: object) -> Artifact:
 
 
 def recipe_of(value: object) -> RecipeEntry:
-    """Return a recipe of a list."""
+    """Return one entry of the recipe list."""
     return _read(RecipeEntry, RecipeEntry._fields, value)
 
 
 def forecast_of(value: object) -> Forecast:
-    """Return what a run would do."""
+    """Return the forecast of a run."""
     found = _read(Forecast, Forecast._fields, value)
     machines = [_read(Machine, Machine._fields, each) for each in found.machines]
     return found._replace(machines=machines, steps=[_expected_of(each) for each in found.steps])
@@ -122,7 +122,7 @@ def _expected_of(value: object) -> ExpectedStep:
 
 
 def differences_of(value: object) -> Differences:
-    """Return what differs between two runs."""
+    """Return the differences between two runs."""
     found = _mapping(value)
     steps = [_step_difference_of(each) for each in found.get("steps", ())]
     return Differences([_difference_of(each) for each in found.get("inputs", ())], steps)
@@ -142,17 +142,17 @@ def _difference_of(value: object) -> Difference:
 
 
 def outcome_of(value: object) -> Outcome:
-    """Return what came of a request."""
+    """Return the outcome of a request such as cancel or retry."""
     return _read(Outcome, Outcome._fields, {"state": "", "done": True, **_mapping(value)})
 
 
 def worker_of(value: object) -> WorkerStatus:
-    """Return a worker."""
+    """Return the status of a worker."""
     return _read(WorkerStatus, WorkerStatus._fields, value)
 
 
 def queued_of(value: object) -> QueuedRun:
-    """Return a run that waits."""
+    """Return a queued run."""
     found = _read(QueuedRun, QueuedRun._fields, value)
     return found._replace(waits=_read(Reason, Reason._fields, _mapping(value).get("waits", {})))
 

@@ -1,8 +1,8 @@
-"""What is asked of runs, and what its answers mean to a caller.  Touches no network, disk or clock.
+"""Operations on runs, as generators without I/O: retries, polling, resumed streams.
 
-A conversation is a generator.  It yields an Ask and is sent the answer, or Lost where none came; for one that streams it then yields More and is sent
-pieces, and None at their end.  It yields a Nap to wait, and a Give for each thing that the caller gets.  Every operation is one, so an answer that
-was lost is asked for again in one place: what was given once is not given again, and nothing is left out.
+Each operation is a generator (a `Talk`) that a shell executes.  The generator yields an Ask and is sent the answer, or Lost if the request failed.
+After an Ask with `streams`, the generator yields More for each piece, and is sent None at the end of the stream.  It yields a Nap to sleep, and a
+Give for each item of the caller.  Retries happen here only: the caller gets every item exactly once.
 """
 
 from __future__ import annotations
@@ -17,38 +17,42 @@ from ...storage.records.runs import FINAL, Event
 from .transport import Events, Listing, LogPart, Lost, New, Page, Pieces, Transport
 
 FEW: Final = 4
-"""How often is asked what may be asked twice."""
+"""Tries of a request that is safe to repeat."""
 ONCE: Final = 1
 AT_ONCE: Final = 200
-"""Runs of a list that are asked for at once."""
+"""Runs per page of a list."""
 FOREVER: Final = 1 << 60
 LONGEST_NAP: Final = 15.0
-"""Seconds between two tries at most."""
+"""Maximum seconds between two tries."""
 SOON, LATER = 0.1, 1.0
-"""Seconds between two looks at a run that is followed: at first, and where nothing happens."""
+"""Seconds between two polls of a followed run: the first interval, and the longest one while no events arrive."""
 _LONGEST_LINE: Final = 1 << 16
 
 
 class TimedOut(Busy, TimeoutError):
-    """What was waited for did not happen in time."""
+    """The timeout of a wait expired."""
 
 
 class Ask(NamedTuple):
-    """One question to what keeps the runs."""
+    """A request to the transport.  If `streams`, the answer is read piece by piece with More."""
 
     of: Callable[[Transport], object]
     streams: bool = False
 
 
 class More(NamedTuple):
-    """The next piece of the answer that streams."""
+    """A request for the next piece of the current stream."""
 
 
 class Nap(NamedTuple):
+    """A pause."""
+
     seconds: float
 
 
 class Give(NamedTuple):
+    """An item for the caller."""
+
     item: object
 
 
@@ -61,14 +65,14 @@ _Part: TypeAlias = Generator[Step, Heard, _Said]
 
 
 class Clock(NamedTuple):
-    """Until when something is tried: `now` counts seconds, and `words` say what did not happen.  By default without an end."""
+    """A deadline: the clock `now`, the deadline `until` in its seconds, and the timeout message `words`.  By default there is no deadline."""
 
     now: Callable[[], float] = lambda: 0.0
     until: float = math.inf
     words: str = ""
 
     def left(self) -> float:
-        """Seconds that are left.  Raises TimedOut."""
+        """Return the seconds until the deadline.  Raises TimedOut after the deadline."""
         if (left := self.until - self.now()) <= 0:
             raise TimedOut(self.words)
         return left
@@ -78,13 +82,15 @@ ENDLESS: Final = Clock()
 
 
 def in_python(error: CannotAsk) -> CannotAsk:
-    """The same refusal with a fix for Python."""
+    """Return the same error with a fix for Python callers, such as "call `resume()`"."""
     fix = f"call `{error.helps}()`" if error.helps else error.problems[0].fix
     return CannotAsk(error.code, error.message, error.run, fix)
 
 
-def _got(of: Callable[[Transport], _Said], tries: int, clock: Clock = ENDLESS) -> _Part[_Said]:
-    """The answer to a question, which is asked again where none came.  Raises what it says."""
+def _try_asking(
+    of: Callable[[Transport], _Said], tries: int, clock: Clock = ENDLESS
+) -> _Part[_Said]:
+    """Return the answer to a question; ask again after a failure, up to `tries` times.  Raises the failure of the last try."""
     tried = 0
     while True:
         heard = yield Ask(of)
@@ -105,21 +111,21 @@ def _nap(tried: int, lost: Lost, clock: Clock = ENDLESS) -> _Part[None]:
 
 
 def submit(new: New, key: str) -> Talk:
-    """Store a run, and give its id.  With a key it is stored once, however often it is asked for."""
-    yield Give((yield from _got(lambda there: there.submit(new, key), FEW)))
+    """Store a run and give its id.  Repeated requests with the same key store one run."""
+    yield Give((yield from _try_asking(lambda there: there.submit(new, key), FEW)))
 
 
 def ask(of: Callable[[Transport], object], tries: int = FEW) -> Talk:
-    """Give the answer to one question, which is asked again where it was lost; `ONCE`: it may not be asked twice."""
-    yield Give((yield from _got(of, tries)))
+    """Give the answer to one question, tried up to `tries` times.  Pass `ONCE` if the request is not safe to repeat."""
+    yield Give((yield from _try_asking(of, tries)))
 
 
 def _status(run: str, tries: int, clock: Clock = ENDLESS) -> _Part[Status]:
-    return (yield from _got(lambda there: there.run(run), tries, clock))
+    return (yield from _try_asking(lambda there: there.run(run), tries, clock))
 
 
 def runs(listing: Listing) -> Talk:
-    """Give the runs of a list, page after page."""
+    """Give the runs of a list, requested page by page."""
     left, after = listing.limit, listing.after
     while left > 0:
         wanted = listing._replace(limit=min(left, AT_ONCE), after=after)
@@ -133,11 +139,11 @@ def runs(listing: Listing) -> Talk:
 
 
 def _page(listing: Listing) -> _Part[Page]:
-    return (yield from _got(lambda there: there.list_runs(listing), FEW))
+    return (yield from _try_asking(lambda there: there.list_runs(listing), FEW))
 
 
 def _news(run: str, after: int, tries: int, clock: Clock = ENDLESS) -> _Part[Sequence[Event]]:
-    return (yield from _got(lambda there: there.events(run, after), tries, clock))
+    return (yield from _try_asking(lambda there: there.events(run, after), tries, clock))
 
 
 def _ends(event: Event) -> bool:
@@ -145,18 +151,18 @@ def _ends(event: Event) -> bool:
 
 
 def events(run: str, after: int, follow: bool) -> Talk:
-    """Give the events of a run whose numbers are above `after`; where they are followed also those that come, until it is over."""
+    """Give the events of a run with numbers above `after`.  If `follow`, also give new events until the run has finished."""
     over = not follow or (yield from _status(run, FEW)).over
     tried = 0
     while not over:
         stream = _Followed(after)
-        trouble = yield from _streamed(_follow(run, after), stream.take)
+        trouble = yield from _stream(_follow(run, after), stream.take)
         tried = tried + 1 if trouble is not None and stream.after == after else 0
         after, over = stream.after, stream.over
         if over:
             return
         if trouble is not None:
-            # All streams of the token may be in use: what happens is then asked for.
+            # All streams of the token may be in use: poll the events instead.
             for event in (yield from _news(run, after, FOREVER)):
                 after, over = event.seq, over or _ends(event)
                 yield Give(event)
@@ -174,7 +180,7 @@ def _follow(run: str, after: int) -> Callable[[Transport], Events]:
 
 
 class _Followed:
-    """How far a run is followed."""
+    """Position in the events of a followed run: the number of the last event, and whether the run has finished."""
 
     def __init__(self, after: int) -> None:
         self.after, self.over = after, False
@@ -186,7 +192,7 @@ class _Followed:
 
 
 def wait(run: str, clock: Clock) -> Talk:
-    """Give how a run stands when it is over.  Raises TimedOut."""
+    """Give the final status of a run when the run has finished.  Raises TimedOut."""
     clock = clock._replace(words=f"run {run} has not finished yet")
     now = yield from _status(run, FOREVER, clock)
     after, nap, over = now.seq, SOON, now.over
@@ -200,14 +206,14 @@ def wait(run: str, clock: Clock) -> Talk:
 
 
 class Attempt:
-    """An attempt whose log is read."""
+    """Reading position in the log of an attempt."""
 
     def __init__(self, step: str, number: int) -> None:
         self.step, self.number, self.ended = step, number, False
         self.offset, self._rest = 0, b""
 
     def take(self, data: bytes) -> Iterator[Line]:
-        """The lines that are whole now."""
+        """Add bytes and yield the lines that are complete."""
         self.offset += len(data)
         *whole, self._rest = (self._rest + data).split(b"\n")
         for line in whole:
@@ -216,7 +222,7 @@ class Attempt:
             yield from self.end()
 
     def end(self) -> Iterator[Line]:
-        """What is left when nothing comes any more."""
+        """Yield the last, unterminated line at the end of the log."""
         rest, self._rest = self._rest, b""
         if rest:
             yield self._line(rest)
@@ -226,12 +232,12 @@ class Attempt:
 
 
 def lines(run: str, step: str, attempt: int, follow: bool) -> Talk:
-    """Give the lines that a run printed, attempt after attempt in the order in which they began; where it is followed until it is over.
+    """Give the log lines of a run, attempt by attempt in order of start.  If `follow`, continue until the run has finished.
 
-    `step` is one of its steps, or all where it is empty; `attempt` one of their attempts.  0: without following, the last of each step, else all.
+    An empty `step` selects all steps.  `attempt` 0 selects all attempts if `follow`, otherwise the last attempt of each step.
     """
 
-    def wanted(id: str, number: int) -> bool:
+    def is_wanted(id: str, number: int) -> bool:
         return attempt in (0, number) and (not step or step in (id, id.partition("[")[0]))
 
     found: list[Attempt] = []
@@ -243,18 +249,22 @@ def lines(run: str, step: str, attempt: int, follow: bool) -> Talk:
         for event in some:
             after = event.seq
             over = over or _ends(event)
-            hear(event, found, going, wanted)
+            hear(event, found, going, is_wanted)
         if some:
             nap = SOON
-            continue  # until nothing is new: then all that has ended is known
+            continue  # read all stored events first, so that the end of each attempt is known
         if not follow and not attempt:
             found = list({each.step: each for each in found}.values())
         while shown < len(found):
-            after, heard = yield from _printed(run, found[shown], follow and not over, after)
+            each = found[shown]
+            shown += 1
+            if over or not follow:
+                yield from _read_log(run, each)
+                continue
+            after, heard = yield from _follow_log(run, each, after)
             for event in heard:
                 over = over or _ends(event)
-                hear(event, found, going, wanted)
-            shown += 1
+                hear(event, found, going, is_wanted)
         if over:
             return
         yield Nap(nap)
@@ -265,28 +275,27 @@ def hear(
     event: Event,
     found: list[Attempt],
     going: dict[str, Attempt],
-    wanted: Callable[[str, int], bool],
+    is_wanted: Callable[[str, int], bool],
 ) -> None:
-    """Take note of an attempt that an event begins or ends: in `found` if its step and number are wanted; `going` are those that run, by step."""
+    """Record the start or end of an attempt from an event: wanted attempts in `found`, running attempts by step in `going`."""
     if event.subject != "step":
         return
     number = event.data.get("attempt")
     if event.after == "RUNNING" and isinstance(number, int):
-        known = next(
-            (each for each in found if (each.step, each.number) == (event.id, number)), None
-        )
-        each = going[event.id] = known or Attempt(
-            event.id, number
-        )  # one that another worker took up is the same
-        each.ended = False
-        if known is None and wanted(event.id, number):
-            found.append(each)
+        # An attempt that another worker took over keeps its number.
+        key = (event.id, number)
+        known = next((each for each in found if (each.step, each.number) == key), None)
+        attempt = known or Attempt(event.id, number)
+        attempt.ended = False
+        going[event.id] = attempt
+        if known is None and is_wanted(event.id, number):
+            found.append(attempt)
     elif event.before == "RUNNING" and event.id in going:
         going.pop(event.id).ended = True
 
 
 def log(run: str, part: LogPart) -> Talk:
-    """Give the bytes of a log, from its offset on; where it is followed those that come, until its attempt is over, or the server ends the stream."""
+    """Give the bytes of a log from `part.offset`.  If `part.follow`, continue until the attempt has finished or the server ends the stream."""
     offset, tried = part.offset, 0
 
     def take(piece: bytes) -> tuple[bytes]:
@@ -296,7 +305,7 @@ def log(run: str, part: LogPart) -> Talk:
 
     while True:
         before = offset
-        trouble = yield from _streamed(_log(run, part._replace(offset=before)), take)
+        trouble = yield from _stream(_log(run, part._replace(offset=before)), take)
         if trouble is None:
             return
         tried = tried + 1 if offset == before else 1
@@ -309,44 +318,60 @@ def _log(run: str, part: LogPart) -> Callable[[Transport], Pieces]:
     return lambda there: there.log(run, part)
 
 
-def _printed(run: str, each: Attempt, follow: bool, after: int) -> _Part[tuple[int, list[Event]]]:
-    """Give what an attempt printed, to its end where it is followed; answers the events that were read meanwhile.
+def _read_log(run: str, each: Attempt) -> _Part[None]:
+    """Give the log lines of an attempt so far.  Raises the failure of the last try if `FEW` tries bring nothing."""
+    tried = 0
+    while True:
+        before = each.offset
+        part = LogPart(each.step, each.number, before, follow=False)
+        trouble = yield from _stream(_log(run, part), each.take)
+        if trouble is None:
+            break
+        tried = tried + 1 if each.offset == before else 0
+        if tried >= FEW:
+            raise trouble.failure
+        yield from _nap(max(1, tried), trouble)
+    for line in each.end():
+        yield Give(line)
 
-    A stream may end because the server does.  So an attempt is read to its end only where it was known to be over before.
+
+def _follow_log(run: str, each: Attempt, after: int) -> _Part[tuple[int, list[Event]]]:
+    """Give the log lines of an attempt until it has finished.  Returns the last event number and the events read meanwhile.
+
+    A stream may also end because the server stops, so a log is complete only if the attempt had finished before the stream was opened.
     """
     heard: list[Event] = []
     tried = 0
     while True:
-        was_over = each.ended or any(_ends(event) for event in heard)
-        part = LogPart(each.step, each.number, each.offset, follow)
+        had_ended = each.ended or any(map(_ends, heard))
         before = each.offset
-        trouble = yield from _streamed(_log(run, part), each.take)
-        tried = tried + 1 if trouble is not None and each.offset == before else 0
-        if trouble is None and (was_over or not follow):
+        part = LogPart(each.step, each.number, before, follow=True)
+        trouble = yield from _stream(_log(run, part), each.take)
+        if trouble is None and had_ended:
             break
+        is_empty = each.offset == before
+        tried = tried + 1 if trouble is not None and is_empty else 0
         if trouble is not None:
-            if not follow and tried >= FEW:
-                raise trouble.failure
             yield from _nap(max(1, tried), trouble)
-        elif each.offset == before:
+        elif is_empty:
             yield Nap(SOON)
-        if follow:
-            some = yield from _news(run, after, FOREVER)
-            after = some[-1].seq if some else after
-            each.ended = each.ended or any(
-                event.subject == "step" and event.id == each.step and event.before == "RUNNING"
-                for event in some
-            )
-            heard += some
+        some = yield from _news(run, after, FOREVER)
+        after = some[-1].seq if some else after
+        each.ended = each.ended or any(_ends_attempt(event, each.step) for event in some)
+        heard += some
     for line in each.end():
         yield Give(line)
     return after, heard
 
 
-def _streamed(
+def _ends_attempt(event: Event, step: str) -> bool:
+    return event.subject == "step" and event.id == step and event.before == "RUNNING"
+
+
+def _stream(
     of: Callable[[Transport], Iterable[_Piece]], take: Callable[[_Piece], Iterable[object]]
 ) -> _Part[Lost | None]:
-    """Give what `take` makes of the pieces of one answer; what was lost where it did not come to its end."""
+    """Pass each piece of a streamed answer to `take` and give the resulting items.  Returns the failure if the stream broke, else None."""
     yield Ask(of, streams=True)
     while True:
         piece = yield More()
@@ -357,7 +382,7 @@ def _streamed(
 
 
 def download(run: str, chosen: Sequence[str]) -> Talk:
-    """Give a File, and its bytes, for each file of the outputs of a run; `chosen` are names of outputs, or all where it is empty."""
+    """Give a File and then its bytes, for each file in the outputs of a run.  `chosen` are output names; empty selects all outputs."""
     known = yield from _artifacts(run, "", "")
     names = [each.name for each in known]
     if missing := [name for name in chosen if name not in names]:
@@ -380,11 +405,11 @@ def download(run: str, chosen: Sequence[str]) -> Talk:
 
 
 def _artifacts(run: str, name: str, after: str) -> _Part[Sequence[Artifact]]:
-    return (yield from _got(lambda there: there.artifacts(run, name, after), FEW))
+    return (yield from _try_asking(lambda there: there.artifacts(run, name, after), FEW))
 
 
 def _folder(run: str, name: str) -> _Part[None]:
-    """What is in an output that is a folder, page after page."""
+    """Give the files of an output directory, requested page by page."""
     after = ""
     yield Give(File(name, "d:", 0))
     while True:
@@ -404,7 +429,7 @@ def _file(run: str, name: str, path: str, begin: int) -> Callable[[Transport], P
 
 
 def _bytes(run: str, name: str, path: str) -> _Part[None]:
-    """The bytes of one file; where the connection breaks it goes on behind what came."""
+    """Give the bytes of one file.  A broken transfer resumes after the last byte received."""
     offset, tried = 0, 0
 
     def take(piece: bytes) -> tuple[bytes]:
@@ -414,7 +439,7 @@ def _bytes(run: str, name: str, path: str) -> _Part[None]:
 
     while True:
         before = offset
-        trouble = yield from _streamed(_file(run, name, path, before), take)
+        trouble = yield from _stream(_file(run, name, path, before), take)
         if trouble is None:
             return
         tried = tried + 1 if offset == before else 1

@@ -1,4 +1,4 @@
-"""Files that a download brings, put below one folder and nowhere else."""
+"""Write downloaded files, only below the chosen directory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...storage.content.files import link_leads_out
 
 
 class Download:
-    """Writes each file beside its name, and gives it the name when it is whole.  Raises CannotRun, Corrupt."""
+    """A download into a directory.  Each file is written to a `.part` file and renamed when complete.  Methods raise CannotRun and Corrupt."""
 
     def __init__(self, folder: str | Path, overwrite: bool) -> None:
         self._folder, self._overwrite = Path(os.path.abspath(folder)), overwrite
@@ -26,7 +26,7 @@ class Download:
         self._size = 0
 
     def take(self, item: File | bytes) -> None:
-        """The next file, or more bytes of the last one."""
+        """Begin the next file, or append bytes to the current file."""
         if isinstance(item, File):
             self._finish()
             self._begin(item, self._target(item))
@@ -37,7 +37,7 @@ class Download:
             self._size += len(item)
 
     def _target(self, file: File) -> Path:
-        """Where a file goes; the folder is there."""
+        """Return the target path of a file, and create its parent directory.  Raises Corrupt for a path outside the download directory."""
         parts = PurePosixPath(file.path).parts
         if not parts or file.path.startswith("/") or ".." in parts or "\0" in file.path:
             raise Corrupt(f"an output has a path outside its directory: {file.path!r}")

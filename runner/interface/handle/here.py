@@ -1,4 +1,4 @@
-"""A workspace of this machine that keeps runs, or the database that it keeps its runs in: answers as a server would, without one."""
+"""The transport to a local workspace and its database: answers requests without a server."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from ...api.values import (
 )
 from ...errors import CannotRun, Infrastructure, Invalid, Problem
 from ...hosts.renting.offering import Shelf
-from ...hosts.renting.several import names_of
+from ...hosts.renting.several import driver_names
 from ...language import parse
 from ...language.library import find
 from ...planning.ids import names
@@ -79,7 +79,7 @@ T = TypeVar("T")
 
 
 class Here:
-    """A workspace, opened.  Methods may be called by several threads: one asks at a time."""
+    """An open workspace.  Methods are thread-safe: a lock admits one thread at a time."""
 
     def __init__(self, ws: Workspace) -> None:
         self.ws, self.name, self._lock = ws, "", threading.RLock()
@@ -102,7 +102,7 @@ class Here:
             self.ws.share(settings.store or None)
             request = fetch_packed_inputs(self.ws, new.request)
             found = plan_run(self.ws, request, new.choice)
-            names = names_of(self.ws.config, settings.driver) if found.todo else ()
+            names = driver_names(self.ws.config, settings.driver) if found.todo else ()
             shelves: dict[str, list[Shelf]] = {}
             for name in names:
                 for step, shelf in of_driver(self.ws, found, name).items():
@@ -130,7 +130,7 @@ class Here:
             return status_of(read_run(self.ws, self.ws.store.runs.get(run), numbers=False))
 
     def submit(self, new: New, key: str) -> str:
-        # No answer is lost here: only a key that the caller gave is stored.
+        # A local request cannot get lost, so the generated `key` is not needed: only the caller's own key is stored, in the ticket.
         if new.webhooks:
             fix = "set webhook endpoints in recipe.toml (see docs/webhooks.md)"
             raise Invalid([Problem("bad-request", "webhooks per run require a server", fix=fix)])
@@ -144,7 +144,7 @@ class Here:
 
     def follow(self, run: str, after: int) -> Events:
         while True:
-            # In this order: what is over has stored all before.
+            # Read the state before the events: a finished run has stored all its events.
             with self._lock:
                 over = self.ws.store.runs.get(run).state in FINAL
                 some = read_events(self.ws, run, after)
@@ -155,7 +155,7 @@ class Here:
                 return
             else:
                 time.sleep(POLL)
-                yield []  # who waits for this in a thread can be cancelled
+                yield []  # lets an asynchronous caller be cancelled between polls
 
     def points(self, run: str, step: str, attempt: int, of: Of) -> Sequence[Point]:
         with self._lock:
@@ -174,7 +174,7 @@ class Here:
         heard = _Heard(part)
         try:
             while (attempt := self._attempt(run, heard)) is not None:
-                # In this order: what is over has printed all before.
+                # Check the end before reading: a finished attempt has printed everything.
                 over = attempt.ended or not part.follow or self._left(run)
                 with self._lock:
                     tail = tail if tail is not None else self._tail(run, attempt, part.follow)
@@ -195,7 +195,10 @@ class Here:
             return heard.attempt(self.ws.store.runs.events(run, heard.after))
 
     def _tail(self, run: str, part: AttemptLog, follow: bool) -> Tail | StoredStream | None:
-        """Raises CannotRun for a log that is being written and cannot be masked; one that is followed is shown when it is over."""
+        """Open the log of an attempt; None if a followed log must wait.
+
+        A running log without a value for each of its secrets cannot be masked.  Then returns None if `follow`, else raises CannotRun.
+        """
         if unset := find_missing_secrets(self.ws, run, part):
             if follow:
                 return None
@@ -207,7 +210,7 @@ class Here:
         return open_tail(self.ws, run, part)
 
     def _left(self, run: str) -> bool:
-        """Whether nothing works on a run any more."""
+        """Whether the run has finished, or is neither queued nor held by a worker."""
         with self._lock:
             row = self.ws.store.runs.get(run)
             return row.state in FINAL or (not self.ws.store.runs.live(run) and row.due is None)
@@ -221,7 +224,7 @@ class Here:
             return [artifact_of(each) for each in list_artifacts(self.ws, row, name, after)]
 
     def _bring(self, row: RunRow, name: str) -> None:
-        """Fetch what another machine made from the shared store."""
+        """Download outputs that are missing here from the shared store.  Raises Infrastructure."""
         absent = [
             Content(each.content)
             for each in row.outputs
@@ -274,7 +277,7 @@ class Here:
 
 
 class _Heard:
-    """What events tell of one attempt, heard piece by piece."""
+    """The state of one attempt, updated from the events of its run."""
 
     def __init__(self, part: LogPart) -> None:
         self._part, self.after = part, 0
@@ -282,7 +285,7 @@ class _Heard:
         self._going: dict[str, AttemptLog] = {}
 
     def attempt(self, events: Sequence[Event]) -> AttemptLog | None:
-        """The attempt, as it is after these events too; None where it has not begun."""
+        """Apply `events` and return the attempt; None if the attempt has not started."""
         for event in events:
             self.after = event.seq
             apply_event(event, self._found, self._going, self._part.node)
@@ -293,7 +296,7 @@ class _Heard:
 
 
 def _without_private(events: Sequence[Event]) -> list[Event]:
-    """Events without what they hold for workers alone."""
+    """Return the events without their private fields, which only workers read."""
     return [event_of(event_facts(each)) for each in events]
 
 
@@ -301,7 +304,7 @@ def _without_private(events: Sequence[Event]) -> list[Event]:
 
 
 class AsyncHere:
-    """The same by `await`: threads do what would block."""
+    """An asynchronous version of `Here`: blocking calls run in threads."""
 
     def __init__(self, here: Here) -> None:
         self._here, self.name = here, here.name
@@ -356,7 +359,7 @@ async def _apart(call: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
 
 
 async def _pieces(pieces: Generator[T, None, None]) -> AsyncGenerator[T, None]:
-    """The pieces, each read in a thread."""
+    """Yield the pieces of a generator that runs in threads."""
     with closing(pieces):
         while (piece := await _apart(next, pieces, None)) is not None:
             yield piece

@@ -1,4 +1,4 @@
-"""A run as a notebook shows it.  Every text of a run is a stranger's: it is escaped, and nothing of it is a link or a script."""
+"""The HTML display of a run in a notebook.  All text of the run is untrusted, so it is escaped and never becomes a link or script."""
 
 from __future__ import annotations
 
@@ -11,28 +11,33 @@ STEPS = 50
 
 
 def html(run: Status) -> str:
-    """One table: how the run stands, and its steps."""
-    percent = f" {run.progress.percent:.0f} %" if run.progress.percent is not None else ""
-    facts = [
-        ("recipe", f"{run.recipe}{f' (preset {run.preset})' if run.preset else ''}"),
-        ("state", f"{run.word or run.state}{percent}{f': {run.reason}' if run.reason else ''}"),
-        *([("cost", f"${run.cost:.2f}")] if run.cost else []),
-        *(
-            [("inputs", ", ".join(f"{name}={value}" for name, value in run.inputs.items()))]
-            if run.inputs
-            else []
-        ),
+    """Return an HTML table with the status of a run and its first `STEPS` steps."""
+    rows = [
+        f"<tr><th>{name}</th><td colspan=2>{_text(value)}</td></tr>" for name, value in _facts(run)
     ]
-    rows = "".join(
-        f"<tr><th>{name}</th><td colspan=2>{_text(value)}</td></tr>" for name, value in facts
-    )
-    rows += "".join(
-        f"<tr><td>{_text(readable(each.id))}</td><td>{_text(each.state)}</td><td>{_text(each.reason)}</td></tr>"
-        for each in run.steps[:STEPS]
-    )
+    for each in run.steps[:STEPS]:
+        cells = (readable(each.id), each.state, each.reason)
+        rows.append(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in cells)}</tr>")
     if len(run.steps) > STEPS:
-        rows += f"<tr><td colspan=3>… and {len(run.steps) - STEPS} more steps</td></tr>"
-    return f"<table><caption>run {_text(run.id)}</caption>{rows}</table>"
+        rows.append(f"<tr><td colspan=3>… and {len(run.steps) - STEPS} more steps</td></tr>")
+    return f"<table><caption>run {_text(run.id)}</caption>{''.join(rows)}</table>"
+
+
+def _facts(run: Status) -> list[tuple[str, str]]:
+    """Return the recipe, state, cost and inputs of a run, as label and text."""
+    preset = f" (preset {run.preset})" if run.preset else ""
+    percent = f" {run.progress.percent:.0f} %" if run.progress.percent is not None else ""
+    reason = f": {run.reason}" if run.reason else ""
+    facts = [
+        ("recipe", f"{run.recipe}{preset}"),
+        ("state", f"{run.word or run.state}{percent}{reason}"),
+    ]
+    if run.cost:
+        facts.append(("cost", f"${run.cost:.2f}"))
+    if run.inputs:
+        inputs = ", ".join(f"{name}={value}" for name, value in run.inputs.items())
+        facts.append(("inputs", inputs))
+    return facts
 
 
 def _text(value: str) -> str:

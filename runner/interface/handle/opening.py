@@ -1,4 +1,4 @@
-"""Handles of runs by the address of what keeps them: nothing for this workspace, `postgresql://…` for a database, `https://…` for a server."""
+"""Open run handles by address: None for this workspace, `postgresql://…` for a database, `https://…` for a server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, closing
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, cast
+from typing import Any, Final, TypedDict, TypeVar, cast
 
 from ...api.values import Forecast, RecipeEntry
 from ...errors import Invalid, Problem, did_you_mean
@@ -17,20 +17,27 @@ from ...execution.terms import Choice, Settings
 from ...storage.workspace import Workspace
 from . import core
 from .here import AsyncHere, Here
-from .shells import AsyncRun, Run, carry_out, given_async
+from .shells import AsyncRun, Run, carry_out, carry_out_async
 from .there import AsyncThere, There, is_server
 from .transport import AsyncTransport, New, Transport
 
 LIMITS = ("time", "cost")
+_KINDS: Final[Mapping[str, tuple[type, str]]] = {
+    "priority": (int, "a whole number"),
+    "key": (str, "text"),
+    "user": (str, "text"),
+    "labels": (Mapping, "a mapping"),
+    "limits": (Mapping, "a mapping"),
+}
 T = TypeVar("T")
 
 
 class How(TypedDict, total=False):
-    """How a run is submitted."""
+    """Options of `submit`."""
 
     to: (
         str | None
-    )  # where runs are kept: None: the workspace; postgresql://USER@HOST/DATABASE; https://HOST:PORT of a server
+    )  # None for the workspace, postgresql://USER@HOST/DATABASE, or the https://HOST:PORT of a server
     driver: str
     workspace: str | Path | None
     preset: str | None
@@ -43,70 +50,68 @@ class How(TypedDict, total=False):
     priority: int
     not_before: datetime | None
     key: str  # the same key with the same request is the same run
-    labels: Mapping[str, str]  # only a worker with all of these takes it
+    labels: Mapping[str, str]  # only workers with all these labels take the run
     user: str
     limits: Mapping[str, float]  # `time` in seconds, `cost` in USD
-    webhooks: Sequence[Mapping[str, object]]  # for a server
-    here: bool  # in a database: only a worker of this workspace takes it
+    webhooks: Sequence[Mapping[str, object]]  # requires a server
+    here: bool  # in a database: only workers of this workspace take the run
 
 
 def check_options(how: Mapping[str, Any]) -> None:
-    """Raises TypeError for an option that there is not, Invalid for values that a run cannot have: one that is misspelt would be left out."""
+    """Check the options of `submit`.  Raises TypeError for an unknown option, Invalid for invalid values."""
     for name in how:
         if name not in How.__annotations__:
-            raise TypeError(
-                f"submit() has no option {name!r}{f': {fix}' if (fix := did_you_mean(name, How.__annotations__)) else ''}"
-            )
-    labels, limits, problems = how.get("labels", {}), how.get("limits", {}), []
-    kinds: dict[str, tuple[type, str]] = {
-        "priority": (int, "a whole number"),
-        "key": (str, "text"),
-        "user": (str, "text"),
-    }
-    for name, (kind, words) in {
-        **kinds,
-        "labels": (Mapping, "a mapping"),
-        "limits": (Mapping, "a mapping"),
-    }.items():
-        if name in how and not isinstance(how[name], kind):
-            problems.append(Problem("wrong-type", f"`{name}` is {words}, not {how[name]!r:.80}"))
-    if how.get("not_before") is not None and not isinstance(how["not_before"], datetime):
-        problems.append(
-            Problem(
-                "wrong-type",
-                "`not_before` must be a datetime",
-                fix="parse the text with datetime.fromisoformat",
-            )
-        )
-    if isinstance(labels, Mapping) and not all(
-        isinstance(word, str) for pair in labels.items() for word in pair
-    ):
-        problems.append(Problem("wrong-type", "names and values of `labels` must be text"))
-    for name, limit in limits.items() if isinstance(limits, Mapping) else ():
-        if name not in LIMITS:
-            problems.append(
-                Problem(
-                    "unknown-field",
-                    f"unknown limit {name!r}",
-                    fix=did_you_mean(str(name), LIMITS) or "use time or cost",
-                )
-            )
-        elif (
-            isinstance(limit, bool)
-            or not isinstance(limit, (int, float))
-            or not 0 < limit < math.inf
-        ):
-            problems.append(
-                Problem(
-                    "bad-value", f"`limits` of {name} must be a number above 0, not {limit!r:.80}"
-                )
-            )
+            hint = did_you_mean(name, How.__annotations__)
+            raise TypeError(f"submit() has no option {name!r}" + (f": {hint}" if hint else ""))
+    problems = [
+        *_check_kinds(how),
+        *_check_labels(how.get("labels", {})),
+        *_check_limits(how.get("limits", {})),
+    ]
     if problems:
         raise Invalid(problems)
 
 
+def _check_kinds(how: Mapping[str, Any]) -> list[Problem]:
+    problems = []
+    for name, (kind, words) in _KINDS.items():
+        if name in how and not isinstance(how[name], kind):
+            problems.append(Problem("wrong-type", f"`{name}` is {words}, not {how[name]!r:.80}"))
+    if how.get("not_before") is not None and not isinstance(how["not_before"], datetime):
+        words = "`not_before` must be a datetime"
+        fix = "parse the text with datetime.fromisoformat"
+        problems.append(Problem("wrong-type", words, fix=fix))
+    return problems
+
+
+def _check_labels(labels: object) -> list[Problem]:
+    if not isinstance(labels, Mapping):
+        return []
+    words = (word for pair in labels.items() for word in pair)
+    if all(isinstance(word, str) for word in words):
+        return []
+    return [Problem("wrong-type", "names and values of `labels` must be text")]
+
+
+def _check_limits(limits: object) -> list[Problem]:
+    problems = []
+    for name, limit in limits.items() if isinstance(limits, Mapping) else ():
+        if name not in LIMITS:
+            fix = did_you_mean(str(name), LIMITS) or "use time or cost"
+            problems.append(Problem("unknown-field", f"unknown limit {name!r}", fix=fix))
+        elif not _is_limit(limit):
+            words = f"`limits` of {name} must be a number above 0, not {limit!r:.80}"
+            problems.append(Problem("bad-value", words))
+    return problems
+
+
+def _is_limit(limit: object) -> bool:
+    is_real = isinstance(limit, (int, float)) and not isinstance(limit, bool)
+    return is_real and 0 < cast("float", limit) < math.inf
+
+
 def open_transport(to: str | None, root: Path) -> Transport:
-    """What keeps runs at an address.  Raises RecipeError."""
+    """Open the transport to an address.  Raises RecipeError."""
     return There(to) if to is not None and is_server(to) else Here(_workspace(to, root))
 
 
@@ -122,7 +127,7 @@ def _workspace(to: str | None, root: Path) -> Workspace:
 
 
 def run_of(id: str, to: str | None, root: Path) -> Run:
-    """A handle of a run that exists.  Raises NotFound."""
+    """Return a handle of an existing run.  Raises NotFound."""
     run = Run(open_transport(to, root), id)
     try:
         run.status()
@@ -133,8 +138,8 @@ def run_of(id: str, to: str | None, root: Path) -> Run:
 
 
 async def run_of_async(id: str, to: str | None, root: Path) -> AsyncRun:
-    """The same by `await`."""
-    run = AsyncRun(_opened_async(to, root), id)
+    """Return an asynchronous handle of an existing run.  Raises NotFound."""
+    run = AsyncRun(_open_transport_async(to, root), id)
     try:
         await run.status()
     except BaseException:
@@ -144,7 +149,7 @@ async def run_of_async(id: str, to: str | None, root: Path) -> AsyncRun:
 
 
 def submit_run(new: New, to: str | None, root: Path) -> Run:
-    """Store a run, and answer its handle.  Raises RecipeError with every problem."""
+    """Store a run and return its handle.  Raises RecipeError with all problems."""
     transport = open_transport(to, root)
     try:
         return Run(transport, next(carry_out(transport, _submit(new))))
@@ -153,33 +158,33 @@ def submit_run(new: New, to: str | None, root: Path) -> Run:
         raise
 
 
-async def submitted_async(new: New, to: str | None, root: Path) -> AsyncRun:
-    """The same by `await`."""
-    transport = _opened_async(to, root)
+async def submit_run_async(new: New, to: str | None, root: Path) -> AsyncRun:
+    """Store a run and return its asynchronous handle.  Raises RecipeError with all problems."""
+    transport = _open_transport_async(to, root)
     try:
-        return AsyncRun(transport, await anext(given_async(transport, _submit(new))))
+        return AsyncRun(transport, await anext(carry_out_async(transport, _submit(new))))
     except BaseException:
         await transport.close()
         raise
 
 
 def recipes_of(to: str | None, root: Path) -> list[RecipeEntry]:
-    """The recipes that may be run at an address.  Raises RecipeError."""
+    """Return the recipes available at an address.  Raises RecipeError."""
     return list(_ask(to, root, lambda there: there.recipes()))
 
 
 async def recipes_of_async(to: str | None, root: Path) -> list[RecipeEntry]:
-    """The same by `await`."""
+    """Return the recipes available at an address, asynchronously.  Raises RecipeError."""
     return list(await _ask_async(to, root, lambda there: there.recipes()))
 
 
 def forecast(new: New, to: str | None, root: Path) -> Forecast:
-    """What a run would do at an address.  Raises RecipeError with every problem."""
+    """Return the forecast of a run at an address.  Raises RecipeError with all problems."""
     return _ask(to, root, lambda there: there.plan(new))
 
 
 async def forecast_async(new: New, to: str | None, root: Path) -> Forecast:
-    """The same by `await`."""
+    """Return the forecast of a run at an address, asynchronously.  Raises RecipeError with all problems."""
     return await _ask_async(to, root, lambda there: there.plan(new))
 
 
@@ -190,11 +195,11 @@ def _ask(to: str | None, root: Path, of: Callable[[Transport], T]) -> T:
 
 
 async def _ask_async(to: str | None, root: Path, of: Callable[[AsyncTransport], Awaitable[T]]) -> T:
-    transport = _opened_async(to, root)
+    transport = _open_transport_async(to, root)
     try:
-        # Each question is one that the other kind of transport answers, too.
+        # AsyncTransport has the same method for each question asked here.
         asked = core.ask(cast("Callable[[Transport], object]", of))
-        async with aclosing(given_async(transport, asked)) as items:
+        async with aclosing(carry_out_async(transport, asked)) as items:
             answer: T = await anext(items)
             return answer
     finally:
@@ -202,11 +207,11 @@ async def _ask_async(to: str | None, root: Path, of: Callable[[AsyncTransport], 
 
 
 def _submit(new: New) -> core.Talk:
-    # An answer that was lost is asked for again under this key.
+    # Retries after a lost answer use the same key, so the run is stored once.
     return core.submit(new, new.ticket.idempotency or uuid.uuid4().hex)
 
 
-def _opened_async(to: str | None, root: Path) -> AsyncTransport:
+def _open_transport_async(to: str | None, root: Path) -> AsyncTransport:
     if to is not None and is_server(to):
         return AsyncThere(to)
     return AsyncHere(Here(_workspace(to, root)))

@@ -1,4 +1,4 @@
-"""What each question is to a server: a request of HTTP, and how its answer is read.  Touches no network."""
+"""HTTP requests for each question to a server, with the parsers of their answers.  Does no I/O."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from . import answers
 from .transport import Listing, LogPart, Lost, New, Of, Page, Verb
 
 AGAIN: Final = frozenset({408, 429, 502, 503, 504})
-"""Answers of a server that is busy, or of what stands before it while it is replaced."""
+"""HTTP statuses of a busy server, or of a proxy while the server restarts.  The request may be sent again."""
 MOST: Final = 200
-"""Runs of one page."""
+"""Maximum runs per page."""
 _T = TypeVar("_T")
 
 
 class Question(NamedTuple, Generic[_T]):
-    """A request.  `path` is below the address of the server, `body` is sent as JSON, `read` makes a value of the answer's body."""
+    """An HTTP request.  `path` is relative to the server's address, `body` is sent as JSON, and `read` parses the body of the answer."""
 
     method: str
     path: str
@@ -54,13 +54,13 @@ class Question(NamedTuple, Generic[_T]):
     body: Mapping[str, object] | None = None
     headers: Mapping[str, str] = {}
     nothing: int = 0
-    """The status that means that there is nothing to be read."""
+    """The HTTP status of an empty answer."""
     run: str = ""
-    """The run that is asked for something, whose state may forbid it."""
+    """The run to control; its state may forbid the request."""
 
 
 def list_runs(listing: Listing) -> Question[Page]:
-    """Runs, the newest first."""
+    """List runs, newest first."""
     query: dict[str, str | int | list[str]] = {
         "limit": min(listing.limit, MOST),
         "metrics": "false",
@@ -85,12 +85,12 @@ def list_runs(listing: Listing) -> Question[Page]:
 
 
 def run(run: str) -> Question[Status]:
-    """How a run stands."""
+    """Get the status of a run."""
     return Question("GET", _of(run), lambda body: answers.status_of(answers.mapping_of(body)))
 
 
 def submit(new: New, key: str) -> Question[str]:
-    """Store a run.  Raises Invalid where a server could not do what is asked."""
+    """Store a run.  Raises Invalid if a server does not support an option."""
 
     def read(body: bytes) -> str:
         return str(answers.mapping_of(body).get("id", ""))
@@ -99,7 +99,7 @@ def submit(new: New, key: str) -> Question[str]:
 
 
 def events(run: str, after: int) -> Question[Sequence[Event]]:
-    """What happened after an event."""
+    """Get the events with numbers above `after`."""
 
     def read(body: bytes) -> Sequence[Event]:
         return [answers.event_of(each) for each in answers.mapping_of(body).get("events", ())]
@@ -108,19 +108,19 @@ def events(run: str, after: int) -> Question[Sequence[Event]]:
 
 
 def follow(run: str, after: int) -> Question[None]:
-    """The same as a stream, which `EventStream` reads."""
+    """Stream the events with numbers above `after`, for `EventStream`."""
     headers = {"Accept": "text/event-stream"}
     return Question("GET", _of(run, "events"), _pieces, {"after": after}, headers=headers)
 
 
 class EventStream:
-    """A stream of events that is read piece by piece."""
+    """A parser of server-sent events."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def take(self, data: bytes) -> list[Event]:
-        """The events that are whole now."""
+        """Add bytes and return the complete events."""
         *blocks, self._rest = (self._rest + data).split(b"\n\n")
         lines = [line for block in blocks for line in block.split(b"\n")]
         return [
@@ -129,7 +129,7 @@ class EventStream:
 
 
 def log(run: str, part: LogPart) -> Question[None]:
-    """What an attempt printed; one without a log printed nothing."""
+    """Get the log of an attempt; a missing log is empty."""
     query: dict[str, str | int | list[str]] = {
         "step": part.step,
         "attempt": part.attempt,
@@ -141,7 +141,7 @@ def log(run: str, part: LogPart) -> Question[None]:
 
 
 def points(run: str, step: str, attempt: int, of: Of) -> Question[Sequence[Point]]:
-    """What the steps of a run reported."""
+    """Get the metrics of the steps of a run."""
 
     def read(body: bytes) -> Sequence[Point]:
         return [answers.point_of(json.loads(line)) for line in body.splitlines()]
@@ -151,7 +151,7 @@ def points(run: str, step: str, attempt: int, of: Of) -> Question[Sequence[Point
 
 
 def artifacts(run: str, name: str, after: str) -> Question[Sequence[Artifact]]:
-    """The outputs of a run."""
+    """List the outputs of a run, or the files of one output."""
 
     def read(body: bytes) -> Sequence[Artifact]:
         return [answers.artifact_of(each) for each in answers.mapping_of(body).get("artifacts", ())]
@@ -161,7 +161,7 @@ def artifacts(run: str, name: str, after: str) -> Question[Sequence[Artifact]]:
 
 
 def file(run: str, name: str, path: str, begin: int) -> Question[None]:
-    """The bytes of a file, which has none behind its end."""
+    """Get the bytes of a file from `begin`; past the end of the file the answer is empty."""
     headers = {"Range": f"bytes={begin}-"} if begin else {}
     query: dict[str, str | int | list[str]] = {"path": path} if path else {}
     where = f"{_of(run, 'artifacts')}/{quote(name)}"
@@ -176,7 +176,7 @@ def request(run: str, what: Verb, *, keep_hosts: bool) -> Question[Outcome]:
 
 
 def retry(run: str, begin: str | None) -> Question[Outcome]:
-    """Run the request of an ended run again."""
+    """Rerun a finished run."""
     return _control(run, "POST", _of(run, "retry"), {} if begin is None else {"from": begin})
 
 
@@ -193,7 +193,7 @@ def _control(run: str, method: str, path: str, body: Mapping[str, object]) -> Qu
 
 
 def recipes() -> Question[Sequence[RecipeEntry]]:
-    """The recipes that may be run."""
+    """List the available recipes."""
 
     def read(body: bytes) -> Sequence[RecipeEntry]:
         return [answers.recipe_of(each) for each in answers.mapping_of(body).get("recipes", ())]
@@ -202,7 +202,7 @@ def recipes() -> Question[Sequence[RecipeEntry]]:
 
 
 def plan(new: New) -> Question[Forecast]:
-    """What a run would do.  Raises Invalid where a server could not do what is asked."""
+    """Get the forecast of a run.  Raises Invalid if a server does not support an option."""
 
     def read(body: bytes) -> Forecast:
         return answers.forecast_of(answers.mapping_of(body))
@@ -211,7 +211,7 @@ def plan(new: New) -> Question[Forecast]:
 
 
 def differences(a: str, b: str) -> Question[Differences]:
-    """What differs between two runs."""
+    """Compare two runs."""
 
     def read(body: bytes) -> Differences:
         return answers.differences_of(answers.mapping_of(body))
@@ -220,7 +220,7 @@ def differences(a: str, b: str) -> Question[Differences]:
 
 
 def workers() -> Question[Sequence[WorkerStatus]]:
-    """Who takes runs."""
+    """List the workers."""
 
     def read(body: bytes) -> Sequence[WorkerStatus]:
         return [answers.worker_of(each) for each in answers.mapping_of(body).get("workers", ())]
@@ -229,7 +229,7 @@ def workers() -> Question[Sequence[WorkerStatus]]:
 
 
 def queue() -> Question[Sequence[QueuedRun]]:
-    """The runs that wait."""
+    """List the queued runs."""
 
     def read(body: bytes) -> Sequence[QueuedRun]:
         return [answers.queued_of(each) for each in answers.mapping_of(body).get("runs", ())]
@@ -242,14 +242,14 @@ def _of(run: str, what: str = "") -> str:
 
 
 def _pieces(_body: bytes) -> None:
-    """Read piece by piece."""
+    """Parse nothing: the answer is streamed."""
 
 
-# -- what is sent, and what is refused ---------------------------------------------------------------------------------------------------------------
+# -- request bodies and errors ---------------------------------------------------------------------------------------------------------------
 
 
 def body_of(new: New) -> dict[str, Any]:
-    """Return the body of `POST /v1/runs`.  Raises Invalid where the server could not do what is asked."""
+    """Return the body of `POST /v1/runs`.  Raises Invalid if a server does not support an option."""
     ticket = new.ticket
     due = (
         datetime.fromtimestamp(ticket.not_before, UTC).isoformat()
@@ -267,7 +267,7 @@ def body_of(new: New) -> dict[str, Any]:
 
 
 def plan_body_of(new: New) -> dict[str, Any]:
-    """Return the body of `POST /v1/plan`.  Raises Invalid where the server could not do what is asked."""
+    """Return the body of `POST /v1/plan`.  Raises Invalid if a server does not support an option."""
     if problems := _not_for_servers(new):
         raise Invalid(problems)
     request, settings = new.request, new.settings
@@ -303,12 +303,12 @@ def _not_for_servers(new: New) -> list[Problem]:
 
 
 def only_here(words: str) -> Problem:
-    """Return the problem of what only this machine can do."""
+    """Return the problem for an option that servers do not support."""
     return Problem("only-here", words, fix="remove this option; get the results with `download`")
 
 
 def refuse(status: int, body: bytes, wait: float, run: str) -> NoReturn:
-    """Raise what an answer of 400 or more says: Lost where the same may be asked again, CannotAsk where the state of `run` forbids it."""
+    """Raise the error of an HTTP status of 400 or above: Lost if the request may be repeated, CannotAsk if the state of `run` forbids the request."""
     error = error_of(status, body)
     if status in AGAIN:
         raise Lost(str(error), wait, error)
@@ -320,7 +320,7 @@ def refuse(status: int, body: bytes, wait: float, run: str) -> NoReturn:
 
 
 def error_of(status: int, body: bytes) -> RecipeError:
-    """Return an answer that refuses as the error that the command line has for it."""
+    """Convert an HTTP error answer to the matching RecipeError."""
     try:
         error = json.loads(body)["error"]
         code, message, fix = str(error["code"]), str(error["message"]), str(error.get("fix", ""))

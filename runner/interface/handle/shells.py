@@ -1,4 +1,4 @@
-"""Handles of runs: what `core` decides is done here, at once by `Run`, by `await` in `AsyncRun`.  Their methods have the same names and meaning."""
+"""The run handles `Run` (synchronous) and `AsyncRun` (asynchronous), with the same methods.  They execute the generators of `core`."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from .transport import AsyncTransport, Listing, Lost, Of, Transport
 
 
 def clock(timeout: float | None) -> Clock:
-    """A clock that runs out after `timeout` seconds."""
+    """Return a clock with a deadline in `timeout` seconds; None means no deadline."""
     return Clock(time.monotonic, math.inf if timeout is None else time.monotonic() + timeout)
 
 
 def carry_out(transport: Transport, talk: Talk) -> Iterator[Any]:
-    """What a conversation gives, carried out at once."""
+    """Execute a generator of `core` and yield its items."""
     heard: Heard = None
     pieces: Generator[object, None, None] | None = None
     try:
@@ -64,8 +64,8 @@ def carry_out(transport: Transport, talk: Talk) -> Iterator[Any]:
             pieces.close()
 
 
-async def given_async(transport: AsyncTransport, talk: Talk) -> AsyncGenerator[Any, None]:
-    """The same by `await`: each question is one that the other kind of transport answers, too."""
+async def carry_out_async(transport: AsyncTransport, talk: Talk) -> AsyncGenerator[Any, None]:
+    """Execute a generator of `core` asynchronously and yield its items.  AsyncTransport must have the methods that its questions call."""
     from asyncio import sleep
 
     asked: Any = transport
@@ -100,9 +100,9 @@ async def given_async(transport: AsyncTransport, talk: Talk) -> AsyncGenerator[A
 
 
 class Run:
-    """A run, wherever it is carried out.  The handle may be closed, or forgotten, at any time: the run goes on, also behind a `with`.
+    """A handle of a run in a workspace, in a database or on a server.  The run continues after the handle is closed, also at the end of a `with`.
 
-    Methods raise the errors of `runner.errors`.  Where the network is lost, `wait` and what follows a run try again until it is there.
+    Methods raise the errors of `runner.errors`.  After a network failure, `wait` and methods with `follow` retry until the server answers.
     """
 
     def __init__(self, transport: Transport, id: str) -> None:
@@ -112,7 +112,7 @@ class Run:
         return next(carry_out(self.transport, talk))
 
     def _ask(self, of: Callable[[Transport], Outcome]) -> Outcome:
-        """Ask something once.  Raises CannotAsk with a fix for Python."""
+        """Send a request without retries.  Raises CannotAsk with a fix for Python callers."""
         try:
             outcome: Outcome = self._one(core.ask(of, core.ONCE))
         except CannotAsk as error:
@@ -120,63 +120,66 @@ class Run:
         return outcome
 
     def status(self) -> Status:
-        """How the run stands now."""
+        """Return the current status of the run."""
         found: Status = self._one(core.ask(lambda there: there.run(self.id)))
         return found
 
     def wait(self, timeout: float | None = None) -> Status:
-        """How the run stands when it is over: COMPLETED, FAILED or CANCELLED.  Raises TimedOut, a TimeoutError, after `timeout` seconds."""
+        """Wait until the run is COMPLETED, FAILED or CANCELLED and return its status.  Raises TimedOut, a TimeoutError, after `timeout` seconds."""
         found: Status = self._one(core.wait(self.id, clock(timeout)))
         return found
 
     def events(self, after: int = 0, follow: bool = False) -> Iterator[Event]:
-        """What happened, in order, behind the event with the number `after`; with `follow` also what will, until the run is over."""
+        """Yield the events with numbers above `after`, in order.  If `follow`, also yield new events until the run has finished."""
         return carry_out(self.transport, core.events(self.id, after, follow))
 
     def logs(self, follow: bool = False, step: str = "", attempt: int = 0) -> Iterator[Line]:
-        """The lines that the steps printed, one step after another; with `follow` also those that come, until the run is over."""
+        """Yield the log lines, one attempt after another.  If `follow`, also yield new lines until the run has finished."""
         return carry_out(self.transport, core.lines(self.id, step, attempt, follow))
 
     def metrics(self, step: str = "", attempt: int = 0, of: Of = "step") -> list[Point]:
-        """What the steps reported so far; with `of="machine"` what their machines had to do."""
+        """Return the metrics of the steps so far, or with `of="machine"` the utilization of their machines."""
         asked = core.ask(lambda there: there.points(self.id, step, attempt, of))
         found: Sequence[Point] = self._one(asked)
         return list(found)
 
     def outputs(self) -> list[OutputFile]:
-        """What the steps made so far, by STEP.OUTPUT; of a run of another machine its results, when it is COMPLETED."""
+        """Return the outputs of the finished steps, named STEP.OUTPUT.  For a run on another machine, return its results once it is COMPLETED."""
         return list(self.status().outputs)
 
     def download(self, folder: str | Path, *names: str, overwrite: bool = False) -> list[Path]:
-        """Put the outputs, or those of these names, into a folder; answers where each file is.  What is there and is another file is an error."""
+        """Download all outputs, or the outputs `names`, into a directory and return the file paths.
+
+        Raises CannotRun if a file exists with other content, unless `overwrite`.
+        """
         with Download(folder, overwrite) as files:
             for item in carry_out(self.transport, core.download(self.id, names)):
                 files.take(item)
         return files.paths
 
     def cancel(self) -> Outcome:
-        """End the run for good; its results and checkpoints stay.  Returns when that is asked for: `wait` waits for the end."""
+        """Cancel the run; its results and checkpoints are kept.  Returns once the request is stored.  Call `wait` to wait for the end."""
         return self._ask(lambda there: there.request(self.id, "cancel"))
 
     def pause(self) -> Outcome:
-        """Stop the run so that it can be resumed; trainings save a checkpoint first.  Returns when that is asked for."""
+        """Pause the run, so that it can be resumed; training jobs save a checkpoint first.  Returns once the request is stored."""
         return self._ask(lambda there: there.request(self.id, "pause"))
 
     def resume(self) -> Outcome:
-        """Let a run continue that is paused, or has lost its worker."""
+        """Resume a run that is paused or has lost its worker."""
         return self._ask(lambda there: there.request(self.id, "resume"))
 
     def retry(self, begin: str | None = None) -> Run:
-        """Run what an ended run was asked for once more, as a new run; from the step `begin` on, whatever is remembered."""
+        """Rerun a finished run as a new run and return its handle.  `begin` is the first step to rerun regardless of the cache."""
         outcome = self._ask(lambda there: there.retry(self.id, begin))
         return Run(self.transport, outcome.run)
 
     def prioritize(self, priority: int) -> Outcome:
-        """Have workers take the run earlier (a higher number) or later; of one that they have, it counts when it waits again."""
+        """Set the queue priority; runs with higher numbers start earlier.  In a running run, the priority applies when the run is queued again."""
         return self._ask(lambda there: there.prioritize(self.id, priority))
 
     def close(self) -> None:
-        """Let go of the connection, or of the workspace.  The run goes on."""
+        """Close the connection or the workspace.  The run continues."""
         self.transport.close()
 
     def __enter__(self) -> Self:
@@ -195,17 +198,17 @@ class Run:
 
 
 class AsyncRun:
-    """The same by `await`; `events` and `logs` are read by `async for`."""
+    """An asynchronous version of `Run`.  Read `events` and `logs` with `async for`."""
 
     def __init__(self, transport: AsyncTransport, id: str) -> None:
         self.transport, self.id = transport, id
 
     async def _one(self, talk: Talk) -> Any:
-        async with aclosing(given_async(self.transport, talk)) as items:
+        async with aclosing(carry_out_async(self.transport, talk)) as items:
             return await anext(items)
 
     async def _ask(self, of: Callable[[Transport], Outcome]) -> Outcome:
-        """Ask something once.  Raises CannotAsk with a fix for Python."""
+        """Send a request without retries.  Raises CannotAsk with a fix for Python callers."""
         try:
             outcome: Outcome = await self._one(core.ask(of, core.ONCE))
         except CannotAsk as error:
@@ -213,65 +216,68 @@ class AsyncRun:
         return outcome
 
     async def status(self) -> Status:
-        """How the run stands now."""
+        """Return the current status of the run."""
         found: Status = await self._one(core.ask(lambda there: there.run(self.id)))
         return found
 
     async def wait(self, timeout: float | None = None) -> Status:  # noqa: ASYNC109  (the same as Run's)
-        """How the run stands when it is over.  Raises TimedOut, a TimeoutError, after `timeout` seconds."""
+        """Wait until the run has finished and return its status.  Raises TimedOut, a TimeoutError, after `timeout` seconds."""
         found: Status = await self._one(core.wait(self.id, clock(timeout)))
         return found
 
     def events(self, after: int = 0, follow: bool = False) -> AsyncIterator[Event]:
-        """What happened, in order, behind the event with the number `after`; with `follow` also what will, until the run is over."""
-        return given_async(self.transport, core.events(self.id, after, follow))
+        """Yield the events with numbers above `after`, in order.  If `follow`, also yield new events until the run has finished."""
+        return carry_out_async(self.transport, core.events(self.id, after, follow))
 
     def logs(self, follow: bool = False, step: str = "", attempt: int = 0) -> AsyncIterator[Line]:
-        """The lines that the steps printed, one step after another; with `follow` also those that come, until the run is over."""
-        return given_async(self.transport, core.lines(self.id, step, attempt, follow))
+        """Yield the log lines, one attempt after another.  If `follow`, also yield new lines until the run has finished."""
+        return carry_out_async(self.transport, core.lines(self.id, step, attempt, follow))
 
     async def metrics(self, step: str = "", attempt: int = 0, of: Of = "step") -> list[Point]:
-        """What the steps reported so far; with `of="machine"` what their machines had to do."""
+        """Return the metrics of the steps so far, or with `of="machine"` the utilization of their machines."""
         asked = core.ask(lambda there: there.points(self.id, step, attempt, of))
         found: Sequence[Point] = await self._one(asked)
         return list(found)
 
     async def outputs(self) -> list[OutputFile]:
-        """What the steps made so far, by STEP.OUTPUT; of a run of another machine its results, when it is COMPLETED."""
+        """Return the outputs of the finished steps, named STEP.OUTPUT.  For a run on another machine, return its results once it is COMPLETED."""
         return list((await self.status()).outputs)
 
     async def download(
         self, folder: str | Path, *names: str, overwrite: bool = False
     ) -> list[Path]:
-        """Put the outputs, or those of these names, into a folder; answers where each file is.  What is there and is another file is an error."""
+        """Download all outputs, or the outputs `names`, into a directory and return the file paths.
+
+        Raises CannotRun if a file exists with other content, unless `overwrite`.
+        """
         with Download(folder, overwrite) as files:
-            async for item in given_async(self.transport, core.download(self.id, names)):
+            async for item in carry_out_async(self.transport, core.download(self.id, names)):
                 files.take(item)
         return files.paths
 
     async def cancel(self) -> Outcome:
-        """End the run for good; its results and checkpoints stay.  Returns when that is asked for."""
+        """Cancel the run; its results and checkpoints are kept.  Returns once the request is stored."""
         return await self._ask(lambda there: there.request(self.id, "cancel"))
 
     async def pause(self) -> Outcome:
-        """Stop the run so that it can be resumed.  Returns when that is asked for."""
+        """Pause the run, so that it can be resumed.  Returns once the request is stored."""
         return await self._ask(lambda there: there.request(self.id, "pause"))
 
     async def resume(self) -> Outcome:
-        """Let a run continue that is paused, or has lost its worker."""
+        """Resume a run that is paused or has lost its worker."""
         return await self._ask(lambda there: there.request(self.id, "resume"))
 
     async def retry(self, begin: str | None = None) -> AsyncRun:
-        """Run what an ended run was asked for once more, as a new run; from the step `begin` on, whatever is remembered."""
+        """Rerun a finished run as a new run and return its handle.  `begin` is the first step to rerun regardless of the cache."""
         outcome = await self._ask(lambda there: there.retry(self.id, begin))
         return AsyncRun(self.transport, outcome.run)
 
     async def prioritize(self, priority: int) -> Outcome:
-        """Have workers take the run earlier (a higher number) or later; of one that they have, it counts when it waits again."""
+        """Set the queue priority; runs with higher numbers start earlier.  In a running run, the priority applies when the run is queued again."""
         return await self._ask(lambda there: there.prioritize(self.id, priority))
 
     async def close(self) -> None:
-        """Let go of the connection, or of the workspace.  The run goes on."""
+        """Close the connection or the workspace.  The run continues."""
         await self.transport.close()
 
     async def __aenter__(self) -> Self:
@@ -285,5 +291,5 @@ class AsyncRun:
 
 
 def runs_of(transport: Transport, listing: Listing) -> Iterator[Status]:
-    """The runs that are kept there, the newest first, asked for page by page."""
+    """Yield the runs of a list, newest first, requested page by page."""
     return carry_out(transport, core.runs(listing))

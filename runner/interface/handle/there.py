@@ -1,4 +1,4 @@
-"""A server that keeps runs, asked over HTTP by httpx.  What each question is there, `questions` says; what is asked again, `core` decides."""
+"""The transport to a server, over HTTP with httpx.  `questions` builds the requests, and `core` decides about retries."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ if TYPE_CHECKING:
     import httpx
 
 PATIENCE: Final = 60.0
-"""Seconds without a byte, after which a connection is given up; what is followed is asked for again."""
+"""Read timeout in seconds.  After a timeout, a followed stream is opened again."""
 CONNECT: Final = 10.0
 LISTED: Final = 200
-"""Runs among which a part of an id is looked for."""
+"""Number of newest runs in which a partial run ID is searched."""
 T = TypeVar("T")
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 
 def is_server(address: str) -> bool:
-    """Whether runs at this address are a server's."""
+    """Whether the address is the URL of a server."""
     return address.startswith(("http://", "https://"))
 
 
 def token_of(environ: Mapping[str, str]) -> str:
-    """The token that is sent: `RECIPE_TOKEN`, or the file that `RECIPE_TOKEN_FILE` names, else ~/.config/recipe/token.  Raises Invalid."""
+    """Return the API token from `RECIPE_TOKEN`, the file `RECIPE_TOKEN_FILE`, or ~/.config/recipe/token.  Raises Invalid."""
     from ...paths import config_folder
 
     if token := environ.get("RECIPE_TOKEN", ""):
@@ -81,7 +81,7 @@ def token_of(environ: Mapping[str, str]) -> str:
 
 
 def _options(address: str) -> tuple[str, dict[str, str]]:
-    """The address of a server, and what is sent with each request.  Raises Invalid."""
+    """Return the URL of a server and the headers of each request.  Raises Invalid."""
     parts = urlsplit(address)
     if not parts.hostname or parts.username or parts.query or parts.fragment:
         raise Invalid(
@@ -133,8 +133,16 @@ def _httpx() -> None:
         )
 
 
+def _parse_last(word: str) -> int | None:
+    """Parse `last` as 0 and `last~N` as N; None for any other word."""
+    if word == "last":
+        return 0
+    name, _, back = word.partition("~")
+    return int(back) if name == "last" and back.isdecimal() else None
+
+
 class There:
-    """A server at an address, with a connection that is kept.  Raises Invalid, Infrastructure."""
+    """A persistent connection to a server.  Methods raise Invalid and Infrastructure."""
 
     def __init__(self, address: str) -> None:
         _httpx()
@@ -146,21 +154,29 @@ class There:
         )
 
     def find(self, word: str) -> str:
-        name, tilde, back = word.partition("~")
-        if name == "last" and (not tilde or back.isdecimal()):
-            return self._last(word, int(back) if tilde else 0)
-        listed = self.list_runs(Listing(LISTED)).runs if word else ()
-        near = [row.id for row in listed if word == row.name]
-        near = near[:1] or [row.id for row in listed if word in row.id]
-        if len(near) > 1 and word not in near:
-            words = f'"{word}" matches {len(near)} runs: {", ".join(near[:3])}, …'
-            raise NotFound(words, fix="use a longer part of the run ID")
-        run = near[0] if len(near) == 1 else word
+        back = _parse_last(word)
+        if back is not None:
+            return self._last(word, back)
+        run = self._expand_id(word)
         try:
             return self.run(run).id
         except NotFound:
             words = f'no run "{word}" at {self.name}'
             raise NotFound(words, fix="list the runs with `recipe runs`") from None
+
+    def _expand_id(self, word: str) -> str:
+        """Return the id of the newest run named `word`, or the only id that contains `word`, else `word` itself.  Raises NotFound if ambiguous."""
+        if not word:
+            return word
+        listed = self.list_runs(Listing(LISTED)).runs
+        for row in listed:
+            if row.name == word:
+                return row.id
+        ids = [row.id for row in listed if word in row.id]
+        if len(ids) > 1 and word not in ids:
+            words = f'"{word}" matches {len(ids)} runs: {", ".join(ids[:3])}, …'
+            raise NotFound(words, fix="use a longer part of the run ID")
+        return ids[0] if len(ids) == 1 else word
 
     def _last(self, word: str, number: int) -> str:
         rows: list[Status] = []
@@ -250,7 +266,7 @@ class There:
 
 
 class AsyncThere:
-    """The same by `await`."""
+    """An asynchronous version of `There`."""
 
     def __init__(self, address: str) -> None:
         _httpx()
@@ -338,7 +354,7 @@ def _request(
 
 
 def _accept(response: httpx.Response, question: Question[T]) -> None:
-    """Raises Lost, RecipeError for an answer that refuses; its body was read."""
+    """Raise Lost or RecipeError if the answer is an HTTP error.  The body must have been read."""
     if response.status_code >= 400:
         wait = response.headers.get("retry-after", "")
         seconds = float(wait) if wait.isdecimal() else 0.0
@@ -347,7 +363,7 @@ def _accept(response: httpx.Response, question: Question[T]) -> None:
 
 @contextmanager
 def _loss() -> Iterator[None]:
-    """What httpx raises, as Lost."""
+    """Convert httpx errors to Lost."""
     import httpx
 
     try:

@@ -1,7 +1,7 @@
-"""What can be asked of a place that keeps runs, a workspace of this machine or a server: one method for each question.
+"""The interface to stored runs, with one method per request.
 
-`Here` answers from a workspace, `There` asks a server; `AsyncHere` and `AsyncThere` do it by `await`.  A method asks once.
-`core` decides what is asked again, and makes of these questions what a caller gets.
+`Here` reads a workspace of this machine, `There` calls a server, and `AsyncHere` and `AsyncThere` are their asynchronous versions.  Each method tries
+once.  `core` adds retries, and builds the operations of the handles from these requests.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from ...survey.request import Request
 
 
 class Lost(Exception):
-    """No answer came, or only a part of one, or the server is too busy for one: the same may be asked again, after `wait` seconds.
+    """A request failed because the connection broke or the server is busy, and may be repeated after `wait` seconds.
 
-    `failure` is what a caller is told in the end.
+    `failure` is the error for the caller after the last try.
     """
 
     def __init__(self, words: str, wait: float = 0.0, failure: RecipeError | None = None) -> None:
@@ -43,7 +43,7 @@ class Lost(Exception):
 
 
 class New(NamedTuple):
-    """A run that is asked for."""
+    """A request for a new run."""
 
     request: Request
     choice: Choice = Choice()
@@ -53,7 +53,7 @@ class New(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """Which runs are listed, of so many at once.  Empty: any."""
+    """Filters of a list of runs, with the page size `limit`.  An empty filter matches all runs."""
 
     limit: int
     states: Sequence[str] = ()
@@ -61,18 +61,18 @@ class Listing(NamedTuple):
     user: str = ""
     tag: str = ""
     after: str = ""
-    """The `next` of the page before."""
+    """The `next` of the previous page."""
 
 
 class Page(NamedTuple):
-    """Runs, the newest first; `next`: what to ask for after them, empty at the end."""
+    """One page of a list of runs, newest first.  `next` is the cursor of the next page, empty on the last page."""
 
     runs: Sequence[Status]
     next: str
 
 
 class LogPart(NamedTuple):
-    """What an attempt printed, on one of its nodes, from a byte on; with `follow` until the attempt is over."""
+    """A part of the log of an attempt on one node: the bytes from `offset`, and with `follow` new bytes until the attempt has finished."""
 
     step: str
     attempt: int
@@ -90,57 +90,57 @@ AsyncEvents: TypeAlias = AsyncGenerator[Sequence[Event], None]
 
 
 class Transport(Protocol):
-    """Where runs are kept, and asked for.  `name` is its address; empty for a workspace of this machine.
+    """Access to stored runs.  `name` is the server's address, empty for a workspace of this machine.
 
-    Methods raise RecipeError, and Lost where they may be asked again: `NotFound` for a run that there is not.
+    Methods raise RecipeError, for example NotFound for an unknown run, and Lost if the request may be repeated.
     """
 
     name: str
 
     def find(self, word: str) -> str:
-        """The run that a word names: its name or id, a part of its id that no other has, `last`, `last~1`.  Raises NotFound."""
+        """Return the id of a run, given its name, its id, a unique part of its id, or `last`, `last~1`.  Raises NotFound."""
         ...
 
     def recipes(self) -> Sequence[RecipeEntry]:
-        """The recipes that may be run by their names."""
+        """Return the recipes that can be run by name."""
         ...
 
     def plan(self, new: New) -> Forecast:
-        """What a run would do, take and cost; nothing is stored, run or rented.  Raises Invalid with every problem."""
+        """Return the steps, duration and cost of a run, without storing, executing or renting anything.  Raises Invalid with all problems."""
         ...
 
     def list_runs(self, listing: Listing) -> Page: ...
     def run(self, run: str) -> Status: ...
     def submit(self, new: New, key: str) -> str:
-        """Store a run, and answer its id.  The same key with the same request is the same run."""
+        """Store a run and return its id.  Repeating a request with the same key returns the same id."""
         ...
 
     def events(self, run: str, after: int) -> Sequence[Event]:
-        """The next events with a number above `after`; empty where there are none."""
+        """Return the next events with numbers above `after`, or an empty list."""
         ...
 
     def follow(self, run: str, after: int) -> Events:
-        """The events of a run as they happen, until it is over; now and then an empty list, where nothing happens."""
+        """Yield new events of a run until the run has finished.  May yield empty lists while no events arrive."""
         ...
 
     def log(self, run: str, part: LogPart) -> Pieces: ...
     def points(self, run: str, step: str, attempt: int, of: Of) -> Sequence[Point]: ...
     def artifacts(self, run: str, name: str, after: str) -> Sequence[Artifact]:
-        """The outputs of a run, or the one of that name; of a folder the files whose paths are above `after`, a page of them."""
+        """Return the outputs of a run, or the output `name`.  For a named directory, `files` is one page, with paths sorted after `after`."""
         ...
 
     def file(self, run: str, name: str, path: str, begin: int) -> Pieces:
-        """The bytes of an output, or of a file in it, from `begin` on."""
+        """Yield the bytes of an output, or of the file `path` in an output directory, from `begin`."""
         ...
 
     def request(self, run: str, what: Verb, *, keep_hosts: bool = False) -> Outcome:
-        """Cancel, pause or resume a run.  Raises CannotAsk where it stands otherwise."""
+        """Cancel, pause or resume a run.  Raises CannotAsk if the state of the run forbids the request."""
         ...
 
     def retry(self, run: str, begin: str | None) -> Outcome: ...
     def prioritize(self, run: str, priority: int) -> Outcome: ...
     def differences(self, a: str, b: str) -> Differences:
-        """What differs between two runs, by what each remembers."""
+        """Return the differences between two runs, from their records."""
         ...
 
     def workers(self) -> Sequence[WorkerStatus]: ...
@@ -149,7 +149,7 @@ class Transport(Protocol):
 
 
 class AsyncTransport(Protocol):
-    """The same by `await`; what comes in pieces is read by `async for`."""
+    """An asynchronous version of `Transport`.  Read streams with `async for`."""
 
     name: str
 

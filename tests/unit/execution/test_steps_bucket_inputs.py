@@ -13,7 +13,7 @@ import pytest
 from runner.execution.steps import bucket_inputs
 from runner.execution.steps.bucket_inputs import BucketInputs
 from runner.hosts.place.staging import SMALL
-from runner.hosts.transfer.pulling import Passed
+from runner.hosts.transfer.pulling import CannotPull
 
 LARGE = SMALL + 1
 
@@ -34,7 +34,7 @@ class World:
         masker = Of(learn=self.learned.extend)
         survey: Any = Of(facts=facts)
         commits: Any = Of(say=self.said.append, masker=masker)
-        monkeypatch.setattr(bucket_inputs, "names_of", lambda _config, name: [name])
+        monkeypatch.setattr(bucket_inputs, "driver_names", lambda _config, name: [name])
         monkeypatch.setattr(bucket_inputs, "copy_of", lambda *_words: self.copy)
         self.inputs = BucketInputs(ws, survey, commits, "vastai")
         monkeypatch.setattr(self.inputs, "_sign_objects", lambda *_words: Of(size=self.size))
@@ -57,7 +57,7 @@ class World:
         self.pulled.append(known)
         learn(["secret"])
         if self.passes:
-            raise Passed("no way there")
+            raise CannotPull("no way there")
         self.has.add("f-1")
         return "f-1"
 
