@@ -23,7 +23,7 @@ SAFE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one node must have.  Sizes are bytes; None is "does not matter"."""
+    """Required resources of one node.  Sizes are bytes, and None means no requirement."""
 
     cpus: float | None = None
     memory: int | None = None
@@ -126,12 +126,12 @@ class Offer:
 
     @property
     def hourly(self) -> float:
-        """US dollars for an hour of progress: on a spot machine some hours are lost."""
+        """US dollars per hour of progress, because a spot machine loses some hours."""
         return self.price * (1 + TAKEN_AWAY * LOST) if self.market == "spot" else self.price
 
 
 class Order(NamedTuple):
-    """One rent: which offer, under which key, and until when.
+    """An order for one lease: the offer, the key and the end time.
 
     `keep`: at `until` the machine is stopped instead of ended, its disk stays.  `image`: what the machine is a container of; empty: the driver's.
     """
@@ -145,7 +145,7 @@ class Order(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What we pay for.  `price` is US dollars an hour as the provider lists it; 0: it does not say."""
+    """A billed allocation.  `price` is the provider's listed US dollars per hour, or 0 if unknown."""
 
     driver: str
     id: str
@@ -155,7 +155,7 @@ class Lease:
 
 
 class Charge(NamedTuple):
-    """What a provider charged for a time, in US dollars; times are seconds since the epoch."""
+    """A provider's charge for a period, in US dollars.  Times are seconds since the epoch."""
 
     since: float
     till: float
@@ -188,7 +188,7 @@ class Job:
 
 
 class Exit(NamedTuple):
-    """A job is over.  `code` None: it left no status; `signal` is set when a signal ended it; `reason` says who ended it where we know.
+    """The end of a job.  `code` is None without an exit status, `signal` is set if a signal ended the job, `reason` names the cause if known.
 
     `busy`: it never began, because another job holds one of its locks; the same key may be started again.
     """
@@ -254,7 +254,7 @@ class Host:
 
 
 class Driver:
-    """Machines on request.
+    """A source of machines on demand.
 
     A subclass sets `traits` and overrides `offers`, `acquire`, `hosts`, `release` and `leases`.  Every other member has a default that
     means "cannot" or "nothing to do".  Where the runner must know before it calls, a trait says so: `Traits.visits` for `visit`,
@@ -448,11 +448,11 @@ class DriverError(Exception):
 
 
 class NoCapacity(DriverError):
-    """Nothing to be had there: take the next offer."""
+    """The offer is sold out.  Take the next offer."""
 
 
 class Throttled(DriverError):
-    """Asked too often: ask again after `after`."""
+    """The provider limits the request rate.  Ask again after `after`."""
 
     def __init__(
         self,
@@ -466,24 +466,24 @@ class Throttled(DriverError):
 
 
 class Unreachable(DriverError):
-    """It cannot be seen from here; it may be fine: ask again."""
+    """The provider or machine cannot be reached, but may be fine.  Ask again."""
 
 
 class Unsure(DriverError):
-    """It may have been bought: find out before buying again."""
+    """The purchase may have succeeded.  Check before buying again."""
 
 
 class HostLost(DriverError):
-    """It is gone: a new attempt elsewhere."""
+    """The host is gone.  Start a new attempt on another host."""
 
 
 class Denied(DriverError):
-    """Credentials or quota: tell a person."""
+    """The credentials or quota do not allow the request.  Tell the user."""
 
 
 class Rejected(DriverError):
-    """We asked for nonsense: a bug, or a wrong recipe."""
+    """The request was invalid because of a bug or a wrong recipe."""
 
 
 class WrongSetting(Rejected):
-    """A setting of the driver is wrong, whatever is asked of it."""
+    """A driver setting is invalid, regardless of the request."""

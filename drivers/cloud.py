@@ -63,7 +63,7 @@ RISE: Final = 1.05
 
 
 class Installation(installation.Installation):
-    """This installation, with the logins and host keys of its machines."""
+    """This installation, with the login keys and host keys of its machines."""
 
     def login(self, key: str) -> bytes:
         """The private key that opens the machine of a lease, as OpenSSH writes it."""
@@ -95,7 +95,7 @@ class Installation(installation.Installation):
 
 
 def public(private: bytes) -> str:
-    """The public half of a key, as a line of authorized_keys."""
+    """Return a key's public half as a line of authorized_keys."""
     return asyncssh.import_private_key(private).export_public_key().decode().strip()
 
 
@@ -277,7 +277,7 @@ async def harmless(asking: Awaitable[_T]) -> _T:
 
 
 def markets(wanted: Market | Literal["any"]) -> tuple[Market, ...]:
-    """The markets that a need may be met on."""
+    """Return the markets allowed by a need."""
     return ("on-demand", "spot") if wanted == "any" else (wanted,)
 
 
@@ -342,7 +342,7 @@ def _read(name: str, value: Value, default: Value) -> Value:
 
 
 class About(NamedTuple):
-    """What an offer is beside its resources: what filters are about."""
+    """Attributes of an offer beyond its resources, used by filters."""
 
     verified: bool
     datacenter: bool

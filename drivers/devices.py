@@ -1,4 +1,4 @@
-"""GPUs by name: what `nvidia-smi -L` lists, and which of them a value of CUDA_VISIBLE_DEVICES lets a program see, by CUDA's own rules."""
+"""GPU discovery with `nvidia-smi -L`, and the GPUs selected by CUDA_VISIBLE_DEVICES under CUDA's own rules."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _INDEX = re.compile(r"\+?(\d+)")
 
 
 class Hung(Exception):
-    """nvidia-smi does not end, so nothing is known of the GPUs."""
+    """nvidia-smi did not exit in time, so the GPUs are unknown."""
 
 
 class Device(NamedTuple):
-    """A GPU, or a MIG device of one, that a program can be given."""
+    """A GPU or a MIG device that a program can use."""
 
     name: str  # in CUDA_VISIBLE_DEVICES, as it was written
     uuid: str = ""  # empty where no tool lists it
@@ -28,12 +28,12 @@ class Device(NamedTuple):
 
     @property
     def lock(self) -> str:
-        """Its name among the locks of its machine: the same however CUDA_VISIBLE_DEVICES names it."""
+        """The device's lock name on its machine: the UUID if known, so that every spelling in CUDA_VISIBLE_DEVICES gives the same lock."""
         return re.sub(r"[^A-Za-z0-9._-]", ".", self.uuid or self.name)
 
 
 class Card(NamedTuple):
-    """What `nvidia-smi -L` lists of one card."""
+    """One card in the output of `nvidia-smi -L`."""
 
     number: int
     uuid: str = ""
@@ -41,7 +41,7 @@ class Card(NamedTuple):
 
 
 def parse_cards(text: str) -> tuple[Card, ...]:
-    """The cards in the output of `nvidia-smi -L`; none in an error message."""
+    """Parse the output of `nvidia-smi -L` into cards.  An error message gives no cards."""
     cards: list[Card] = []
     for line in text.splitlines():
         if card := _CARD.match(line):
@@ -52,7 +52,7 @@ def parse_cards(text: str) -> tuple[Card, ...]:
 
 
 def visible(value: str | None, cards: Sequence[Card]) -> tuple[Device, ...]:
-    """What a program sees whose CUDA_VISIBLE_DEVICES is `value`, or None where it is not set.
+    """Return the devices that CUDA shows to a program with CUDA_VISIBLE_DEVICES set to `value`, or unset if `value` is None.
 
     CUDA stops at the first entry that names no device, and sees nothing where a device is named twice.  Without `cards` every name counts.
     """
@@ -70,7 +70,7 @@ def visible(value: str | None, cards: Sequence[Card]) -> tuple[Device, ...]:
 
 
 def device_variables(devices: Sequence[Device], inherited: Mapping[str, str]) -> dict[str, str]:
-    """The variables that give a program these devices and no other.  Without a given order, the indices are ours, which is nvidia-smi's order."""
+    """Return the environment variables that restrict a program to these devices.  Unless inherited, the order is nvidia-smi's."""
     env = {VISIBLE: ",".join(device.name for device in devices)}
     if devices and VISIBLE not in inherited and ORDER not in inherited:
         env[ORDER] = "PCI_BUS_ID"
@@ -78,7 +78,7 @@ def device_variables(devices: Sequence[Device], inherited: Mapping[str, str]) ->
 
 
 def here(environ: Mapping[str, str]) -> tuple[Device, ...]:
-    """What a program on this machine with that environment sees.  Takes as long as nvidia-smi does, where it is installed.
+    """Return the GPUs of this machine that a program with these environment variables can use.  Runs nvidia-smi if it is installed.
 
     Raises Hung where nvidia-smi does not end.
     """
@@ -125,25 +125,35 @@ def _whole(card: Card) -> list[Device]:
 
 
 def _find_device(text: str, cards: Sequence[Card]) -> Device | None:
+    """Return the device named by one entry of CUDA_VISIBLE_DEVICES.  None if the entry names no device."""
     if index := _INDEX.match(text):
-        name = str(int(index[1]))
-        card = next((card for card in cards if str(card.number) == name), None)
-        if card is None:
-            return None if cards else Device(name, "", name)
-        return _whole(card)[0]._replace(name=name)  # of a card with MIG devices CUDA sees the first
-    if not text.startswith(("GPU-", "MIG-")):
-        return None
-    if not any(card.uuid for card in cards) or text.startswith(
-        "MIG-GPU-"
-    ):  # names of drivers before 470: nvidia-smi lists them no more
-        return Device(text, text)
-    known = {
-        device.uuid: device
-        for card in cards
-        for device in (Device("", card.uuid, str(card.number)), *_whole(card))
-    }
-    found = [device for uuid, device in known.items() if uuid.startswith(text)]
-    return found[0]._replace(name=text) if len(found) == 1 else None
+        return _find_by_index(str(int(index[1])), cards)
+    if text.startswith(("GPU-", "MIG-")):
+        return _find_by_uuid(text, cards)
+    return None
+
+
+def _find_by_index(name: str, cards: Sequence[Card]) -> Device | None:
+    if not cards:
+        return Device(name, "", name)
+    for card in cards:
+        if str(card.number) == name:
+            return _whole(card)[0]._replace(name=name)  # CUDA uses a card's first MIG device
+    return None
+
+
+def _find_by_uuid(prefix: str, cards: Sequence[Card]) -> Device | None:
+    """Return the only device whose UUID starts with `prefix`.  None if no device matches, or several do."""
+    has_uuids = any(card.uuid for card in cards)
+    is_old_name = prefix.startswith("MIG-GPU-")  # of drivers before 470: nvidia-smi omits them
+    if is_old_name or not has_uuids:
+        return Device(prefix, prefix)
+    known: dict[str, Device] = {}
+    for card in cards:
+        for device in (Device("", card.uuid, str(card.number)), *_whole(card)):
+            known[device.uuid] = device
+    found = [device for uuid, device in known.items() if uuid.startswith(prefix)]
+    return found[0]._replace(name=prefix) if len(found) == 1 else None
 
 
 def _kind(device: Device) -> str:

@@ -47,7 +47,7 @@ class Operation(NamedTuple):
 
 
 class Instance(NamedTuple):
-    """A machine.  `address` is where it lets in, once it does."""
+    """A machine.  `address` is its external IP address, once known."""
 
     name: str
     zone: str
@@ -71,7 +71,7 @@ class Quota(NamedTuple):
 
 
 class Wire:
-    """Requests to Compute Engine and its replies as types."""
+    """A client of the Compute Engine API."""
 
     def __init__(self, api: str, project: str) -> None:
         self.web = Web(api, PATIENCE)
@@ -152,12 +152,12 @@ class Wire:
         return answer.code != "alreadyExists" and bool(_good(answer, f"the rule {name}"))
 
     async def drop_rule(self, name: str) -> bool:
-        """Remove a rule of the firewall.  False: there is none."""
+        """Delete a firewall rule.  False if the rule does not exist."""
         answer = await self._ask("DELETE", f"global/firewalls/{name}")
         return answer.status != 404 and bool(_good(answer, f"the rule {name}"))
 
     async def was_preempted(self, zone: str, name: str) -> bool:
-        """Whether Google took a machine away."""
+        """Whether Google has preempted the instance."""
         query = {"filter": 'operationType="compute.instances.preempted"', "maxResults": PAGE}
         found = _good(await self._ask("GET", f"zones/{zone}/operations", query=query), "operations")
         return (
@@ -167,7 +167,7 @@ class Wire:
         )
 
     async def host_keys(self, zone: str, name: str) -> set[str]:
-        """The host keys that a machine has attested, as they stand in authorized_keys."""
+        """Return the host keys attested by an instance, in authorized_keys format."""
         answer = await self._ask(
             "GET",
             f"zones/{zone}/instances/{name}/getGuestAttributes",
@@ -184,7 +184,7 @@ class Wire:
         }
 
     async def listing(self, filter: str) -> list[Instance]:
-        """All machines that a filter lets through, in all zones.  Raises Unreachable when a zone did not answer: missing is not empty."""
+        """List all instances that match a filter, in all zones.  Raises Unreachable if a zone did not answer."""
         found = []
         for scope in await self._list_all("instances", filter):
             found += [
@@ -193,7 +193,7 @@ class Wire:
         return found
 
     async def accelerators(self) -> dict[str, set[str]]:
-        """Which GPUs each zone has."""
+        """Return the GPU types available in each zone."""
         found: dict[str, set[str]] = {}
         for scope in await self._list_all("acceleratorTypes", ""):
             for row in rows({"acceleratorTypes": [], **scope}, "acceleratorTypes", WHOSE):
@@ -201,7 +201,7 @@ class Wire:
         return found
 
     async def quotas(self, region: str = "") -> dict[str, Quota]:
-        """How many of what a project may have in a region, or in all of them together."""
+        """Return the quotas of a region, or of the whole project."""
         fields = _good(
             await self._ask("GET", f"regions/{region}" if region else ""),
             f"the quotas of {region or 'the project'}",
@@ -214,11 +214,11 @@ class Wire:
 
     @property
     def quotas_page(self) -> str:
-        """Where a person asks for more."""
+        """The console page to request a higher quota."""
         return f"https://console.cloud.google.com/iam-admin/quotas?project={self._project}"
 
     async def project(self) -> str:
-        """The project that is paid for.  Raises Denied when none is named."""
+        """Return the billed project.  Raises Denied if none is set."""
         if not self._project:
             await self._token()
         if not self._project:
@@ -292,7 +292,7 @@ class Wire:
         return answer
 
     async def _token(self) -> str:
-        """A token of the account.  Raises Denied, and names where it was looked for."""
+        """Return an access token.  Raises Denied with the searched locations if no credentials are found."""
         if token := os.environ.get(TOKEN, "").strip():
             return token
         return await asyncio.to_thread(self._refresh_token)
@@ -321,7 +321,7 @@ class Wire:
 
 
 def _may_have() -> bool:
-    """Whether it is worth asking for credentials: where there are none, google-auth looks for Google's own network for many seconds."""
+    """Whether credentials may exist.  Without any, google-auth searches Google's own network for many seconds."""
     folder = os.environ.get("CLOUDSDK_CONFIG") or os.path.join(
         os.path.expanduser("~"), ".config", "gcloud"
     )
@@ -337,14 +337,14 @@ def _may_have() -> bool:
 
 
 def find_lack_of_credentials() -> str:
-    """Why no credentials can be there, as far as that is known without asking Google; empty where there may be some."""
+    """Explain why no credentials can exist, without asking Google.  Empty if some may exist."""
     if os.environ.get(TOKEN, "").strip() or _may_have():
         return ""
     return "there are no credentials for Google Cloud; run `gcloud auth application-default login`"
 
 
 class _Replied(NamedTuple):
-    """A reply as google-auth reads it."""
+    """An HTTP reply in google-auth's form."""
 
     status: int
     headers: Mapping[str, str]
@@ -359,7 +359,7 @@ def _request(
     timeout: float | None = None,
     **_more: object,
 ) -> _Replied:
-    """One request of google-auth, for a token."""
+    """Send one HTTP request for google-auth."""
     try:
         reply = httpx.request(method, url, content=body, headers=headers, timeout=timeout or 30.0)
     except httpx.HTTPError as error:
@@ -368,14 +368,14 @@ def _request(
 
 
 def _is_gone(answer: Answer, name: str) -> bool:
-    """Whether a reply says that there is no such instance: a project or a zone that is not there says 404, too."""
+    """Whether the reply reports this instance as missing.  A missing project or zone also gives status 404."""
     return (
         answer.status == 404 and answer.code == "notFound" and f"/instances/{name}'" in answer.text
     )
 
 
 def _good(answer: Answer, what: str) -> Fields:
-    """The fields of a reply that reports no error."""
+    """Return a successful reply's fields."""
     if answer.status >= 400:
         raise Rejected(f"Google rejected {what}: {answer.words}")
     if not answer.fields or ("error" in answer.fields and "operationType" not in answer.fields):
@@ -384,51 +384,69 @@ def _good(answer: Answer, what: str) -> Fields:
 
 
 def _operation(row: Fields) -> Operation:
+    """Parse an operation.  Raises Unsure if the name or status is missing."""
     if not row.get("name") or not row.get("status"):
         raise Unsure("cannot read Google's reply about an operation")
-    done = row.get("status") == "DONE"
-    made = Operation(f"{row['name']}", _last(row.get("zone")), done)
-    errors = rows(
-        {"errors": [], **inner(row.get("error") or {}, "an operation", WHOSE)}, "errors", WHOSE
-    )
+    operation = Operation(f"{row['name']}", _last(row.get("zone")), row.get("status") == "DONE")
+    error = inner(row.get("error") or {}, "an operation", WHOSE)
+    errors = rows({"errors": [], **error}, "errors", WHOSE)
     if not errors:
-        return made
-    zones: list[str] = []
-    for detail in rows({"errorDetails": [], **errors[0]}, "errorDetails", WHOSE):
-        info = inner(detail.get("errorInfo") or {}, "an error", WHOSE)
-        told = inner(info.get("metadatas") or {}, "an error", WHOSE).get("zonesAvailable")
-        zones += [zone.strip() for zone in f"{told or ''}".split(",") if zone.strip()]
-    return made._replace(
-        code=f"{errors[0].get('code') or 'unknown'}",
-        words=printable(f"{errors[0].get('message') or ''}"),
-        zones=tuple(zones),
+        return operation
+    first = errors[0]
+    zones = _read_available_zones(first)
+    return operation._replace(
+        code=f"{first.get('code') or 'unknown'}",
+        words=printable(f"{first.get('message') or ''}"),
+        zones=zones,
     )
+
+
+def _read_available_zones(error: Fields) -> tuple[str, ...]:
+    """Return the zones that an error suggests instead."""
+    zones: list[str] = []
+    for detail in rows({"errorDetails": [], **error}, "errorDetails", WHOSE):
+        info = inner(detail.get("errorInfo") or {}, "an error", WHOSE)
+        metadata = inner(info.get("metadatas") or {}, "an error", WHOSE)
+        names = f"{metadata.get('zonesAvailable') or ''}".split(",")
+        zones += [name.strip() for name in names if name.strip()]
+    return tuple(zones)
 
 
 def _instance(row: Fields) -> Instance:
-    items = rows(
-        {"items": [], **inner(row.get("metadata") or {}, "an instance", WHOSE)}, "items", WHOSE
-    )
+    """Parse an instance.  Raises Unsure if the name or status is missing."""
+    metadata = inner(row.get("metadata") or {}, "an instance", WHOSE)
+    items = rows({"items": [], **metadata}, "items", WHOSE)
     nics = rows({"networkInterfaces": [], **row}, "networkInterfaces", WHOSE)
     access = rows({"accessConfigs": [], **nics[0]}, "accessConfigs", WHOSE) if nics else []
-    kind = _last(row.get("machineType"))
-    for each in (
-        rows({"guestAccelerators": [], **row}, "guestAccelerators", WHOSE)
-        if kind.startswith("n1-")
-        else []
-    ):
-        kind += f"+{number(each, 'acceleratorCount'):.0f}x{_last(each.get('acceleratorType'))}"
+    kind = _read_kind(row)
     if not row.get("name") or not row.get("status"):
         raise Unsure("cannot read Google's reply about an instance")
+    scheduling = inner(row.get("scheduling") or {}, "an instance", WHOSE)
+    disks = rows({"disks": [], **row}, "disks", WHOSE)
     return Instance(
-        f"{row['name']}", _last(row.get("zone")), f"{row['status']}", f"{access[0].get('natIP') or ''}" if access else "", kind,
-        inner(row.get("scheduling") or {}, "an instance", WHOSE).get("provisioningModel") == "SPOT",
-        sum(number(disk, "diskSizeGb") for disk in rows({"disks": [], **row}, "disks", WHOSE)),
-        inner(row.get("labels") or {}, "an instance", WHOSE), {f"{item.get('key')}": f"{item.get('value', '')}" for item in items},
-        f"{nics[0].get('networkIP') or ''}" if nics else "",
-    )  # fmt: skip
+        name=f"{row['name']}",
+        zone=_last(row.get("zone")),
+        status=f"{row['status']}",
+        address=f"{access[0].get('natIP') or ''}" if access else "",
+        kind=kind,
+        spot=scheduling.get("provisioningModel") == "SPOT",
+        disk=sum(number(disk, "diskSizeGb") for disk in disks),
+        labels=inner(row.get("labels") or {}, "an instance", WHOSE),
+        items={f"{item.get('key')}": f"{item.get('value', '')}" for item in items},
+        internal=f"{nics[0].get('networkIP') or ''}" if nics else "",
+    )
+
+
+def _read_kind(row: Fields) -> str:
+    """Return the machine type, followed by the attached GPUs of an N1 machine."""
+    kind = _last(row.get("machineType"))
+    if not kind.startswith("n1-"):
+        return kind
+    for gpu in rows({"guestAccelerators": [], **row}, "guestAccelerators", WHOSE):
+        kind += f"+{number(gpu, 'acceleratorCount'):.0f}x{_last(gpu.get('acceleratorType'))}"
+    return kind
 
 
 def _last(value: object) -> str:
-    """The name at the end of a resource's address."""
+    """Return the last part of a resource URL."""
     return f"{value or ''}".rpartition("/")[2]

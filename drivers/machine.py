@@ -1,4 +1,4 @@
-"""What a machine with a POSIX shell has: one script for there, and how its answer is read here.
+"""Hardware probe for machines with a POSIX shell: the script and the parser of its output.
 
 The answer is lines of `name=value` (a name may come several times), so that a tool that is missing there is a line that is missing, not an error.
 """
@@ -82,7 +82,7 @@ def question(root: str, more: str = "") -> Argv:
 
 
 def facts(said: bytes) -> Facts:
-    """The answer as name -> values.  Lines that are not ours are left out."""
+    """Parse the script's output into names and values.  Ignores unrelated lines."""
     told: dict[str, list[str]] = {}
     for line in said.decode("utf-8", "surrogateescape").splitlines():
         name, equals, value = line.partition("=")

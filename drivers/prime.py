@@ -1,4 +1,4 @@
-"""Prime Intellect: pods of many providers, through one account, and what its replies mean for a lease.
+"""Prime Intellect driver: pods of many providers through one account, and the meaning of API replies for a lease.
 
 A pod bears our mark as its name from the call that creates it, so a lost reply loses no pod.  There is no boot script: the host key that a pod shows
 first is believed from then on, and nothing ends a pod when we are dead.
@@ -49,7 +49,7 @@ FIRST_USE: Final = (
 
 
 class Prime(cloud.Rented[Wire]):
-    """Pods at Prime Intellect.  `api` is its address, `image` what they run, `team` who pays, `key` the file of a private SSH key of the account.
+    """Driver for Prime Intellect pods.  `api` is the API's address, `image` the pods' image, `team` the payer, `key` the path of a private SSH key.
 
     Every other setting is a filter of offers: see `cloud.Filters`.
     """

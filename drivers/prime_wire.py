@@ -1,4 +1,4 @@
-"""The wire of Prime Intellect: requests, and replies as types.  Nothing is retried here."""
+"""Typed requests and replies of the Prime Intellect API.  Requests are never retried here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LOGIN: Final = re.compile(
 
 
 class Ask(NamedTuple):
-    """What a provider behind Prime has.  `price` is US dollars an hour with `disk` GB; `order` what an order repeats of it."""
+    """An offer from a provider behind Prime.  `price` is US dollars per hour with `disk` GB, and `order` holds the fields to repeat when ordering."""
 
     id: str
     resources: Resources
@@ -52,7 +52,7 @@ class Ask(NamedTuple):
 
 
 class Pod(NamedTuple):
-    """A pod.  `login` is user, host and port, once there are any; `ready`: it is installed, too, which ACTIVE does not say."""
+    """A pod.  `login` is user, host and port, once known.  `ready` means that installation has finished, which the status ACTIVE does not tell."""
 
     id: str
     name: str
@@ -68,7 +68,7 @@ class Pod(NamedTuple):
 
 
 class Wire:
-    """Requests to Prime Intellect and its replies as types.  `team`: who pays, where that is not the key's own account."""
+    """A client of the Prime Intellect API.  `team` pays if set, otherwise the key's own account."""
 
     def __init__(self, api: str, team: str) -> None:
         self.web, self.team = Web(api), team
@@ -176,12 +176,12 @@ class Wire:
 
 
 def config_file() -> Path:
-    """Where the official client keeps its settings."""
+    """Return the path of the official client's settings file."""
     return Path(os.path.expanduser("~"), ".prime", "config.json")
 
 
 def config(name: str) -> str:
-    """A setting of the official client; empty when there is none."""
+    """Read a setting of the official client.  Empty if not set."""
     try:
         read = json.loads(config_file().read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -191,7 +191,7 @@ def config(name: str) -> str:
 
 
 def api_key() -> str:
-    """The key of the account.  Raises Denied, and names where it was looked for."""
+    """Return the account's API key.  Raises Denied with the searched locations if no key is found."""
     if key := os.environ.get("PRIME_API_KEY", "").strip() or config("api_key"):
         return key
     raise Denied(
@@ -200,7 +200,7 @@ def api_key() -> str:
 
 
 def find_lack_of_key() -> str:
-    """Why there is no key of the account; empty where there is one."""
+    """Explain why the account's API key cannot be read.  Empty if it can."""
     try:
         api_key()
     except Denied as error:
@@ -209,7 +209,7 @@ def find_lack_of_key() -> str:
 
 
 def key_source() -> str:
-    """Where the key of the account is found."""
+    """Name the location of the account's API key."""
     return "PRIME_API_KEY" if os.environ.get("PRIME_API_KEY") else str(config_file())
 
 
@@ -228,7 +228,7 @@ def words(answer: Answer) -> str:
 
 
 def pod(row: Fields) -> Pod:
-    """A pod.  Raises Unsure when it is none."""
+    """Parse a pod.  Raises Unsure if the reply is not a pod."""
     if not isinstance(row.get("id"), str) or not isinstance(row.get("status"), str):
         raise Unsure("cannot read Prime's reply about a pod")
     logins = row.get("sshConnection")
@@ -251,7 +251,7 @@ def pod(row: Fields) -> Pod:
 
 
 def _good(answer: Answer, what: str, empty: bool = False) -> Fields:
-    """The fields of a reply that reports no error."""
+    """Return a successful reply's fields."""
     if answer.status >= 400:
         raise Rejected(f"Prime rejected {what}: {words(answer)}")
     if not answer.fields and not empty:
@@ -260,7 +260,7 @@ def _good(answer: Answer, what: str, empty: bool = False) -> Fields:
 
 
 def _ask(row: Fields, disk: int) -> Ask | None:
-    """An offer with a disk of at least so many GB; None for one without what must be known of it."""
+    """Parse an offer with at least `disk` GB of disk.  None if a required field is missing."""
     prices = inner(row.get("prices") or {}, "a price", "Prime")
     listed = prices.get("communityPrice") or prices.get("onDemand")
     hourly = price(listed) if prices.get("currency", "USD") == "USD" else None

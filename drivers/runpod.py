@@ -1,4 +1,4 @@
-"""RunPod: pods, rented by the second, and what its replies mean for a lease.  Its REST v2, which has no spot market.
+"""RunPod driver: pods billed by the second, and the meaning of API replies for a lease.  Uses the REST API v2, which has no spot market.
 
 A pod bears our mark as its name from the call that creates it, so a lost reply loses no pod.  At its lease's `until` it asks for its own end with the
 key that RunPod gives each pod; where that key may not, it stops itself, and its disk is billed on.  The key of the account never leaves this machine.
@@ -62,7 +62,7 @@ $self/action || runpodctl stop pod $RUNPOD_POD_ID"""
 
 
 class Runpod(cloud.Deadman[Wire]):
-    """Pods at RunPod.  `api` is its address, `image` the container that they run, `python` its Python.
+    """Driver for pods at RunPod.  `api` is the API's address, `image` the container image, `python` the image's Python.
 
     Every other setting is a filter of offers: see `cloud.Filters`.  `verified = false` admits the community cloud.
     """
@@ -330,7 +330,7 @@ def _disks(disk: int, volume: int, *, runs: bool) -> float:
 
 
 def _price(found: Pod) -> float | None:
-    """US dollars an hour for a pod, with its disks; None where its price cannot be read."""
+    """Return a pod's price in US dollars per hour, disks included.  None if the price cannot be read."""
     if found.price is None:
         return None
     return found.price + _disks(found.disk, found.volume, runs=found.status not in STOPPED)

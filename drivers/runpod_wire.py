@@ -1,4 +1,4 @@
-"""The wire of RunPod's REST v2: requests, and replies as types.  Nothing is retried here."""
+"""Typed requests and replies of RunPod's REST API v2.  Requests are never retried here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HOME = "/root"
 
 
 class Gpu(NamedTuple):
-    """A type of GPU, whether and where it is to be had now.  `prices` are US dollars an hour for one, by cloud; `memory` is in GB."""
+    """A GPU type with its current availability.  `prices` are US dollars per GPU-hour by cloud, and `memory` is in GB."""
 
     id: str
     memory: int
@@ -39,7 +39,7 @@ class Gpu(NamedTuple):
 
 
 class Pod(NamedTuple):
-    """A pod.  `address` is where its own SSH server lets in, once it does; `price` is US dollars an hour, without disks."""
+    """A pod.  `address` is its SSH server's host and port, once known.  `price` is US dollars per hour without disks."""
 
     id: str
     name: str
@@ -56,7 +56,7 @@ class Pod(NamedTuple):
 
 
 class Wire:
-    """Requests to RunPod and its replies as types."""
+    """A client of the RunPod API."""
 
     def __init__(self, api: str) -> None:
         self.web = Web(api)
@@ -152,7 +152,7 @@ class Wire:
 
 
 def api_key() -> str:
-    """The key of the account.  Raises Denied, and names where it was looked for."""
+    """Return the account's API key.  Raises Denied with the searched locations if no key is found."""
     if key := os.environ.get("RUNPOD_API_KEY", "").strip():
         return key
     raise Denied(
@@ -161,7 +161,7 @@ def api_key() -> str:
 
 
 def find_lack_of_key() -> str:
-    """Why there is no key of the account; empty where there is one."""
+    """Explain why the account's API key cannot be read.  Empty if it can."""
     try:
         api_key()
     except Denied as error:
@@ -177,7 +177,7 @@ def words(answer: Answer) -> str:
 
 
 def pod(row: Fields) -> Pod:
-    """A pod.  Raises Unsure when it is none."""
+    """Parse a pod.  Raises Unsure if the reply is not a pod."""
     if not isinstance(row.get("id"), str) or not isinstance(row.get("status"), str):
         raise Unsure("cannot read RunPod's reply about a pod")
     ssh = row.get("ssh")
@@ -204,18 +204,18 @@ def pod(row: Fields) -> Pod:
 
 
 def none(answer: Answer) -> bool:
-    """Whether RunPod itself says that there is no such pod: a problem document, not the 404 of something between it and us."""
+    """Whether RunPod itself reports the pod as missing: a problem document, not a 404 from a proxy in between."""
     return answer.status == 404 and answer.fields.get("status") == 404 and "title" in answer.fields
 
 
 def _inside(row: Fields, name: str) -> Fields:
-    """An object in a reply; empty where there is none."""
+    """Return an object in a reply.  Empty if the field is missing."""
     found = row.get(name)
     return found if isinstance(found, dict) else {}
 
 
 def _good(answer: Answer, what: str, empty: bool = False) -> Fields:
-    """The fields of a reply that reports no error."""
+    """Return a successful reply's fields."""
     if answer.status == 403:
         raise Denied(f"the API key in RUNPOD_API_KEY does not allow {what}: {words(answer)}")
     if answer.status >= 400:
@@ -226,7 +226,7 @@ def _good(answer: Answer, what: str, empty: bool = False) -> Fields:
 
 
 def _gpu(row: Fields) -> Gpu | None:
-    """A type of GPU; None for one that lacks what must be known of it."""
+    """Parse a GPU type.  None if a required field is missing."""
     listed, most = (
         inner(row.get("price") or {}, "a price", "RunPod"),
         inner(row.get("maxCount") or {}, "a type of GPU", "RunPod"),

@@ -1,4 +1,4 @@
-"""A cluster of Slurm: a lease is an allocation, a host one of its nodes.  Its commands are in `slurm_commands`.
+"""Slurm driver: a lease is an allocation, and a host is one of its nodes.  `slurm_commands` holds the commands.
 
 Nothing is remembered here: a job bears our mark in its comment and its key in its name, and is found again by them.  What runs on a node is begun by
 `slurm_keeper`, a step that lasts as long as the allocation.
@@ -60,7 +60,7 @@ PASSED = ("PATH", "HOME", "USER", "LOGNAME", "SLURM_CONF")
 
 
 class Slurm(Driver):
-    """A cluster, asked by its own commands.
+    """Driver for a Slurm cluster, controlled through Slurm's own commands.
 
     `cpus` and `memory` (as `--mem` has it) are a share of each node; without `cpus`, allocations are of whole nodes.  `gres` is for each node.
     `time` is the walltime; by default what the run needs, where that is known, else the longest that the partition allows.  `grace` is how many
@@ -170,7 +170,7 @@ class Slurm(Driver):
                 )
                 asked = self._pattern._asdict() | {
                     "time": commands.walltime(self._pattern.time, wish.hours, longest),
-                    **self._requested(share, wish),
+                    **self._request_share(share, wish),
                 }
                 data = {key: str(asked[key]) for key in DECIDED if asked[key]}
                 price = wish.need.nodes * self._prices.get(name, 0.0)
@@ -216,7 +216,10 @@ class Slurm(Driver):
         )
         keeper = (Path(__file__).parent / "slurm_keeper.py").read_text("utf-8")
         script = commands.script(
-            keeper, self._python, self._keeping(commands.seconds(asked.time)), self._setup
+            keeper,
+            self._python,
+            self._build_keeper_settings(commands.seconds(asked.time)),
+            self._setup,
         )
         try:
             said = await self._ask(commands.trial(commands.sbatch(asked)), script, "sbatch")
@@ -315,7 +318,7 @@ class Slurm(Driver):
         return [*shown, *await self._look()]
 
     def _check_prices(self, known: Sequence[str]) -> None:
-        """Raises Denied where there is a price of no partition."""
+        """Raise Denied if a price names an unknown partition."""
         for name in self._prices:
             if name not in known:
                 raise Denied(f"`prices` of [drivers.slurm]: {commands.no_partition(name, known)}")
@@ -465,7 +468,7 @@ class Slurm(Driver):
         if node is not None:
             await node.aclose()
 
-    def _keeping(self, walltime: float) -> commands.Kept:
+    def _build_keeper_settings(self, walltime: float) -> commands.Kept:
         if walltime == inf:
             return commands.Kept(self._root, self._idle)
         grace = commands.grace(self._grace, walltime)
@@ -475,7 +478,7 @@ class Slurm(Driver):
         return Lease("slurm", job, key, {"python": self._python})
 
     def _fits(self, group: Group, wish: Wish) -> bool:
-        """Whether one of these nodes does for one node of a wish, and has what the settings ask for."""
+        """Whether a node group satisfies one node of a wish and the driver's settings."""
         if (
             not set(filter(None, self._pattern.constraint.replace("&", ",").split(",")))
             <= group.features
@@ -493,7 +496,7 @@ class Slurm(Driver):
         )
 
     def _share(self, have: Resources, wish: Wish) -> Resources:
-        """What an allocation has of one node: what the settings say, else as much as steps use at once, else all."""
+        """Return an allocation's share of one node: the configured resources, else the peak use of the steps, else the whole node."""
         wanted = wish.together
         cpus = self._pattern.cpus or (wanted.cpus and ceil(wanted.cpus))
         gpus = have.gpus or 0
@@ -510,8 +513,8 @@ class Slurm(Driver):
             disk=have.disk,
         )
 
-    def _requested(self, share: Resources, wish: Wish) -> dict[str, object]:
-        """That share, as sbatch is asked for it, where the settings leave it open."""
+    def _request_share(self, share: Resources, wish: Wish) -> dict[str, object]:
+        """Return the share of a node to request from sbatch where the settings leave it open."""
         asked: dict[str, object] = {}
         if share.gpus and not self._pattern.gres:
             asked["gres"] = (
@@ -564,7 +567,7 @@ class _End:
         self._mark, self._held, self._over = mark, b"", False
 
     def feed(self, data: bytes) -> bytes:
-        """What of it is the program's own."""
+        """Return the program's own part of the output."""
         self._held += data
         if self._over:
             return self._close()

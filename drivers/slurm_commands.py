@@ -1,4 +1,4 @@
-"""What Slurm is asked, as commands, and what it answers, as values.  Runs nothing: another batch system is another such table."""
+"""Slurm commands and parsers for their output.  Runs nothing itself, so another batch system needs only another such module."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ GRACE, SHARE, MOST = 120.0, 0.25, 0.95
 
 
 class Group(NamedTuple):
-    """Nodes of one partition that are alike."""
+    """Identical nodes of one partition."""
 
     partition: str
     default: bool
@@ -145,7 +145,7 @@ class Group(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """A job as the queue shows it."""
+    """A job in the queue."""
 
     id: str
     state: str
@@ -162,7 +162,7 @@ class Listed(NamedTuple):
 
 
 class Order(NamedTuple):
-    """What is asked of sbatch."""
+    """The options of an sbatch request."""
 
     name: str
     comment: str
@@ -182,17 +182,17 @@ class Order(NamedTuple):
 
 
 def sinfo() -> Argv:
-    """Nodes, by partition and by what they have."""
+    """List nodes by partition and resources."""
     return ("sinfo", "-h", "-e", "-o", "%P|%D|%t|%c|%m|%d|%l|%G|%f")
 
 
 def names(nodes: str) -> Argv:
-    """The names and addresses of some nodes."""
+    """Look up the names and addresses of nodes."""
     return ("sinfo", "-h", "-N", "-n", nodes, "-o", NODE)
 
 
 def squeue(name: str = "") -> Argv:
-    """Jobs of this login: all, or those of a name.  `--json` ignores such filters in Slurm 22.05."""
+    """List this login's jobs: all, or only jobs with a given name.  `--json` ignores such filters in Slurm 22.05."""
     return ("squeue", "--me", "-h", "-o", JOB, *(("-n", name) if name else ()))
 
 
@@ -201,22 +201,22 @@ def scancel(job: str) -> Argv:
 
 
 def story(job: str) -> Argv:
-    """All that the controller remembers of a job that may be over."""
+    """Show the controller's record of a job that may be over."""
     return ("scontrol", "show", "job", "-o", job)
 
 
 def record(job: str) -> Argv:
-    """What accounting has of a job and its steps, for years; it fails where a cluster has none."""
+    """Show the accounting record of a job and its steps.  Fails on clusters without accounting."""
     return ("sacct", "-n", "-P", "-j", job, "-o", "JobIDRaw,State,ExitCode")
 
 
 def config_of() -> Argv:
-    """What the cluster says of itself."""
+    """Show the cluster's configuration."""
     return ("scontrol", "show", "config")
 
 
 def sbatch(order: Order) -> Argv:
-    """Ask for an allocation: whole nodes, but for a number of `cpus`.  The script is its input."""
+    """Request an allocation of whole nodes, or of `cpus` CPUs if set.  The batch script is read from stdin."""
     share = [f"--cpus-per-task={order.cpus}"] if order.cpus else ["--exclusive"]
     share += (
         [f"--mem={order.memory or 0}"] if order.memory or not order.cpus else []
@@ -282,7 +282,7 @@ def look(order: Order, python: str, root: str, probe: str, setup: Sequence[str])
 
 
 def limits(found: Iterable[Group]) -> str:
-    """Partitions, with their nodes and how long they let a job last."""
+    """List partitions with their nodes and time limits."""
     nodes: dict[tuple[str, float], int] = {}
     for group in found:
         nodes[group.partition, group.longest] = (
@@ -341,13 +341,13 @@ done
 
 
 def trial(asked: Argv) -> Argv:
-    """The same `sbatch`, which submits nothing: it is refused what can never run, and prints when it would begin, on stdout."""
+    """The same `sbatch` as a dry run: rejects impossible requests, and prints the estimated start on stdout."""
     keep = 'said=$("$@" 2>&1) && echo "$said" || { code=$?; echo "$said" >&2; exit $code; }'
     return ("/bin/sh", "-c", keep, "sh", asked[0], "--test-only", *asked[1:])
 
 
 def srun(job: str, node: str, program: Argv) -> Argv:
-    """Run a program on one node of an allocation, beside all that runs there.
+    """Run a program on one node of an allocation, alongside other programs there.
 
     A srun that is killed leaves its step running; one that is asked to end does not.  So it is below a process that may be killed.
     """
@@ -367,12 +367,12 @@ def srun(job: str, node: str, program: Argv) -> Argv:
 
 
 def keeper_name(job: str, node: str) -> str:
-    """The name of the keeper of a node."""
+    """Return the name of a node's keeper."""
     return f"recipe-{job}-{node}"
 
 
 class Kept(NamedTuple):
-    """What the keepers of an allocation are given."""
+    """Parameters of an allocation's keepers."""
 
     root: str
     idle: float
@@ -384,7 +384,7 @@ class Kept(NamedTuple):
 
 
 def script(keeper: str, python: str, asked: Kept, setup: Sequence[str]) -> bytes:
-    """The batch script: a keeper on each node, as one step."""
+    """Return the batch script, which starts one keeper per node as a single step."""
     task = (
         'case $3 in /*) root=$3 ;; *) root=$HOME/$3 ;; esac; mkdir -p "$root" && [ -w "$root" ] || exit 94; '
         '"$0" -c "import sys; sys.exit(sys.version_info < (3, 9))" || exit 93; '
@@ -403,7 +403,7 @@ def script(keeper: str, python: str, asked: Kept, setup: Sequence[str]) -> bytes
 
 
 def groups(said: str) -> list[Group]:
-    """The nodes that may begin jobs, the default partition first."""
+    """Parse the nodes that may start jobs, the default partition first."""
     found = []
     for line in said.splitlines():
         partition, count, state, cpus, memory, disk, longest, gres, features = line.split("|", 8)
@@ -431,7 +431,7 @@ def groups(said: str) -> list[Group]:
 
 
 def config(said: str) -> dict[str, str]:
-    """What the cluster says of itself, by name."""
+    """Parse the cluster's configuration into a table."""
     return {
         name.strip(): value.strip()
         for name, equals, value in (line.partition("=") for line in said.splitlines())
@@ -440,7 +440,7 @@ def config(said: str) -> dict[str, str]:
 
 
 def too_old(version: str) -> str:
-    """Why this version of Slurm does not do, in words; empty where it does or is not known."""
+    """Explain why this Slurm version is not supported.  Empty if it is supported or unknown."""
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None or (int(found[1]), int(found[2])) >= OLDEST:
         return ""
@@ -448,12 +448,12 @@ def too_old(version: str) -> str:
 
 
 def partitions(said: str) -> list[str]:
-    """The names of all partitions, of those that are down too."""
+    """Return the names of all partitions, including partitions that are down."""
     return list(dict.fromkeys(line.split("|")[0].rstrip("*") for line in said.splitlines()))
 
 
 def addresses(said: str) -> list[tuple[str, str]]:
-    """Nodes and where others dial them, in the order of ranks."""
+    """Return nodes with their network addresses, in rank order."""
     return list(
         dict.fromkeys(
             (name, address or name)
@@ -463,7 +463,7 @@ def addresses(said: str) -> list[tuple[str, str]]:
 
 
 def jobs(said: str) -> list[Listed]:
-    """Jobs that are not over."""
+    """Parse the unfinished jobs."""
     found = []
     for line in said.splitlines():
         id, state, reason, submitted, nodes, left, walltime, name, comment = line.split("|", 8)
@@ -481,7 +481,7 @@ def jobs(said: str) -> list[Listed]:
 
 
 def parse_job_id(said: str) -> str:
-    """The id of a job that was accepted; a cluster's name may follow it.  Raises ValueError."""
+    """Parse the id of an accepted job, which a cluster name may follow.  Raises ValueError."""
     found = re.search(r"^(\d+)(;\S*)?$", said.strip(), re.MULTILINE)
     if found is None:
         raise ValueError(f"sbatch answered {said!r}")
@@ -529,18 +529,18 @@ def why_ended(
 
 
 def comment(mark: str, key: str) -> str:
-    """What a job says of itself, so that we find it again."""
+    """Return the job comment that identifies our jobs."""
     return f"recipe:{mark}:{quote(key, safe='', errors='surrogateescape')}"
 
 
 def key_of(said: str, mark: str) -> str | None:
-    """The key in the comment of a job; None where it is not ours."""
+    """Return the key in a job's comment.  None if the job is not ours."""
     ours, _, rest = said.partition(f"recipe:{mark}:")
     return unquote(rest, errors="surrogateescape") if rest and not ours else None
 
 
 def hopeless(reason: str) -> str:
-    """Why a job for that reason never begins, in words; empty where it may."""
+    """Explain why a job pending for this reason never starts.  Empty if it may start."""
     name = reason.partition(",")[0].strip()
     if name.startswith(("AssocGrp", "AssocMax", "QOSMax", "QOSGrp", "QOSMin")):
         return "the account or QOS does not allow this request"
@@ -548,7 +548,7 @@ def hopeless(reason: str) -> str:
 
 
 def gpus(gres: str) -> int:
-    """How many GPUs `gpu:a100:4(S:0-1),gpu:2` are."""
+    """Count the GPUs in a GRES string such as `gpu:a100:4(S:0-1),gpu:2`."""
     found = 0
     for each in re.sub(r"\([^)]*\)", "", gres).split(","):
         kind, _, rest = each.strip().partition(":")
@@ -562,13 +562,13 @@ def gpus(gres: str) -> int:
 
 
 def model(gres: str) -> str | None:
-    """Which model of GPU `gpu:a100:4(S:0-1)` is, as Slurm calls it; None where it does not say, or where there are several."""
+    """Return the GPU model in a GRES string such as `gpu:a100:4(S:0-1)`, by Slurm's name.  None if it names no model or several."""
     found = set(re.findall(r"(?:^|,)(?:gres/)?gpu:([^:,()]*[^:,()\d][^:,()]*)", gres))
     return found.pop() if len(found) == 1 else None
 
 
 def why_refused(program: str, words: str, known: Iterable[str] = ()) -> DriverError:
-    """What a command of Slurm complained of, as an error that says what to do.  `known`: partitions."""
+    """Turn a Slurm command's complaint into an error with a remedy.  `known` holds the partitions."""
     said = re.sub(r"^\S+ ended with \d+: ", "", words.strip())
     said = re.sub(
         r"^(sbatch|squeue|sinfo|sacct|scancel|srun|scontrol|slurmstepd|allocation failure)\S*: (error: )?",
@@ -612,12 +612,12 @@ def why_refused(program: str, words: str, known: Iterable[str] = ()) -> DriverEr
 
 
 def no_partition(name: str, known: Iterable[str]) -> str:
-    """That a cluster has no such partition, and which may be meant."""
+    """Report an unknown partition, with a suggestion of similar names."""
     return f'unknown partition "{name}"{suggest(name, known, "there are")}'
 
 
 def check(options: Sequence[str], container: str) -> str:
-    """What is wrong with these settings, in words; empty when nothing is."""
+    """Describe the errors in these settings.  Empty if the settings are valid."""
     if container and container not in CONTAINERS:
         near = get_close_matches(container, CONTAINERS, n=1)
         known = f'did you mean "{near[0]}"?' if near else f"available: {', '.join(CONTAINERS)}"
@@ -636,7 +636,7 @@ def check(options: Sequence[str], container: str) -> str:
 
 
 def seconds(time: str) -> float:
-    """A time as Slurm writes it (minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]); infinite where it says none."""
+    """Parse a Slurm time (minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]).  Infinite if the text holds no time."""
     if not TIME.fullmatch(time):
         return inf
     days, dash, rest = time.rpartition("-")
@@ -648,7 +648,7 @@ def seconds(time: str) -> float:
 
 
 def walltime(time: str, hours: float | None, longest: float) -> str:
-    """For how long to ask, in minutes: as the settings say, else what is wanted, else as long as the partition allows; empty: that has no limit."""
+    """Return the minutes to request: the setting, else the wanted time, else the partition's limit.  Empty if the partition has none."""
     if time:
         return time
     asked = min(longest, inf if hours is None else hours * 3600)
@@ -656,17 +656,17 @@ def walltime(time: str, hours: float | None, longest: float) -> str:
 
 
 def grace(setting: float | None, walltime: float) -> float:
-    """Seconds before the walltime at which what runs is asked to save and to end."""
+    """Return how many seconds before the walltime programs are asked to save and exit."""
     return min(GRACE, walltime * SHARE) if setting is None else min(setting, walltime * MOST)
 
 
 def pause(age: float) -> float:
-    """Seconds until a job is asked for again that has waited for so long: often at first, then every 10, at last every 60."""
+    """Return the seconds until the next poll of a pending job: short at first, then 10, at last 60."""
     return min(60.0, age / 6) if age > 60 else min(10.0, max(0.1, age / 4))
 
 
 def least(found: Sequence[Group]) -> Resources:
-    """What each of several nodes has."""
+    """Return the resources that every one of several nodes has."""
     each = [group.have for group in found]
     return Resources(
         cpus=min((have.cpus or 0.0 for have in each), default=0.0),

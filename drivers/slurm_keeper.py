@@ -1,4 +1,4 @@
-"""What runs on the nodes of an allocation of Slurm: a keeper for as long as it lasts, and a relay for each call.  Imports nothing of ours.
+"""Keeper and relay programs for the nodes of a Slurm allocation.  Imports no module of this project.
 
 `proctrack/cgroup` ends with a step all that it left behind.  So programs are begun by a keeper, which is a step that lasts: a relay, the step of one
 call, hands it a program with its own input and output, and waits for the end.  The agent that such a program begins is then of the keeper's step.
@@ -37,7 +37,7 @@ DESCRIPTORS = 3
 
 
 def keep(name: str, idle: float, folder: str, leave_at: float, grace: float) -> None:
-    """Begin programs for relays of this login; end when nothing that was begun here has lived for `idle` seconds (0: never).
+    """Start programs for this login's relays.  Exit when no started program has lived for `idle` seconds (0: never).
 
     The first of several allocations that share this node has `folder`, the second `folder.2`: an agent, and all that it begins, is of one allocation.
     At `leave_at` (seconds since the epoch, 0: never) the agent there gets `leave` and ends all jobs, which have `grace` seconds to save.
@@ -67,7 +67,7 @@ def keep(name: str, idle: float, folder: str, leave_at: float, grace: float) -> 
 
 
 def _take(folder: str) -> tuple[str, socket.socket]:
-    """The first of `folder`, `folder.2`, … that no other keeper on this node has, and what holds it while this process lives."""
+    """Claim the first of `folder`, `folder.2`, … that no other keeper on this node holds.  Returns the folder and its lock."""
     mark, number = hashlib.sha256(folder.encode("utf-8", "surrogateescape")).hexdigest()[:16], 1
     while True:
         held = socket.socket(socket.AF_UNIX)
@@ -82,7 +82,7 @@ def _take(folder: str) -> tuple[str, socket.socket]:
 
 
 def _leave(folder: str, grace: float) -> None:
-    """Have the agent there end its jobs; where none is, none runs."""
+    """Have the node's agent end its jobs.  Without an agent, nothing runs."""
     body = b"leave\0%f\0the walltime of its allocation ends" % grace
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as agent:
         os.chdir(folder)  # an address may have 107 bytes
@@ -91,7 +91,7 @@ def _leave(folder: str, grace: float) -> None:
 
 
 def _begin(listener: socket.socket, folder: str) -> None:
-    """Serve the next relay, in a process of its own."""
+    """Serve the next relay in a separate process."""
     connection, _ = listener.accept()
     with connection:
         if os.fork() == 0:
@@ -103,7 +103,7 @@ def _begin(listener: socket.socket, folder: str) -> None:
 
 
 def _children() -> bool:
-    """Whether any child is left; reaps those that are over."""
+    """Reap ended child processes.  Whether any child is left."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -112,7 +112,7 @@ def _children() -> bool:
 
 
 def _serve(connection: socket.socket, folder: str) -> None:
-    """Run what one relay hands over, and tell it the end.  When the relay goes away the program's group is killed."""
+    """Run one relay's program and report its end.  When the relay disconnects, the program's group is killed."""
     import subprocess
     import threading
 
@@ -202,7 +202,7 @@ def call(name: str, mark: str, argv: list[str]) -> None:
 
 
 def _follow(connection: int, printed: int, said: int) -> tuple[bytes, str]:
-    """Print what a program prints.  Answers its last words on stderr, and how it ended; nothing where its keeper went away."""
+    """Print a program's output.  Returns the last words on stderr and how the program ended, or nothing if its keeper disconnected."""
     words, end, open_ = b"", None, [connection, printed, said]
     while connection in open_ or (end and open_):
         ready, _, _ = select.select(open_, [], [], None if end is None else 0)
@@ -228,7 +228,7 @@ def _write(data: bytes) -> None:
 
 
 def _peer(connection: socket.socket) -> int:
-    """The user at the other end: names of this kind of socket are free to all."""
+    """Return the user id of the socket's peer, because any user can claim a name of this socket kind."""
     _pid, uid, _gid = struct.unpack(
         "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     )

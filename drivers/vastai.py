@@ -1,4 +1,4 @@
-"""Vast.ai: machines of strangers, rented by the second, and what its replies mean for a lease.
+"""Vast.ai driver: machines of private hosts, billed by the second, and the meaning of API replies for a lease.
 
 A machine bears our mark as its label from the call that creates it, so a lost reply loses no machine.  It destroys itself at its lease's `until` with
 the key that Vast.ai gives every instance; the key of the account never leaves this machine.
@@ -49,8 +49,7 @@ u.urlopen(u.Request('{api}/api/v0/instances/%s/' % os.environ['CONTAINER_ID'], b
 
 
 class Vastai(cloud.Deadman[Wire]):
-    """Machines at Vast.ai.  `api` is its address, `image` the container that they run, `python` its Python, `bid` the highest bid on the spot market,
-    US dollars an hour.
+    """Driver for Vast.ai machines.  `api` is the API's address, `image` the container image, `python` its Python, `bid` the top spot bid in $/hour.
 
     Every other setting is a filter of offers: see `cloud.Filters`.
     """
@@ -274,13 +273,13 @@ class Vastai(cloud.Deadman[Wire]):
 
 
 def _itself(api: str, keep: bool) -> str:
-    """The command by which a machine ends itself, or stops."""
+    """Return the command with which a machine destroys or stops itself."""
     method, body = ("PUT", '{"state":"stopped"}') if keep else ("DELETE", "{}")
     return _ITSELF.format(api=api, method=method, body=body, quoted=body.replace('"', '\\"'))
 
 
 def _why_unsuited(ask: Ask, market: Market, disk: int, bid: float) -> str:
-    """Why a machine cannot be rented with so many GB of disk, or for such a bid; empty when it can."""
+    """Explain why a machine cannot be rented with this disk size in GB or for this bid.  Empty if it can."""
     if (ask.resources.disk or 0) < disk * 10**9:
         return "too little disk"
     return "above the highest bid" if market == "spot" and (ask.least_bid or 0.0) > bid else ""

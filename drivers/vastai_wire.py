@@ -1,4 +1,4 @@
-"""The wire of Vast.ai: requests, and replies as types.  Nothing is retried here."""
+"""Typed requests and replies of the Vast.ai API.  Requests are never retried here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BROKEN: Final = ("error", "failed", "exception", "oci runtime", "permission deni
 
 
 class Ask(NamedTuple):
-    """A machine on offer.  Prices are US dollars an hour, sizes bytes, `inet` Mb/s."""
+    """A machine on offer.  Prices are US dollars per hour, sizes are bytes, and `inet` is Mb/s."""
 
     id: str
     resources: Resources
@@ -35,7 +35,7 @@ class Ask(NamedTuple):
 
 
 class Instance(NamedTuple):
-    """A machine that was rented.  `address` is where it lets in, once it does."""
+    """A rented machine.  `address` is the SSH server's host and port, once known."""
 
     id: str
     label: str
@@ -50,12 +50,12 @@ class Instance(NamedTuple):
 
     @property
     def is_stopped(self) -> bool:
-        """Outbid, or the account is empty: it does not run, and its disk is billed."""
+        """Whether the instance is stopped because it was outbid or the account is empty.  Its disk is still billed."""
         return self.states[1:] == ("stopped", "stopped", "stopped")
 
     @property
     def is_broken(self) -> bool:
-        """Whether it is not there, or its container has ended, although it should run.
+        """Whether the instance is offline, or its container has failed or exited although it should run.
 
         One that is being started is `exited`, too, but not `running` in the other words.
         """
@@ -69,7 +69,7 @@ class Instance(NamedTuple):
 
 
 class Wire:
-    """Requests to Vast.ai and its replies as types.  Nothing is asked twice here."""
+    """A client of the Vast.ai API."""
 
     def __init__(self, api: str) -> None:
         self.web = Web(api)
@@ -185,13 +185,13 @@ class Wire:
 
 
 def key_file() -> Path:
-    """Where the official client keeps the key of the account."""
+    """Return the path of the official client's key file."""
     folder = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
     return Path(folder, "vastai", "vast_api_key")
 
 
 def api_key() -> str:
-    """The key of the account.  Raises Denied, and names where it was looked for."""
+    """Return the account's API key.  Raises Denied with the searched locations if no key is found."""
     if key := os.environ.get("VAST_API_KEY", "").strip():
         return key
     try:
@@ -205,7 +205,7 @@ def api_key() -> str:
 
 
 def find_lack_of_key() -> str:
-    """Why there is no key of the account; empty where there is one."""
+    """Explain why the account's API key cannot be read.  Empty if it can."""
     try:
         api_key()
     except Denied as error:
@@ -214,7 +214,7 @@ def find_lack_of_key() -> str:
 
 
 def key_source() -> str:
-    """Where the key of the account is found."""
+    """Name the location of the account's API key."""
     return "VAST_API_KEY" if os.environ.get("VAST_API_KEY") else str(key_file())
 
 
@@ -239,7 +239,7 @@ def _check_answer(answer: Answer) -> Answer:
 
 
 def _good(answer: Answer, what: str) -> Fields:
-    """The fields of a reply that reports no error."""
+    """Return a successful reply's fields."""
     if answer.status >= 400 or answer.fields.get("success") is False:
         raise Rejected(f"Vast.ai rejected {what}: {answer.words}")
     if not answer.fields:
@@ -248,7 +248,7 @@ def _good(answer: Answer, what: str) -> Fields:
 
 
 def _ask(row: Fields) -> Ask | None:
-    """An offer; None for one without what must be known of it."""
+    """Parse an offer.  None if a required field is missing."""
     cores, total = number(row, "cpu_cores_effective"), number(row, "cpu_cores")
     if not cores or not total or not number(row, "id") or not number(row, "num_gpus"):
         return None

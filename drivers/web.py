@@ -1,4 +1,4 @@
-"""Requests to a provider over HTTP, and its replies as values: what the wires of rented machines share.  Nothing is asked twice here."""
+"""HTTP requests to a provider and typed replies, shared by the API clients of rented machines.  Requests are never retried here."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _PRICE: Final = re.compile(
 
 
 class Answer(NamedTuple):
-    """A reply.  `fields` is its JSON object, empty when it has none."""
+    """An HTTP reply.  `fields` is the reply's JSON object, empty if the reply has none."""
 
     status: int
     fields: Fields
@@ -50,7 +50,7 @@ class Answer(NamedTuple):
 
     @property
     def code(self) -> str:
-        """The provider's own word for an error; empty when there is none."""
+        """The provider's error code.  Empty if the reply has none."""
         error = self.fields.get("error", "")
         if not isinstance(error, dict):
             return f"{error}"
@@ -63,7 +63,7 @@ class Answer(NamedTuple):
 
     @property
     def words(self) -> str:
-        """What the provider says of an error, without what would move a cursor."""
+        """The provider's error message as one printable line, or the HTTP status if the reply holds no text."""
         fields = error if isinstance(error := self.fields.get("error"), dict) else self.fields
         return (
             printable(
@@ -144,7 +144,7 @@ class Web:
 
 
 def printable(text: str) -> str:
-    """Words of a stranger as one line of a message."""
+    """Turn untrusted text into one line of a message."""
     return "".join(letter if letter.isprintable() else " " for letter in text[:300]).strip()
 
 
@@ -160,7 +160,7 @@ def number(row: Fields, *names: str) -> float:
 
 
 def price(value: object, hours: float = 1.0) -> float | None:
-    """US dollars an hour; None for what is no price: not readable, negative, or of another currency.
+    """Parse US dollars per hour.  None if the value is unreadable, negative, or in another currency.
 
     `hours`: of the time that a bare number is for.  Text may say dollars or cents, and for which
     time: "0.83", "$0.83/hr", "19.92 USD per day", "83 cents".
@@ -202,7 +202,7 @@ def wait(told: str) -> timedelta:
 
 
 def rows(fields: Fields, name: str, whose: str) -> list[Fields]:
-    """A list of objects.  Raises Unsure when it is none."""
+    """Return a list of objects.  Raises Unsure if the field holds none."""
     found = fields.get(name)
     if not isinstance(found, list):
         raise Unsure(f'the reply of {whose} has no list "{name}"')
@@ -220,14 +220,14 @@ def next_page(token: object, seen: set[str], what: str) -> str:
 
 
 def inner(value: object, what: str, whose: str) -> Fields:
-    """An object.  Raises Unsure when it is none."""
+    """Return an object.  Raises Unsure if the value is not an object."""
     if not isinstance(value, dict):
         raise Unsure(f"cannot read the reply of {whose} about {what}")
     return value
 
 
 def read_answer(status: int, body: bytes, headers: Mapping[str, str]) -> Answer:
-    """A reply, read."""
+    """Parse an HTTP reply."""
     try:
         read = json.loads(body)
     except (ValueError, RecursionError):

@@ -241,7 +241,9 @@ def test_an_allocation_is_as_large_as_what_runs_at_once_unless_settings_say_it(
 ) -> None:
     driver, wish = Slurm(**settings), Wish(together=together)
     assert (
-        driver._requested(driver._share(Resources(cpus=16, memory=64 << 30, gpus=8), wish), wish)
+        driver._request_share(
+            driver._share(Resources(cpus=16, memory=64 << 30, gpus=8), wish), wish
+        )
         == asked
     )
 
