@@ -1,4 +1,4 @@
-"""Vast.ai driver: machines of private hosts, billed by the second, and the meaning of API replies for a lease.
+"""Vast.ai driver: machines of third-party hosts, billed by the second, and the meaning of API replies for a lease.
 
 A machine bears our mark as its label from the call that creates it, so a lost reply loses no machine.  It destroys itself at its lease's `until` with
 the key that Vast.ai gives every instance; the key of the account never leaves this machine.
