@@ -193,7 +193,7 @@ def estimate_seconds(
 def estimate_image_seconds(
     hardware: Hardware, gpu: Gpu, *, family: str, method: str, pixels: int, devices: int = 1
 ) -> tuple[float, float] | None:
-    """Return the lowest and highest seconds per image of a diffusion training.
+    """Return the lowest and highest estimate of seconds per image in diffusion training.
 
     None if nothing is published for the family. Assumes that the time scales with pixels and with
     GPU speed.

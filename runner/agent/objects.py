@@ -139,7 +139,7 @@ def adopt(request: Request, sender: str, names: Sequence[str]) -> list[str]:
 
 
 def retract(request: Request, name: str) -> None:
-    """Move an object with wrong content back to the arriving objects, for repair."""
+    """Move a corrupt object back to the partial uploads, so that only its wrong files are sent again."""
     trees.remove(f"seals/{name}")
     at, here = place(name), f"{request.partial}/{name}"
     if os.path.lexists(at):

@@ -156,7 +156,7 @@ class HostPool:
 
     @property
     def has_late(self) -> bool:
-        """Whether slow hosts have not answered yet; `join` may add them."""
+        """True if slow hosts have not answered yet.  `join` may add them."""
         return self.away and not self.priced and bool(self._of().driver.late)
 
     @property
@@ -337,7 +337,7 @@ class HostPool:
         return hosts >= max(1, need.nodes - len(self.head.places))
 
     async def join(self, ready: Callable[[Place], Awaitable[object]]) -> Sequence[Place]:
-        """Wait for slow hosts, and acquire places there if useful; `ready` prepares each.
+        """Wait for slow hosts, and acquire them if the run can use them; `ready` prepares each.
 
         Reports hosts that cannot be reached.  Raises DriverError.
         """

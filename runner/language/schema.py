@@ -115,7 +115,10 @@ def _suspects(steps: Mapping[str, object]) -> dict[str, object]:
 
 
 def _doubtful_part(step: Mapping[str, object]) -> dict[str, object]:
-    """Return a step without the parts known to be valid; a valid command is always the same."""
+    """Return the parts of a step that the schema must still validate.
+
+    A valid command is replaced by a constant, as steps need one.
+    """
     core = {key: value for key, value in step.items() if not _is_sound(key, value)}
     if "run" in step and "run" not in core:
         core["run"] = "x"

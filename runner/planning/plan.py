@@ -197,7 +197,7 @@ class Plan:
         return named or {n for n, node in enumerate(self.nodes) if word in inner_names(node.id)}
 
     def resolve_words(self, words: Iterable[str]) -> set[str]:
-        """Return the words, and the ids of steps that are named only inside a used recipe."""
+        """Return the given step names, with the ids of steps whose name inside a used recipe was given."""
         known = {name for id in [*self.index, *self.waiting] for name in names(id)}
         inner = [word for word in words if word not in known]
         found = (

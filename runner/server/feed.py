@@ -393,7 +393,7 @@ class Channel:
         self._followed: Counter[str] = Counter()
 
     def behind(self, number: int) -> list[Message]:
-        """Return one batch of kept events after this number, or [] if they must be read from the store."""
+        """Return the next batch of recent events with a higher number; [] if only the store has them."""
         if not self.recent or number < self.recent[0].seq - 1:
             return []
         return _first_batch(islice(self.recent, number + 1 - self.recent[0].seq, None))
@@ -498,7 +498,7 @@ class AllRuns:
         self._until = time.monotonic() + LINGER
 
     def behind(self, number: int) -> list[Message]:
-        """Return one batch of kept events after this number."""
+        """Return the next batch of recent events with a higher number."""
         first = self._kept[0][0] if self._kept else 0
         return _first_batch(
             each for _, each in islice(self._kept, max(0, number + 1 - first), None)

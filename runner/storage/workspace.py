@@ -343,7 +343,7 @@ class Workspace:
 
 
 class _Outputs(NamedTuple):
-    """Outputs of a trace without metrics. A step that reported metrics has its whole trace instead."""
+    """The outputs of a trace. Stands in for the trace of a step that reported no metrics."""
 
     outputs: Sequence[Sequence[str]]
     metrics: Mapping[str, object] = MappingProxyType({})

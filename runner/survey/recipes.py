@@ -80,7 +80,7 @@ def input_types(ws: Workspace, source: Path, request: Request) -> dict[str, dict
 
 
 def read_text(source: Path) -> bytes:
-    """Return the bytes of a recipe file. Raises NotFound."""
+    """Return the undecoded text of a recipe file. Raises NotFound."""
     try:
         return whole(source)
     except OSError as error:

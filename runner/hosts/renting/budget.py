@@ -59,7 +59,10 @@ class Budget:
         return min(self._of_run("", self._proved_now), self._of_day("", self._proved_now))
 
     def ending(self) -> list[LeaseRow]:
-        """Return the leases in release, or about to be, that count against a limit.  Their confirmation frees money."""
+        """Return the leases being released, or about to be, that count against a limit.
+
+        A confirmed release frees their money.
+        """
         if "cost_per_day" in self.limits:
             rows = self._ledger.living_leases()
         elif self.limit is not None:
