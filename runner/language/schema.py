@@ -117,7 +117,7 @@ def _suspects(steps: Mapping[str, object]) -> dict[str, object]:
 def _doubtful_part(step: Mapping[str, object]) -> dict[str, object]:
     """Return the parts of a step that the schema must still validate.
 
-    A valid command is replaced by a constant, as steps need one.
+    A valid command is replaced by a constant, so that such steps share one check.
     """
     core = {key: value for key, value in step.items() if not _is_sound(key, value)}
     if "run" in step and "run" not in core:
