@@ -252,7 +252,10 @@ class Ray(Driver):
             raise foreign(error) from error
 
     async def _ask(self, question: Callable[[], _T]) -> _T:
-        """Run a blocking Ray call in a thread, connecting to the cluster first.  Raises DriverError."""
+        """Run a blocking Ray call in a thread, connecting to the cluster first.
+
+        Raises DriverError.
+        """
 
         def ask() -> _T:
             if not ray.is_initialized():

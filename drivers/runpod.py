@@ -107,7 +107,10 @@ class Runpod(cloud.Deadman[Wire]):
     # --- offers
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
-        """Return the matching pod offers, the cheapest first.  Raises NoCapacity for an unknown region."""
+        """Return the matching pod offers, the cheapest first.
+
+        Raises NoCapacity for an unknown region.
+        """
         filters = self._filters.with_more(wish.filters)
         if filters.zone:
             filters = filters._replace(regions=(filters.zone,))
@@ -232,7 +235,7 @@ class Runpod(cloud.Deadman[Wire]):
         }
 
     async def _open_machine(self, lease: Lease) -> SshHost | None:
-        """Connect to the pod, once its SSH server accepts our key and presents the expected host key."""
+        """Connect to the pod once its SSH server accepts our key and presents the expected host key."""
         found = await self._alive(lease)
         if found.status != "RUNNING" or found.address is None:
             return None
@@ -280,7 +283,10 @@ class Runpod(cloud.Deadman[Wire]):
             )
 
     async def stop(self, lease: Lease) -> bool:
-        """Stop a pod.  Return True once it is stopped; its volume is still billed, at twice the rate."""
+        """Stop a pod.  Return True once it is stopped.
+
+        Its volume is still billed, at twice the rate.
+        """
         await self._logins.end(lease)
         if await self.stands(lease) == "runs":
             answer = await harmless(self._wire.act(lease.id, "stop"))
@@ -328,7 +334,10 @@ class Runpod(cloud.Deadman[Wire]):
         """Do nothing: RunPod reports insufficient credit only when a pod is ordered."""
 
     async def _alive(self, lease: Lease) -> Pod:
-        """Return RunPod's record of a pod.  Raises HostLost if it no longer exists or is not running."""
+        """Return RunPod's record of a pod.
+
+        Raises HostLost if it no longer exists or is not running.
+        """
         found = await harmless(self._wire.show(lease.id))
         if found is None:
             raise HostLost(f"the pod {lease.id} no longer exists at RunPod")

@@ -215,7 +215,10 @@ def pod(row: Fields) -> Pod:
 
 
 def none(answer: Answer) -> bool:
-    """Return True if RunPod itself reports the pod as missing: a problem document, not a proxy's 404."""
+    """Return True if RunPod itself reports the pod as missing.
+
+    Its reply is then a problem document, unlike a 404 from a proxy in between.
+    """
     return answer.status == 404 and answer.fields.get("status") == 404 and "title" in answer.fields
 
 

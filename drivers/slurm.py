@@ -254,9 +254,10 @@ class Slurm(Driver):
         )
 
     async def hosts(self, lease: Lease) -> Sequence[SlurmHost] | None:
-        """Return the nodes of an allocation.  None while its job is pending, which is polled ever more rarely.
+        """Return the nodes of an allocation.  None while its job is pending.
 
-        Raises Denied if the job can never start, HostLost once it has finished.
+        A pending job is polled ever more rarely.  Raises Denied if the job can never start,
+        HostLost once it has finished.
         """
         if self._again.get(lease.id, 0.0) > time.monotonic():
             return None
@@ -328,7 +329,10 @@ class Slurm(Driver):
         return commands.parse_job_id(await self._ask(job, script))
 
     async def about(self) -> Sequence[tuple[str, str]]:
-        """Describe the cluster for a person.  Raises Denied if its Slurm version is not supported."""
+        """Describe the cluster for a person.
+
+        Raises Denied if its Slurm version is not supported.
+        """
         told = commands.config(await self._ask(commands.config_of()))
         if wrong := commands.too_old(told.get("SLURM_VERSION", "")):
             raise Denied(wrong)
@@ -353,7 +357,10 @@ class Slurm(Driver):
                 raise Denied(f"`prices` of [drivers.slurm]: {commands.no_partition(name, known)}")
 
     async def _look(self) -> Sequence[tuple[str, str]]:
-        """Check a node that is free now.  Raises Denied if it lacks Python or a writable work directory."""
+        """Check a node that is free now.
+
+        Raises Denied if the node lacks Python or a writable work directory.
+        """
         root = Path.home() / self._root  # an absolute path stays as it is
         probe = f".probe-{secrets.token_hex(8)}"
         made, seen = (
@@ -431,7 +438,10 @@ class Slurm(Driver):
             raise Rejected(f"{argv[0]} {how}" + (f": {words.strip()}" if words.strip() else ""))
 
     async def _folder(self, lease: Lease, node: str) -> str:
-        """Return the allocation's work directory on a node, because allocations may share a node."""
+        """Return the allocation's own work directory on a node.
+
+        Several allocations may share a node.
+        """
         said = self.call(lease, node, (slurm_keeper.FOLDER,), NOTHING)
         return b"".join([data async for data in said]).decode("utf-8", "surrogateescape")
 
@@ -449,14 +459,17 @@ class Slurm(Driver):
         )
 
     async def _ask_quietly(self, argv: Argv) -> str:
-        """Return the output of a command that only informs.  Empty if the command fails or takes long."""
+        """Return the output of a command that only informs.
+
+        Empty if the command fails or takes long.
+        """
         with suppress(DriverError, TimeoutError):
             async with asyncio.timeout(WORDS):
                 return await self._ask(argv)
         return ""
 
     def _user(self, number: str) -> str:
-        """Return the name of a user id.  With a login node, whose users differ, return the id itself."""
+        """Return the name of a user id.  If a login node is set, return the id itself."""
         with suppress(KeyError, ValueError):
             return number if self._login else pwd.getpwuid(int(number)).pw_name
         return number
@@ -483,7 +496,10 @@ class Slurm(Driver):
             raise commands.why_refused(program or argv[0], "Socket timed out") from error
 
     async def _run(self, argv: Argv, stdin: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
-        """Run a program here, or on the login node.  Raises DriverError if that node cannot be reached."""
+        """Run a program here, or on the login node.
+
+        Raises DriverError if that node cannot be reached.
+        """
         if self._login is None:
             return calls.call(argv, stdin, self._env, Path("/"))
         if self._node is None:
@@ -510,7 +526,7 @@ class Slurm(Driver):
         return Lease("slurm", job, key, {"python": self._python})
 
     def _fits(self, group: Group, wish: Wish) -> bool:
-        """Whether a node group satisfies one node of a wish and the driver's settings."""
+        """Return True if a node group satisfies one node of a wish and the driver's settings."""
         if (
             not set(filter(None, self._pattern.constraint.replace("&", ",").split(",")))
             <= group.features
@@ -595,9 +611,9 @@ class SlurmHost(Host):
 
 
 class _End:
-    """The relay's report after a program's output: how the program ended, and the end of its stderr.
+    """The relay's report after a program's output, between two marks.
 
-    The report stands between two marks.
+    The report says how the program ended and holds the end of its stderr.
     """
 
     def __init__(self, mark: bytes) -> None:
