@@ -39,7 +39,7 @@ DESCRIPTORS = 3
 
 
 def keep(name: str, idle: float, folder: str, leave_at: float, grace: float) -> None:
-    """Start programs for this login's relays, until none has run for `idle` seconds (0: never stop).
+    """Start programs for this login's relays, until none has run for `idle` seconds (0: no limit).
 
     The first of several allocations on this node uses `folder`, the second `folder.2`, so that an
     agent and its jobs belong to one allocation.  At `leave_at` (seconds since the epoch, 0: never)
@@ -179,7 +179,7 @@ def call(name: str, mark: str, argv: list[str]) -> None:
     The last output is a report between two marks: how the program ended, and the end of its stderr.
     """
     give_up_at = time.monotonic() + COMES_UP
-    printed, out = os.pipe()  # the relay's own stdout may be a terminal
+    printed, out = os.pipe()  # `srun --unbuffered` gives the relay a terminal as stdout
     said, err = os.pipe()
     with socket.socket(socket.AF_UNIX) as connection:
         while True:
