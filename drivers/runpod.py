@@ -235,7 +235,7 @@ class Runpod(cloud.Deadman[Wire]):
         }
 
     async def _open_machine(self, lease: Lease) -> SshHost | None:
-        """Connect to the pod once its SSH server accepts our key and shows the expected host key."""
+        """Connect to the pod once its SSH server accepts our key and shows the right host key."""
         found = await self._alive(lease)
         if found.status != "RUNNING" or found.address is None:
             return None

@@ -201,7 +201,7 @@ class Ssh(Driver):
         await _first_of([each.connect() for each in self._machines.values()])
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
-        """Return the servers that match `wish`: servers with a free slot first, then the larger first.
+        """Return the servers that match `wish`: with a free slot first, then the larger first.
 
         If no server can be asked, raises Denied or Unreachable with all reasons.
         """
@@ -372,7 +372,10 @@ class SshHost(Host):
         )
 
     def way(self, folder: str) -> Argv:
-        """Return the command line of OpenSSH's client for this server, with the same keys and host key."""
+        """Return the command line of OpenSSH's client for this server.
+
+        It uses the same keys and the same host key as this driver.
+        """
         return client(self.machine.route, Path(folder))
 
     async def aclose(self) -> None:
@@ -420,7 +423,7 @@ class Machine:
         self._told: machine.Facts | None = None
         self._asked = 0.0
         self._connecting: asyncio.Task[object] | None = None
-        """A connection that was begun ahead; why it failed is told once, to who asks next."""
+        """Connection started ahead.  Its failure is raised once, to the next caller."""
         self._question: asyncio.Task[machine.Facts] | None = None
 
     @property
@@ -489,7 +492,7 @@ class Machine:
         self._asked = float("-inf")
 
     def data(self, told: machine.Facts) -> dict[str, str]:
-        """Return the lease data by which a later process finds the server and its work directory."""
+        """Return the lease data by which a later process finds the server and its directory."""
         found = {"host": str(self.route), "root": told["root"][0], "python": self.python}
         return {**found, "hung": told["hung"][0]} if "hung" in told else found
 

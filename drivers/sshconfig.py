@@ -1,4 +1,4 @@
-"""OpenSSH's configuration of a server, from `ssh -G`, or from asyncssh's parser if `ssh` is missing.
+"""OpenSSH's configuration of a server, from `ssh -G`, or from asyncssh's parser without `ssh`.
 
 Both return values as they stand in the files, by directive, and one function interprets them.
 Directives that change how a server is reached but that recipe does not follow are reported.
@@ -23,7 +23,10 @@ from typing import Any, Final, TypeAlias
 
 SYSTEM: Final = Path("/etc/ssh/ssh_config")
 PATIENCE: Final = 30.0
-"""Timeout for `ssh -G`, in seconds: `Match exec` runs programs, CanonicalizeHostname resolves names."""
+"""Timeout for `ssh -G`, in seconds.
+
+`Match exec` runs programs, and CanonicalizeHostname resolves names.
+"""
 DEFAULT_KEY: Final = re.compile(r"~/\.ssh/id_[a-z0-9_]+")
 UNSAFE: Final = re.compile(r"[\s'\"`$\\;&<>|(){}]")
 """Characters with a meaning in a shell.
