@@ -169,7 +169,7 @@ class Node:
             stream.process.stdin.close()
 
     async def read(self, id: str) -> tuple[bytes, tuple[int, bytes] | None]:
-        """Return new output of a program and, after the last, its exit code with its stderr's end."""
+        """Return new output of a program and, after the last, its exit code and end of stderr."""
         stream = self._streams.get(id)
         if stream is None:
             return b"", (-signal.SIGKILL, b"no client asked for its output")

@@ -492,7 +492,7 @@ class Machine:
         self._asked = float("-inf")
 
     def data(self, told: machine.Facts) -> dict[str, str]:
-        """Return the lease data by which a later process finds the server and its directory."""
+        """Return the lease data by which a later process finds the server and directory."""
         found = {"host": str(self.route), "root": told["root"][0], "python": self.python}
         return {**found, "hung": told["hung"][0]} if "hung" in told else found
 

@@ -704,7 +704,10 @@ class _Keys:
 
     @asynccontextmanager
     async def offer(self) -> AsyncIterator[Any]:
-        """Yield the keys to offer, in order, usable within the block; () stands for those in ~/.ssh."""
+        """Yield the keys to offer, in order, usable within the block.
+
+        An empty tuple stands for the keys in ~/.ssh.
+        """
         route = self._route
         if route.login is not None:
             yield [asyncssh.import_private_key(route.login)]
@@ -729,7 +732,7 @@ class _Keys:
                 agent.close()
 
     def _look(self, path: Path) -> None:
-        """Read a named key file: a private key, or a key that its public half names to the agent."""
+        """Read a named key file: a private key, or a key whose public half names it to the agent."""
         route = self._route
         public = path if path.suffix == ".pub" else path.with_name(path.name + ".pub")
         try:

@@ -1,4 +1,4 @@
-"""Vast.ai driver: third-party hosts billed by the second, and the meaning of API replies for a lease.
+"""Vast.ai driver: third-party hosts billed by the second, and API replies' meaning for a lease.
 
 A machine's label is set by the request that creates it and holds the lease key, tagged by this
 installation, so a lost reply loses no machine.  When its lease expires, a machine destroys or stops

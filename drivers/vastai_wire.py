@@ -61,7 +61,7 @@ class Instance(NamedTuple):
 
     @property
     def is_broken(self) -> bool:
-        """Return True if the instance is offline, or its container has failed or exited although wanted.
+        """Return True if the instance is offline, or its container has failed or exited.
 
         A starting instance is `exited`, too, but not `running` in the other states.
         """
