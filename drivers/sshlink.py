@@ -732,7 +732,7 @@ class _Keys:
                 agent.close()
 
     def _look(self, path: Path) -> None:
-        """Read a named key file: a private key, or a key whose public half names it to the agent."""
+        """Read a named key file: a private key, or one whose public half names it to the agent."""
         route = self._route
         public = path if path.suffix == ".pub" else path.with_name(path.name + ".pub")
         try:

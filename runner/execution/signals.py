@@ -59,7 +59,7 @@ def raise_on_signals(say: Callable[[str], None]) -> Iterator[None]:
         if _count_uninterruptible(frame) > around:
             _thread.start_new_thread(
                 again, (number,)
-            )  # `threading` has locks that this thread may hold
+            )  # `threading` uses locks that this thread may hold
             return
         say("interrupted before any step started")
         raise KeyboardInterrupt
