@@ -93,7 +93,10 @@ class StateClaims:
         shared_states: SharedStates,
         inherited: Mapping[str, Left],
     ) -> None:
-        """Create the claims.  `inherited` maps names to attempts that another machine's worker left."""
+        """Create the claims.
+
+        `inherited` maps names to attempts that another machine's worker began.
+        """
         self._ws, self._preparer, self._orphans = ws, preparer, orphans
         self._shared_states, self._inherited = shared_states, inherited
 

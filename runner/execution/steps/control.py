@@ -77,7 +77,10 @@ class Stopper:
 
     @property
     def is_stopping(self) -> bool:
-        """Return True if running steps are being stopped; a step that is just starting must stop, too."""
+        """Return True if running steps are being stopped.
+
+        A step that is just starting must then stop, too.
+        """
         return self._is_stopping
 
     @property
