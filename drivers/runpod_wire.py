@@ -110,7 +110,10 @@ class Wire:
                 return [each for each in found if each.status != "TERMINATED"]
 
     async def destroy(self, id: str) -> None:
-        """Request a pod's termination.  A pod that cannot end yet stays, as `show` then tells."""
+        """Request a pod's termination.
+
+        A pod that cannot be terminated yet stays, and `show` returns it.
+        """
         answer = await self.ask("DELETE", f"/v2/pods/{id}")
         if answer.status != 409 and not none(answer):
             _good(answer, f"the end of the pod {id}", empty=True)

@@ -116,7 +116,7 @@ class Config:
         )
 
 
-# --- what OpenSSH's client says
+# --- values from OpenSSH's client
 
 
 def _ask_client(program: str, home: Path, name: str, user: str, port: int) -> _Values:
@@ -164,7 +164,7 @@ def _run_client(argv: Sequence[str]) -> _Values:
     return values
 
 
-# --- where there is no client
+# --- values without a client
 
 
 def _read(home: Path, name: str, user: str, port: int) -> _Values:
@@ -203,7 +203,7 @@ def _read(home: Path, name: str, user: str, port: int) -> _Values:
     return values
 
 
-# --- what it means
+# --- interpretation
 
 
 def _make_said(

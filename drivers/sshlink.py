@@ -49,7 +49,7 @@ ENDED = (
     "TERM",
 )  # signals sent from outside, which are no fault of the program
 KILLING = 3.0  # timeout for killing an abandoned command, in seconds
-SLOWEST_RETRY = 5.0  # seconds between two attempts to connect
+SLOWEST_RETRY = 5.0  # longest wait between attempts to connect, in seconds
 CIPHERS = (
     "aes128-gcm@openssh.com",
     "aes256-gcm@openssh.com",
@@ -605,7 +605,7 @@ class _Session(asyncssh.SSHClientSession[bytes]):
                 await aclose()
 
 
-# --- words for the other side
+# --- commands and error messages
 
 
 def _frame_command(argv: Argv) -> tuple[bytes, bytes]:
@@ -688,7 +688,7 @@ def _readable(words: bytes) -> str:
     )
 
 
-# --- keys, ours and theirs
+# --- login keys and host keys
 
 
 class _Keys:
