@@ -1,7 +1,8 @@
-"""A cluster of Ray: a lease is a detached placement group, a host the detached actor of one of its bundles.
+"""Ray driver: a lease is a detached placement group, and a host the detached actor of one bundle.
 
-Nothing is remembered here: the group bears our mark and its key as its name, and the actors are named after it, in a namespace of this installation.
-What the actors do is in `ray_node`.
+The driver keeps no state of its own.  A placement group's name holds the lease key, tagged by this
+installation.  Its actors are named after the group, in a namespace of this installation.  The
+actors' code is in `ray_node`.
 """
 
 from __future__ import annotations
@@ -58,13 +59,13 @@ from .installation import Installation
 
 _T = TypeVar("_T")
 LONGEST = 30.0
-"""Seconds for one answer of the cluster."""
+"""Timeout for one reply of the cluster, in seconds."""
 SHORT = 2.0
-"""The same, for an actor that may still be starting."""
+"""Timeout for a reply of an actor that may still be starting, in seconds."""
 AT_ONCE = 1000
-"""Calls that an actor answers beside each other: each open stream has one that waits."""
+"""Concurrent calls per actor.  Each open stream occupies one call with a pending read."""
 DIALS = 5.0
-"""Seconds in which the head of a cluster takes a connection."""
+"""Timeout for a connection to the cluster's head node, in seconds."""
 SILENT = (
     "timed out",
     "connection",
@@ -72,18 +73,21 @@ SILENT = (
     "could not find any running ray instance",
     "failed to connect",
 )
-"""What is said of a cluster that does not answer."""
+"""Lower-case parts of Ray's error messages that mean the cluster does not respond."""
 GPU = "accelerator_type:"
 GONE = "REMOVED"
 
 
 class Ray(Driver):
-    """A cluster that is there, found at `address`: host:port of its head from one of its nodes, ray://host:10001 from elsewhere.
+    """Driver for an existing Ray cluster at `address`.
 
-    `cpus`, `memory` (bytes) and `gpus` are a share of each node; by default what steps ask for, or whole nodes.  `queue` is how many hours a
-    placement group may wait for its nodes.  `idle` is for how many seconds it is kept on which nothing of ours runs and to which no client is
-    connected (0: for ever).  `grace` is how many seconds steps have to save when their actor is gone.  `installation` is the file with the
-    secret that names ours.
+    `address` is host:port of the head node from inside the cluster, or ray://host:10001 from
+    outside.  `cpus`, `memory` (bytes) and `gpus` are the share of each node to request.  By
+    default, this is the peak use of the steps, or the whole node.  `queue` limits how many hours a
+    placement group may wait for its nodes.  After `idle` seconds without a running program and a
+    connected client, the group is removed (0: never).  `grace` is how many seconds steps have to
+    save after their actor is lost.  `installation` is the file with the secret that identifies this
+    installation.
     """
 
     traits = Traits(
@@ -120,7 +124,10 @@ class Ray(Driver):
         self._hosts: dict[str, tuple[RayHost, ...]] = {}
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
-        """The cluster, where it has enough nodes that do for `wish`.  `excluded` says why not."""
+        """Return the cluster as one offer if enough of its nodes match `wish`, otherwise nothing.
+
+        `excluded` then holds the reason.
+        """
         nodes = [_resources(node) for node in await self._ask(ray.nodes) if node["Alive"]]
         one = wish._replace(need=replace(wish.need, nodes=1))
         fitting = [
@@ -151,12 +158,15 @@ class Ray(Driver):
         return [Offer("ray", "cluster", share, wish.need.nodes, data=data, fetched=time.time())]
 
     async def acquire(self, order: Order) -> Lease:
-        """Ask for a placement group and its actors, or find those of this key."""
+        """Create an order's placement group and actors, or find the existing ones of its key."""
         await self._ask(partial(self._create, order))
         return self._lease(order.key)
 
     async def hosts(self, lease: Lease) -> Sequence[RayHost] | None:
-        """The nodes of a placement group; None while it waits for them.  Raises HostLost once one of its actors is gone."""
+        """Return the nodes of a placement group.  None while the group waits for its nodes.
+
+        Raises HostLost if a node, an actor or the group is lost.
+        """
         _group, state, bundles = await self._ask(partial(self._find_group, lease.id))
         if state in ("PENDING", "PREPARED"):
             asked = ", ".join(f"{amount:g} {name}" for name, amount in bundles[0].items())
@@ -189,7 +199,10 @@ class Ray(Driver):
         return self._hosts[lease.id]
 
     async def release(self, lease: Lease) -> bool:
-        """End what runs there, then its actors, then the group: nothing of ours is left on the nodes when it is gone."""
+        """Stop all programs of a lease, then remove its placement group.
+
+        Return True once the group is gone.
+        """
         self._hosts.pop(lease.id, None)
         group, state, bundles = await self._ask(partial(self._find_group, lease.id))
         if group is None:
@@ -215,7 +228,7 @@ class Ray(Driver):
         return [self._lease(key) for key in keys if key is not None]
 
     async def about(self) -> Sequence[tuple[str, str]]:
-        """What the cluster says of itself.  Raises Denied where it is of another version."""
+        """Describe the cluster for `recipe doctor`.  Raises Denied if its Ray version differs."""
         nodes = [_resources(node) for node in await self._ask(ray.nodes) if node["Alive"]]
         gpus = sorted({have.gpu for have in nodes if have.gpu})
         return [
@@ -231,7 +244,7 @@ class Ray(Driver):
         ]
 
     async def answer(self, ref: Awaitable[_T]) -> _T:
-        """What an actor or a task answers.  Raises DriverError."""
+        """Await the reply of an actor or a task.  Raises DriverError."""
         try:
             async with asyncio.timeout(LONGEST):
                 return await ref
@@ -239,7 +252,10 @@ class Ray(Driver):
             raise foreign(error) from error
 
     async def _ask(self, question: Callable[[], _T]) -> _T:
-        """What the cluster answers, to which we connect first: in a thread, for such questions block.  Raises DriverError."""
+        """Run a blocking Ray call in a thread, connecting to the cluster first.
+
+        Raises DriverError.
+        """
 
         def ask() -> _T:
             if not ray.is_initialized():
@@ -273,7 +289,9 @@ class Ray(Driver):
                 [bundle] * order.offer.nodes, strategy=strategy, name=name, lifetime="detached"
             )
         text = Path(ray_node.__file__).read_text("utf-8")
-        ray.cloudpickle.register_pickle_by_value(ray_node)  # nodes have none of our modules
+        ray.cloudpickle.register_pickle_by_value(
+            ray_node
+        )  # this module is not installed on the nodes
         for index, each in enumerate(names):
             settings: dict[str, object] = {
                 "name": each,
@@ -296,7 +314,7 @@ class Ray(Driver):
             )
 
     def _find_group(self, name: str) -> tuple[PlacementGroup | None, str, list[dict[str, float]]]:
-        """A placement group by its name, its state and its bundles."""
+        """Return the live placement group called `name`, its state and its bundles."""
         for id, group in placement_group_table().items():
             if group["name"] == name and group["state"] != GONE:
                 return (
@@ -307,18 +325,18 @@ class Ray(Driver):
         return None, GONE, []
 
     def _actor(self, name: str) -> Any:
-        """The actor of a name; None where it is gone."""
+        """Return the actor called `name`.  None if it no longer exists."""
         with suppress(ValueError):
             return ray.get_actor(name, namespace=self._namespace)
         return None
 
     async def _leave(self, name: str, group: PlacementGroup, index: int, state: str) -> bool:
-        """End what runs on one node.  Whether nothing is left there."""
+        """Stop all programs on one node.  Return True once none is left."""
         with suppress(HostLost):
             if (actor := await self._ask(partial(self._actor, name))) is not None:
                 return state != "CREATED" or await self.answer(actor.leave.remote())
         if state != "CREATED":
-            return True  # its node is gone, or never was
+            return True  # the node is lost, or was never allocated
         task = ray.remote(ray_node.over).options(
             num_cpus=0,
             max_retries=0,
@@ -330,7 +348,7 @@ class Ray(Driver):
         return Lease("ray", self._installation.mark(key), key)
 
     def _holds(self, have: Resources) -> bool:
-        """Whether a node has what the settings ask for."""
+        """Return True if a node has at least the configured resources."""
         share = self._share
         return (
             (share.cpus or 0) <= (have.cpus or 0)
@@ -339,7 +357,10 @@ class Ray(Driver):
         )
 
     def _part(self, have: Resources, wish: Wish) -> Resources:
-        """What a bundle has of one node: what the settings say, else as much as steps use at once, else all."""
+        """Return a bundle's share of one node.
+
+        This is the configured share, otherwise the peak use of the steps, otherwise the whole node.
+        """
         wanted, share = wish.together, self._share
         cpus, memory = (
             share.cpus or (wanted.cpus and ceil(wanted.cpus)),
@@ -355,7 +376,7 @@ class Ray(Driver):
 
 
 class RayHost(Host):
-    """A node of a placement group."""
+    """A node of a placement group, reached through its actor."""
 
     def __init__(
         self, driver: Ray, actor: Any, name: str, python: str, root: str, address: str
@@ -371,7 +392,7 @@ class RayHost(Host):
     async def call(
         self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING
     ) -> AsyncGenerator[bytes, None]:
-        """Run a program by the actor.  See `Host.call`."""
+        """Run a program through the node's actor.  See `Host.call`."""
         answer, actor, id = self._driver.answer, self._actor, secrets.token_hex(8)
         if why := await answer(actor.begin.remote(id, [os.fsencode(word) for word in argv])):
             raise Rejected(f"cannot run {argv[0]}: {why}")
@@ -383,9 +404,9 @@ class RayHost(Host):
                 if data:
                     yield data
             if feeding.done():
-                await feeding  # raises what broke the input
+                await feeding  # raises the input's own error
         finally:
-            feeding.cancel()  # the program did not want the rest
+            feeding.cancel()  # the program exited before reading all input
             with suppress(RayError):
                 actor.end.remote(id)
         code, words = end
@@ -403,16 +424,19 @@ class RayHost(Host):
                     if not await answer(actor.write.remote(id, bytes(data))):
                         break
         except BaseException:
-            actor.end.remote(id)  # half of the input must not look like the whole
+            actor.end.remote(id)  # truncated input must not look complete
             raise
         await answer(actor.close.remote(id))
 
     async def aclose(self) -> None:
-        """A connection is a call."""
+        """Do nothing: the host holds no connection between calls."""
 
 
 def _dial(address: str) -> None:
-    """Raises OSError where nothing listens: Ray itself would try for minutes."""
+    """Check that the cluster's address accepts connections.
+
+    Raises OSError if nothing listens.  Ray itself would retry for minutes.
+    """
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():
         socket.create_connection((host, int(port)), DIALS).close()
@@ -423,7 +447,7 @@ def _names(lease: str, nodes: int) -> list[str]:
 
 
 def _resources(node: Mapping[str, Any]) -> Resources:
-    """What a node has, by the resources that Ray knows of it."""
+    """Return a node's resources, as Ray reports them."""
     told = node["Resources"]
     gpu = next((name.removeprefix(GPU) for name in told if name.startswith(GPU)), None)
     return Resources(
@@ -435,7 +459,7 @@ def _resources(node: Mapping[str, Any]) -> Resources:
 
 
 def foreign(error: Exception) -> DriverError:
-    """An error of Ray as one that says what to do."""
+    """Translate an error of Ray into a driver error with a remedy."""
     words = " ".join(str(error).split())[:500] or type(error).__name__
     if isinstance(error, RayTaskError):
         cause = error.cause

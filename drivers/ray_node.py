@@ -1,10 +1,12 @@
-"""What runs on the nodes of a Ray cluster: an actor that begins programs, and a watch that ends what the actor leaves.  Imports nothing of ours.
+"""Programs for the nodes of a Ray cluster: an actor that starts programs, and a watch process.
 
-Daemons outlive a killed actor of Ray.  So each actor begins a watch, a process of its own that reads a pipe which the actor holds.  When the actor is
-gone, the watch has the agent of its folder end all jobs, and ends when the agent has.  Until then it holds the lock of the folder, so that the next
-actor on this node takes another one.
+Daemons outlive a killed Ray actor.  So each actor starts a watch, a separate process that reads a
+pipe held by the actor.  When the actor is lost, the watch tells the agent of its directory to end
+all jobs, and exits once the agent has.  Until then the watch holds the directory's lock, so the
+next actor on this node takes another directory.
 
-Only the standard library and Ray.  The class is sent by value; the watch is this text: `python -c TEXT ROOT NAME GRACE`.
+Imports only the standard library and Ray, no module of this project.  The class is sent by value.
+The watch runs this file's text: `python -c TEXT ROOT NAME GRACE`.
 """
 
 from __future__ import annotations
@@ -22,19 +24,19 @@ from collections.abc import Callable
 
 CHUNK = 1 << 20
 WORDS = 4096
-"""Bytes of stderr that are kept for an error."""
+"""Bytes of stderr to keep for error messages."""
 LONGEST_POLL = 5.0
-"""Seconds for which a question for output waits."""
+"""Longest wait of one read request, in seconds."""
 ABANDONED = 30.0
-"""Seconds without a question after which a program has no reader any more, and is ended."""
+"""Seconds without a read request after which a program counts as abandoned and is killed."""
 LOOK = 1.0
-"""Seconds between two looks whether the lease is idle."""
+"""Interval between checks for an idle lease, in seconds."""
 STUBBORN = 10.0
-"""Seconds beyond the grace in which the agent must have ended."""
+"""Seconds beyond the grace period after which the watch stops waiting for the agent."""
 
 
 class Stream:
-    """A program with its input and output."""
+    """A running program with its input and output."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -48,7 +50,7 @@ class Stream:
             self.words = (self.words + data)[-WORDS:]
 
     async def write(self, data: bytes) -> bool:
-        """Whether the program takes more."""
+        """Write to the program's stdin.  Return False if the program accepts no more input."""
         assert self.process.stdin is not None
         with contextlib.suppress(ConnectionError):
             self.process.stdin.write(data)
@@ -57,7 +59,7 @@ class Stream:
         return False
 
     async def read(self) -> tuple[bytes, tuple[int, bytes] | None]:
-        """What was printed since, and how the program ended: its exit code and its last words."""
+        """Return new output and, after the last output, the exit code with the end of stderr."""
         self.asked = time.monotonic()
         assert self.process.stdout is not None
         with contextlib.suppress(TimeoutError):
@@ -66,13 +68,13 @@ class Stream:
                 code = await self.process.wait()
                 await asyncio.wait(
                     [self._drained], timeout=0.2
-                )  # what the program left behind may hold its stderr
+                )  # child processes may keep stderr open
                 return b"", (code, self.words)
             return data, None
         return b"", None
 
     def end(self) -> None:
-        """Kill the program with its group."""
+        """Kill the program and its process group."""
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -80,7 +82,7 @@ class Stream:
 
 
 class Node:
-    """The actor of one bundle: begins programs for the holder of its name."""
+    """The actor of one bundle, which runs programs for the driver."""
 
     def __init__(
         self,
@@ -102,7 +104,10 @@ class Node:
         self._minding: asyncio.Task[None] | None = None
 
     async def about(self) -> tuple[str, str]:
-        """The folder of this lease on this node, and the address of the node.  Raises OSError where the folder cannot be written."""
+        """Return the lease's directory on this node and the node's address.
+
+        The first call starts the watch.  Raises OSError if the directory is not writable.
+        """
         import ray
 
         async with self._begun:
@@ -134,7 +139,7 @@ class Node:
         return self._folder, ray.util.get_node_ip_address()
 
     async def begin(self, id: str, argv: list[bytes]) -> str:
-        """Begin a program.  Answers why it cannot be run, or nothing."""
+        """Start a program.  Return why it cannot be started, or an empty text."""
         pipe = asyncio.subprocess.PIPE
         try:
             process = await asyncio.create_subprocess_exec(
@@ -153,31 +158,31 @@ class Node:
         return ""
 
     async def write(self, id: str, data: bytes) -> bool:
-        """Whether the program takes more."""
+        """Write to a program's stdin.  Return False if the program accepts no more input."""
         stream = self._streams.get(id)
         return stream is not None and await stream.write(data)
 
     async def close(self, id: str) -> None:
-        """Its input is over."""
+        """Close a program's stdin."""
         stream = self._streams.get(id)
         if stream is not None and stream.process.stdin is not None:
             stream.process.stdin.close()
 
     async def read(self, id: str) -> tuple[bytes, tuple[int, bytes] | None]:
-        """What was printed since, and how the program ended."""
+        """Return new output of a program and, after the last, its exit code and end of stderr."""
         stream = self._streams.get(id)
         if stream is None:
             return b"", (-signal.SIGKILL, b"no client asked for its output")
         return await stream.read()
 
     async def end(self, id: str) -> None:
-        """Kill a program that is not over, and forget it."""
+        """Kill the program if it is running and drop its record."""
         stream = self._streams.pop(id, None)
         if stream is not None:
             stream.end()
 
     async def leave(self) -> bool:
-        """End all that runs here.  Whether it has ended."""
+        """Stop all programs and jobs on this node.  Return True once none is left."""
         for id in list(self._streams):
             await self.end(id)
         if self._watch is None:
@@ -189,11 +194,11 @@ class Node:
         return self._watch.stdout.at_eof()
 
     async def quiet(self) -> float:
-        """Seconds for which nothing has run here and no client has been connected."""
+        """Return the seconds since a program last ran or a client was last connected here."""
         return time.monotonic() - self._quiet_since
 
     async def _mind(self) -> None:
-        """End programs without a reader, and give the lease back when it is idle."""
+        """Kill abandoned programs, and remove the placement group once all its nodes are idle."""
         import ray
 
         while True:
@@ -216,7 +221,7 @@ class Node:
 
 
 def over(root: str, name: str) -> bool:
-    """Whether nothing is left on this node of an actor that is gone."""
+    """Return True if the lost actor `name` left no running watch on this node."""
     for path in glob.glob(os.path.join(glob.escape(at_home(root)), "*.ray")):
         with (
             contextlib.suppress(OSError),
@@ -228,12 +233,12 @@ def over(root: str, name: str) -> bool:
 
 
 def at_home(path: str) -> str:
-    """A path below the login's home, unless it is absolute."""
+    """Return a path relative to the login's home directory as an absolute path."""
     return os.path.join(os.path.expanduser("~"), path)
 
 
 def is_held(path: str) -> bool:
-    """Whether a process holds the lock of this file."""
+    """Return True if a process holds the file's lock."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -248,11 +253,12 @@ def is_held(path: str) -> bool:
 
 
 def watch(root: str, name: str, grace: float) -> None:
-    """Take a folder below `root` that no other has, and print it.  When our input is over, end what runs there, and let go of our output."""
+    """Claim a free directory below `root`, print its path, and guard it until stdin closes.
+
+    Then have the directory's agent end its jobs, and wait until the agent has exited.
+    """
     if os.fork():
-        os._exit(
-            0
-        )  # Ray kills the children of an actor that ends; a child's child it does not know
+        os._exit(0)  # Ray kills the children of an exited actor, but not its grandchildren
     taken, folder = next(filter(None, map(_taker(root), range(1000))))
     os.makedirs(os.path.join(folder, "agent"), mode=0o700, exist_ok=True)
     os.ftruncate(taken, 0)
@@ -261,7 +267,7 @@ def watch(root: str, name: str, grace: float) -> None:
     while os.read(0, 1):
         pass
     body = b"leave\0%f\0the actor of its node is gone" % grace
-    os.chdir(os.path.join(folder, "agent"))  # an address may have 107 bytes
+    os.chdir(os.path.join(folder, "agent"))  # a socket address is limited to 107 bytes
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as agent:
         agent.connect("socket")
         agent.sendall(len(body).to_bytes(4, "little") + body)
@@ -285,7 +291,7 @@ def _taker(root: str) -> Callable[[int], tuple[int, str] | None]:
 
 
 def _env() -> dict[str, str]:
-    """The environment of this node, without what Ray adds for its own workers."""
+    """Return this node's environment without the variables that Ray sets for its own workers."""
     return {
         name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTHON"))
     }

@@ -1,7 +1,10 @@
-"""RunPod driver: pods billed by the second, and the meaning of API replies for a lease.  Uses the REST API v2, which has no spot market.
+"""RunPod driver: pods billed by the second, and the meaning of API replies for a lease.
 
-A pod bears our mark as its name from the call that creates it, so a lost reply loses no pod.  At its lease's `until` it asks for its own end with the
-key that RunPod gives each pod; where that key may not, it stops itself, and its disk is billed on.  The key of the account never leaves this machine.
+Uses the REST API v2, which has no spot market.  A pod's name is set by the request that creates it
+and holds the lease key, tagged by this installation, so a lost reply loses no pod.  When its lease
+expires, a pod deletes itself with the key that RunPod gives each pod.  If that key lacks the
+permission, the pod stops itself, and its disk is still billed.  The account's key never leaves this
+machine.
 """
 
 from __future__ import annotations
@@ -39,22 +42,25 @@ from .ssh import SshHost
 API: Final = "https://api.runpod.io"
 IMAGE: Final = "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404"
 CLOUDS: Final = {"secure": "SECURE", "community": "COMMUNITY"}
-"""Of RunPod's own data centers, and of strangers' machines."""
+"""RunPod's own data centers, and machines of third-party hosts."""
 DISK: Final = 0.10 / 30 / 24
-"""US dollars an hour for a GB of a pod that runs."""
+"""Price of a running pod's disk, in US dollars per GB-hour."""
 STOPPED: Final = ("EXITED", "ERROR")
 CPUS, MEMORY = 2, 8 * 10**9
-"""What RunPod promises beside each GPU: the catalog does not say more."""
-LEAST_DISK, MOST_DISK = 20, 10_000  # GB; RunPod does not say what the most is
+"""CPUs and bytes of memory that RunPod guarantees per GPU; the catalog does not list more."""
+LEAST_DISK, MOST_DISK = 20, 10_000  # GB; RunPod documents no maximum
 VOLUME: Final = f"{HOME}/{ROOT}"
-"""Where the disk of a pod that is kept is mounted: all of ours is there.  What is beside it is wiped when the pod restarts."""
+"""Mount point of a kept pod's persistent volume, which holds all files of recipe.
+
+Files outside the volume are wiped when the pod restarts.
+"""
 STARTS: Final = timedelta(minutes=2)
-"""In which it is waited whether a pod that is started has its GPUs again."""
-# Executed as the container's command, before what the image itself begins; the images of others have no SSH server and no /start.sh.
+"""How long to wait for a started pod to get its GPUs again."""
+# The container's command, which then runs the image's own /start.sh. Third-party images have no SSH server and no /start.sh.
 _COMMAND: Final = "bash -c 'echo {script} | base64 -d | sh; [ -x /start.sh ] && exec /start.sh; exec sleep infinity'"
 _SERVER: Final = """[ -n "$RECIPE_SSHD_KEYS" ] || command -v sshd || { apt-get update && apt-get install -y openssh-server; }
 """
-# Asked by the pod itself once its time is over, with the key that it was given; one that is kept only stops.
+# Run by the pod itself when its lease expires, with the pod's own key. A kept pod is only stopped.
 _DELETE: Final = """curl -fsS -m 60 -X DELETE -H "$auth" $self || """
 _END: Final = """auth="Authorization: Bearer $RUNPOD_API_KEY" self={api}/v2/pods/$RUNPOD_POD_ID
     {delete}curl -fsS -m 60 -H "$auth" -H 'Content-Type: application/json' -d '{{"action":"stop"}}' \
@@ -62,9 +68,11 @@ $self/action || runpodctl stop pod $RUNPOD_POD_ID"""
 
 
 class Runpod(cloud.Deadman[Wire]):
-    """Driver for pods at RunPod.  `api` is the API's address, `image` the container image, `python` the image's Python.
+    """Driver for RunPod pods.
 
-    Every other setting is a filter of offers: see `cloud.Filters`.  `verified = false` admits the community cloud.
+    `api` is the API's address, `image` the container image, `python` the image's Python.  Every
+    other setting is a filter of offers: see `cloud.Filters`.  `verified = false` admits the
+    community cloud.
     """
 
     provider = "RunPod"
@@ -99,7 +107,10 @@ class Runpod(cloud.Deadman[Wire]):
     # --- offers
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
-        """The pods that do, the cheapest first.  Raises NoCapacity for a region that there is not."""
+        """Return the matching pod offers, the cheapest first.
+
+        Raises NoCapacity for an unknown region.
+        """
         filters = self._filters.with_more(wish.filters)
         if filters.zone:
             filters = filters._replace(regions=(filters.zone,))
@@ -116,7 +127,7 @@ class Runpod(cloud.Deadman[Wire]):
                     continue
                 offer = self._offer(gpu, name, count, disk, filters, keep=wish.keep)
                 about = cloud.About(name == "secure", name == "secure", 1000.0, gpu.cuda)
-                # What is wished of the disk, the region and the CUDA version is part of the order.
+                # The order itself requests the disk size, the region and the CUDA version.
                 why = cloud.priceless(offer) or cloud.why_excluded(offer, about, wish, filters)
                 if disk > MOST_DISK:
                     why = "disk larger than the maximum"
@@ -164,7 +175,11 @@ class Runpod(cloud.Deadman[Wire]):
     # --- leases
 
     async def acquire(self, order: Order) -> Lease:
-        """Rent what was offered.  Raises NoCapacity when there is none, Denied without the money, Unsure when it is not known whether we have it."""
+        """Rent the offered pod.
+
+        Raises NoCapacity if the pod is no longer available, Denied if the account lacks credit,
+        Unsure if it is unknown whether a pod was created.
+        """
         answer = await self._wire.create(self._body(order))
         said, offer = words(answer), order.offer
         if answer.status in (200, 201):
@@ -180,9 +195,10 @@ class Runpod(cloud.Deadman[Wire]):
             raise Denied(
                 f"RunPod does not rent to this account: {said} See https://console.runpod.io/user/billing"
             )
-        if (
-            answer.status in (400, 403)
-        ):  # 400: nothing is there, or the request is wrong: when all are refused, the words say which
+        if answer.status in (
+            400,
+            403,
+        ):  # 400 means no capacity or an invalid request; the message tells which
             raise NoCapacity(f"{offer.id} is not available: {said}")
         if answer.status < 400:
             raise Unsure(f"cannot read RunPod's reply to the order: {answer.words[:80]}")
@@ -219,7 +235,7 @@ class Runpod(cloud.Deadman[Wire]):
         }
 
     async def _open_machine(self, lease: Lease) -> SshHost | None:
-        """The pod, once its own SSH server lets us in and has shown the host key that we gave it."""
+        """Connect to the pod once its SSH server accepts our key and shows the right host key."""
         found = await self._alive(lease)
         if found.status != "RUNNING" or found.address is None:
             return None
@@ -227,16 +243,16 @@ class Runpod(cloud.Deadman[Wire]):
         return await self._logins.open(lease, "root", *found.address)
 
     async def release(self, lease: Lease) -> bool:
-        """Terminate the pod.  True once RunPod itself says that there is none."""
+        """Terminate the pod.  Return True once RunPod reports that it no longer exists."""
         await self._logins.end(lease)
         await harmless(self._wire.destroy(lease.id))
         return await harmless(self._wire.show(lease.id)) is None
 
     async def start(self, lease: Lease, until: datetime) -> None:
-        """Have a pod run that is stopped; it has as long as it was ordered for, until that changes.
+        """Start a stopped pod for as long as it was ordered, until its lease is prolonged.
 
-        RunPod starts it also where others have its GPUs meanwhile, with none: then it is of no use, as one that is gone.  Raises NoCapacity, Denied
-        without the money, HostLost.
+        If other pods use its GPUs meanwhile, RunPod starts the pod without a GPU, which counts as
+        lost.  Raises NoCapacity, Denied if the account lacks credit, HostLost.
         """
         found = await harmless(self._wire.show(lease.id))
         if found is not None and found.status in STOPPED:
@@ -249,7 +265,7 @@ class Runpod(cloud.Deadman[Wire]):
                 raise NoCapacity(f"cannot start the pod {lease.id}: {words(answer)}")
             if (
                 answer.status >= 400 and answer.status != 409 and not none(answer)
-            ):  # 409: somebody else was faster
+            ):  # 409: another process was faster
                 raise Rejected(f"RunPod cannot start {lease.id}: {words(answer)}")
         deadline = time.monotonic() + STARTS.total_seconds()
         while (found := await harmless(self._wire.show(lease.id))) is not None and found.status in (
@@ -267,7 +283,10 @@ class Runpod(cloud.Deadman[Wire]):
             )
 
     async def stop(self, lease: Lease) -> bool:
-        """Have a pod stand still.  True once RunPod says so; its volume is billed on, at twice the rate."""
+        """Stop a pod.  Return True once it is stopped.
+
+        Its volume is still billed, at twice the rate.
+        """
         await self._logins.end(lease)
         if await self.stands(lease) == "runs":
             answer = await harmless(self._wire.act(lease.id, "stop"))
@@ -276,7 +295,7 @@ class Runpod(cloud.Deadman[Wire]):
         return await self.stands(lease) != "runs"
 
     async def stands(self, lease: Lease) -> Literal["runs", "stopped", "gone"]:
-        """What RunPod says of a pod."""
+        """Return the pod's state, as RunPod reports it."""
         found = await harmless(self._wire.show(lease.id))
         return "gone" if found is None else "stopped" if found.status in STOPPED else "runs"
 
@@ -289,7 +308,7 @@ class Runpod(cloud.Deadman[Wire]):
         ]
 
     async def charges(self, lease: Lease, since: datetime) -> Sequence[Charge]:
-        """What RunPod has charged for a lease."""
+        """Return RunPod's charges for a lease."""
         return [
             charge
             for charge in await harmless(self._wire.charges(lease.id))
@@ -300,7 +319,7 @@ class Runpod(cloud.Deadman[Wire]):
         return find_lack_of_key()
 
     async def account(self) -> Sequence[tuple[str, str]]:
-        """What there is to know of the account, as words: nothing is changed."""
+        """Describe the account for a person.  Changes nothing."""
         pods = await harmless(self._wire.listing())
         return [
             (
@@ -312,10 +331,13 @@ class Runpod(cloud.Deadman[Wire]):
         ]
 
     async def solvent(self) -> None:
-        """RunPod says only at an order whether there is enough credit."""
+        """Do nothing: RunPod reports insufficient credit only when a pod is ordered."""
 
     async def _alive(self, lease: Lease) -> Pod:
-        """What RunPod says of a pod.  Raises HostLost when it is gone or will not run."""
+        """Return RunPod's record of a pod.
+
+        Raises HostLost if it no longer exists or is not running.
+        """
         found = await harmless(self._wire.show(lease.id))
         if found is None:
             raise HostLost(f"the pod {lease.id} no longer exists at RunPod")
@@ -325,7 +347,10 @@ class Runpod(cloud.Deadman[Wire]):
 
 
 def _disks(disk: int, volume: int, *, runs: bool) -> float:
-    """US dollars an hour for GB of a pod's own disk and of its volume: of a stopped pod the first is gone, and the second costs twice as much."""
+    """Return the disk price of a pod in US dollars per hour, for sizes in GB.
+
+    A stopped pod has no disk of its own, and its volume costs twice as much.
+    """
     return DISK * (disk + volume) if runs else 2 * DISK * volume
 
 

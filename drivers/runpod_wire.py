@@ -23,15 +23,18 @@ from .web import (
 )
 
 HOME = "/root"
-"""The home of who logs in to a pod: its SSH server knows root alone."""
+"""Home directory on a pod: its SSH server accepts only root."""
 
 
 class Gpu(NamedTuple):
-    """A GPU type with its current availability.  `prices` are US dollars per GPU-hour by cloud, and `memory` is in GB."""
+    """A GPU type with its current availability.
+
+    `prices` are US dollars per GPU-hour by cloud, and `memory` is in GB.
+    """
 
     id: str
     memory: int
-    prices: Mapping[str, float | None]  # None: it cannot be read
+    prices: Mapping[str, float | None]  # None if a price cannot be read
     most: Mapping[str, int]
     centers: tuple[str, ...]
     cuda: float
@@ -39,16 +42,20 @@ class Gpu(NamedTuple):
 
 
 class Pod(NamedTuple):
-    """A pod.  `address` is its SSH server's host and port, once known.  `price` is US dollars per hour without disks."""
+    """A pod.
+
+    `address` is its SSH server's host and port, once known.  `price` is US dollars per hour without
+    disks.
+    """
 
     id: str
     name: str
     status: str
     address: tuple[str, int] | None
-    price: float | None  # None: it cannot be read
+    price: float | None  # None if the price cannot be read
     disk: int  # GB
-    volume: int  # GB that outlive a stop
-    gpus: int  # that it has, or would have; 0 also where it runs and got none
+    volume: int  # GB of persistent storage, kept when the pod stops
+    gpus: int  # assigned GPUs; 0 also for a running pod that got none
 
     @property
     def description(self) -> str:
@@ -62,13 +69,13 @@ class Wire:
         self.web = Web(api)
 
     async def gpus(self, count: int, cloud: str) -> list[Gpu]:
-        """All types, and whether `count` of each can be had together."""
+        """Return all GPU types, with the availability of `count` GPUs of each in one pod."""
         query = {"include": "AVAILABILITY", "product": "POD", "count": str(count), "cloud": cloud}
         fields = _good(await self.ask("GET", "/v2/catalog/gpus", query=query), "the catalog")
         return [found for row in rows(fields, "gpus", "RunPod") if (found := _gpu(row)) is not None]
 
     async def centers(self) -> list[str]:
-        """The names of all data centers."""
+        """Return the names of all data centers."""
         fields = _good(await self.ask("GET", "/v2/catalog/datacenters"), "the data centers")
         return [f"{row.get('id', '')}" for row in rows(fields, "dataCenters", "RunPod")]
 
@@ -76,7 +83,7 @@ class Wire:
         return await self.ask("POST", "/v2/pods", order)
 
     async def show(self, id: str) -> Pod | None:
-        """One pod; None when RunPod says in its own words that there is none."""
+        """Return one pod.  None if RunPod itself reports that it does not exist."""
         answer = await self.ask("GET", f"/v2/pods/{id}")
         if none(answer):
             return None
@@ -84,7 +91,7 @@ class Wire:
         return None if found.status == "TERMINATED" else found
 
     async def listing(self) -> list[Pod]:
-        """All pods of the account, over all pages if there are several."""
+        """Return all pods of the account, from all pages of the list."""
         found: list[Pod] = []
         cursor, seen = "", set[str]()
         while True:
@@ -103,17 +110,20 @@ class Wire:
                 return [each for each in found if each.status != "TERMINATED"]
 
     async def destroy(self, id: str) -> None:
-        """Ask for the end of a pod.  One that may not end yet stays, which `show` says."""
+        """Request a pod's termination.
+
+        A pod that cannot be terminated yet stays, and `show` returns it.
+        """
         answer = await self.ask("DELETE", f"/v2/pods/{id}")
         if answer.status != 409 and not none(answer):
             _good(answer, f"the end of the pod {id}", empty=True)
 
     async def act(self, id: str, action: str) -> Answer:
-        """Have a pod `start` or `stop`."""
+        """Apply the action `start` or `stop` to a pod."""
         return await self.ask("POST", f"/v2/pods/{id}/action", {"action": action})
 
     async def charges(self, id: str) -> list[Charge]:
-        """What a pod has cost."""
+        """Return the hourly charges for a pod."""
         fields = _good(
             await self.ask("GET", "/v2/billing/pods", query={"podId": id, "bucketSize": "hour"}),
             "the bill",
@@ -135,7 +145,11 @@ class Wire:
         body: Fields | None = None,
         query: Mapping[str, str] | None = None,
     ) -> Answer:
-        """Send one request.  Raises Unreachable when it cannot have been read, Unsure when that is not known, Throttled, Denied."""
+        """Send one request.
+
+        Raises Unreachable if the request cannot have been received, Unsure if that is unknown,
+        Throttled, Denied.
+        """
         answer = await self.web.ask(method, path, api_key(), body, query)
         if answer.status == 429:
             raise Throttled(
@@ -170,7 +184,7 @@ def find_lack_of_key() -> str:
 
 
 def words(answer: Answer) -> str:
-    """What RunPod says of an error, with each thing that is wrong with the request."""
+    """Return RunPod's error message with its list of errors in the request."""
     wrong = answer.fields.get("errors")
     more = "; ".join(f"{each}" for each in wrong[:5]) if isinstance(wrong, list) else ""
     return f"{answer.words} {printable(more)}".strip()
@@ -183,7 +197,7 @@ def pod(row: Fields) -> Pod:
     ssh = row.get("ssh")
     direct = (
         ssh.get("direct") if isinstance(ssh, dict) else None
-    )  # `proxy` takes no commands with their input, and is never used
+    )  # `proxy` runs no commands with input and is never used
     address = (
         (f"{direct.get('host', '')}", int(number(direct, "port")))
         if isinstance(direct, dict) and number(direct, "port")
@@ -204,7 +218,10 @@ def pod(row: Fields) -> Pod:
 
 
 def none(answer: Answer) -> bool:
-    """Whether RunPod itself reports the pod as missing: a problem document, not a 404 from a proxy in between."""
+    """Return True if RunPod itself reports the pod as missing.
+
+    Its reply is then a problem document, unlike a 404 from a proxy in between.
+    """
     return answer.status == 404 and answer.fields.get("status") == 404 and "title" in answer.fields
 
 

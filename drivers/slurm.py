@@ -1,7 +1,8 @@
-"""Slurm driver: a lease is an allocation, and a host is one of its nodes.  `slurm_commands` holds the commands.
+"""Slurm driver: a lease is an allocation, and a host is one of its nodes.
 
-Nothing is remembered here: a job bears our mark in its comment and its key in its name, and is found again by them.  What runs on a node is begun by
-`slurm_keeper`, a step that lasts as long as the allocation.
+`slurm_commands` holds the commands.  The driver keeps no state of its own: jobs are found again by
+their comment, which holds the lease key, tagged by the driver, and by their name, a hash of the
+key.  Programs on a node are started by `slurm_keeper`, a step that lasts as long as the allocation.
 """
 
 from __future__ import annotations
@@ -46,30 +47,46 @@ from .base import (
 from .slurm_commands import Group, Listed
 
 LONGEST = 30.0
-"""Seconds for a command of Slurm; its own patience with a silent controller is shorter."""
+"""Timeout for a Slurm command, in seconds.
+
+Slurm's own timeout for a controller that does not respond is shorter.
+"""
 WORDS = 10.0
-"""Seconds for what only says why a job is over: a controller that is down takes nine."""
+"""Timeout for commands that only explain why a job is over, in seconds.
+
+A controller that is down takes nine.
+"""
 DECIDED = ("time", "gres", "cpus", "memory")
-"""What an offer says of the job that is submitted for it."""
+"""Job options in an offer's data."""
 PATIENCE = 60.0
-"""Seconds after which a job that can never begin is given up: partitions and accounts may be in change."""
+"""Seconds after which a job that can never start is given up.
+
+Before that, administrators may be changing partitions and accounts.
+"""
 LATER = 2.0
-"""Seconds by which a node asks what runs to end later than a run would that is connected: its own request comes first."""
+"""Seconds by which a node's own request to end jobs comes after the request of a connected run."""
 PASSED = ("PATH", "HOME", "USER", "LOGNAME", "SLURM_CONF")
-"""Variables that the commands of Slurm get; sbatch hands all that it has to the job, and keeps it where others may read."""
+"""Environment variables for Slurm's commands.
+
+sbatch passes its whole environment to the job and stores it where other users may read it.
+"""
 
 
 class Slurm(Driver):
     """Driver for a Slurm cluster, controlled through Slurm's own commands.
 
-    `cpus` and `memory` (as `--mem` has it) are a share of each node; without `cpus`, allocations are of whole nodes.  `gres` is for each node.
-    `time` is the walltime; by default what the run needs, where that is known, else the longest that the partition allows.  `grace` is how many
-    seconds before it what runs gets SIGTERM, to save: by default 120, or a quarter of a shorter walltime.  `queue` is how many
-    hours a job may wait; `idle` for how many seconds an allocation is kept on which nothing of ours runs and no client is connected (0: until
-    `time`).  `setup` are lines of shell before anything runs there.
-    `container` is checked here and obeyed by who runs steps.  `prices` are US dollars for an hour of one node, by partition, as "1.20 USD".
-    `login` is a login node on which the commands of Slurm are run over SSH, by default this machine: user@name:port, or a table of `host` and
-    settings of the driver ssh.
+    `cpus` and `memory` (as in `--mem`) are the share of each node to request.  Without `cpus`,
+    allocations are whole nodes.  `gres` is per node.  `time` is the walltime.  By default, this is
+    the run's expected time if known, otherwise the partition's limit.  `grace` is how many seconds
+    before the walltime programs get SIGTERM, to save.  By default, this is 120, or a quarter of a
+    shorter walltime.  `queue` limits how many hours a job may wait.  After `idle` seconds without a
+    running program and a connected client, an allocation ends (0: at the walltime).  `setup` holds
+    shell lines to run before any program.
+
+    `container` is only validated here, and obeyed by the code that runs steps.  `prices` are US
+    dollars per node-hour by partition, such as "1.20 USD".  `login` is a login node on which to run
+    Slurm's commands over SSH: user@name:port, or a table of `host` and settings of the ssh driver.
+    By default, the commands run on this machine.
     """
 
     traits = Traits(
@@ -109,7 +126,7 @@ class Slurm(Driver):
             raise WrongSetting(wrong)
         self._prices = {
             partition: float(price.removesuffix(" USD")) for partition, price in prices.items()
-        }  # the schema knows no other form
+        }  # the schema allows no other form
         billed = any(self._prices.values())
         self.traits = self.traits._replace(
             comes_up=timedelta(hours=queue),
@@ -138,15 +155,18 @@ class Slurm(Driver):
         self._env = {name: os.environ[name] for name in PASSED if name in os.environ}
         self._login = _login(login) if login else None
         self.notices = self._login.notices if self._login else ()
-        self._node: Host | None = None  # that login, once it was reached
+        self._node: Host | None = None  # the login node, once connected
         self._hosts: dict[str, tuple[SlurmHost, ...]] = {}
         self._again: dict[str, float] = {}
         self._begins: dict[
             str, str
-        ] = {}  # by key: when the job may begin, as Slurm estimated before it was submitted
+        ] = {}  # by lease key: the start that Slurm estimated before the job was submitted
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
-        """Partitions with enough nodes that do for `wish`, the named or the default one first.  `excluded` says why others do not."""
+        """Return partitions with enough nodes that match `wish`, the default one first.
+
+        `excluded` then holds the reasons against the other partitions.
+        """
         said = await self._ask(commands.sinfo())
         if self._pattern.partition and self._pattern.partition not in commands.partitions(said):
             raise commands.why_refused(
@@ -199,7 +219,10 @@ class Slurm(Driver):
         return found
 
     async def acquire(self, order: Order) -> Lease:
-        """Submit a job, or find the one of this key.  Raises Denied for what Slurm refuses, Unsure when its reply was lost."""
+        """Submit a job, or find the existing job of this key.
+
+        Raises Denied if Slurm rejects the job, Unsure if its reply was lost.
+        """
         for job in await self._list_jobs(_name(order.key)):
             if commands.key_of(job.comment, self._mark) == order.key:
                 return self._lease(job.id, order.key)
@@ -231,7 +254,11 @@ class Slurm(Driver):
         )
 
     async def hosts(self, lease: Lease) -> Sequence[SlurmHost] | None:
-        """The nodes of an allocation; None while it waits in the queue, which is asked less and less often.  Raises Denied when it never begins."""
+        """Return the nodes of an allocation.  None while its job is pending.
+
+        A pending job is polled ever more rarely.  Raises Denied if the job can never start,
+        HostLost once it has finished.
+        """
         if self._again.get(lease.id, 0.0) > time.monotonic():
             return None
         job = await self._job(lease)
@@ -262,7 +289,7 @@ class Slurm(Driver):
 
     async def release(self, lease: Lease) -> bool:
         self._hosts.pop(lease.id, None)
-        with suppress(Denied):  # it is unknown, or over
+        with suppress(Denied):  # the job is unknown or has finished
             await self._ask(commands.scancel(lease.id))
         return not [job for job in await self._list_jobs(_name(lease.key)) if job.id == lease.id]
 
@@ -273,7 +300,10 @@ class Slurm(Driver):
         return [self._lease(id, key) for id, key in found if key is not None]
 
     async def work(self, command: Argv, cwd: str, log: str) -> str:
-        """A job of one processor, as long as its partition allows, which submits the next before its time is over.  Raises DriverError."""
+        """Submit a one-CPU worker job, which submits its successor before its walltime ends.
+
+        The walltime is the partition's limit.  Raises DriverError.
+        """
         if self._login is not None:
             raise Denied(
                 "a worker in the cluster requires the disk of this machine, but `login` is another machine: run the command on that machine"
@@ -299,7 +329,10 @@ class Slurm(Driver):
         return commands.parse_job_id(await self._ask(job, script))
 
     async def about(self) -> Sequence[tuple[str, str]]:
-        """What the cluster says of itself.  Raises Denied where it is too old."""
+        """Describe the cluster for a person.
+
+        Raises Denied if its Slurm version is not supported.
+        """
         told = commands.config(await self._ask(commands.config_of()))
         if wrong := commands.too_old(told.get("SLURM_VERSION", "")):
             raise Denied(wrong)
@@ -324,8 +357,11 @@ class Slurm(Driver):
                 raise Denied(f"`prices` of [drivers.slurm]: {commands.no_partition(name, known)}")
 
     async def _look(self) -> Sequence[tuple[str, str]]:
-        """What a node has for us that is free now.  Raises Denied where it lacks something."""
-        root = Path.home() / self._root  # an absolute one is itself
+        """Check a node that is free now.
+
+        Raises Denied if the node lacks Python or a writable work directory.
+        """
+        root = Path.home() / self._root  # an absolute path stays as it is
         probe = f".probe-{secrets.token_hex(8)}"
         made, seen = (
             [each for each in (root, *root.parents) if not each.exists()],
@@ -366,7 +402,7 @@ class Slurm(Driver):
     async def call(
         self, lease: Lease, node: str, argv: Argv, stdin: AsyncIterable[bytes]
     ) -> AsyncGenerator[bytes, None]:
-        """The `call` of one node."""
+        """Run a program on one node.  See `Host.call`."""
         mark = f"\x1e{secrets.token_hex(8)} "
         keeper = (Path(__file__).parent / "slurm_keeper.py").read_text("utf-8")
         program = (
@@ -390,7 +426,7 @@ class Slurm(Driver):
                         yield ours
         except Rejected as error:
             if not end.words:
-                await self._job(lease)  # raises HostLost where it is over
+                await self._job(lease)  # raises HostLost if the job has finished
                 if "execve()" in str(error):
                     raise Denied(commands.WITHOUT_PYTHON) from error
                 raise Unreachable(f"{node} does not answer: {error}") from error
@@ -402,12 +438,15 @@ class Slurm(Driver):
             raise Rejected(f"{argv[0]} {how}" + (f": {words.strip()}" if words.strip() else ""))
 
     async def _folder(self, lease: Lease, node: str) -> str:
-        """Where an allocation is on a node: several may share one."""
+        """Return the allocation's own work directory on a node.
+
+        Several allocations may share a node.
+        """
         said = self.call(lease, node, (slurm_keeper.FOLDER,), NOTHING)
         return b"".join([data async for data in said]).decode("utf-8", "surrogateescape")
 
     async def _job(self, lease: Lease) -> Listed:
-        """The job of a lease.  Raises HostLost when it is over."""
+        """Return the unfinished job of a lease.  Raises HostLost if the job has finished."""
         for job in await self._list_jobs(_name(lease.key)):
             if job.id == lease.id:
                 return job
@@ -420,14 +459,17 @@ class Slurm(Driver):
         )
 
     async def _ask_quietly(self, argv: Argv) -> str:
-        """What a command says that is for words alone; nothing where it fails, or takes long."""
+        """Return the output of a command that only informs.
+
+        Empty if the command fails or takes long.
+        """
         with suppress(DriverError, TimeoutError):
             async with asyncio.timeout(WORDS):
                 return await self._ask(argv)
         return ""
 
     def _user(self, number: str) -> str:
-        """The name of a user of the cluster, where it has the users of this machine."""
+        """Return the name of a user id.  If a login node is set, return the id itself."""
         with suppress(KeyError, ValueError):
             return number if self._login else pwd.getpwuid(int(number)).pw_name
         return number
@@ -436,7 +478,10 @@ class Slurm(Driver):
         return commands.jobs(await self._ask(commands.squeue(name)))
 
     async def _ask(self, argv: Argv, script: bytes = b"", program: str = "") -> str:
-        """What a command of Slurm prints.  Raises what it complains of, as a DriverError.  `program`: what is run, where a shell runs it."""
+        """Return the output of a Slurm command.  Raises its complaint as a DriverError.
+
+        `program` is the actual program if `argv` runs it through a shell.
+        """
 
         async def input() -> AsyncIterator[bytes]:
             yield script
@@ -451,7 +496,10 @@ class Slurm(Driver):
             raise commands.why_refused(program or argv[0], "Socket timed out") from error
 
     async def _run(self, argv: Argv, stdin: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
-        """A program here, or on the login node.  Raises DriverError where that cannot be reached."""
+        """Run a program here, or on the login node.
+
+        Raises DriverError if that node cannot be reached.
+        """
         if self._login is None:
             return calls.call(argv, stdin, self._env, Path("/"))
         if self._node is None:
@@ -463,7 +511,7 @@ class Slurm(Driver):
         return cast("AsyncGenerator[bytes, None]", self._node.call(argv, stdin))
 
     async def aclose(self) -> None:
-        """Let go of the login node; allocations stay."""
+        """Disconnect from the login node.  Allocations stay."""
         node, self._node = self._node, None
         if node is not None:
             await node.aclose()
@@ -478,7 +526,7 @@ class Slurm(Driver):
         return Lease("slurm", job, key, {"python": self._python})
 
     def _fits(self, group: Group, wish: Wish) -> bool:
-        """Whether a node group satisfies one node of a wish and the driver's settings."""
+        """Return True if a node group satisfies one node of a wish and the driver's settings."""
         if (
             not set(filter(None, self._pattern.constraint.replace("&", ",").split(",")))
             <= group.features
@@ -496,7 +544,10 @@ class Slurm(Driver):
         )
 
     def _share(self, have: Resources, wish: Wish) -> Resources:
-        """Return an allocation's share of one node: the configured resources, else the peak use of the steps, else the whole node."""
+        """Return an allocation's share of one node.
+
+        This is the configured share, otherwise the peak use of the steps, otherwise the whole node.
+        """
         wanted = wish.together
         cpus = self._pattern.cpus or (wanted.cpus and ceil(wanted.cpus))
         gpus = have.gpus or 0
@@ -514,7 +565,7 @@ class Slurm(Driver):
         )
 
     def _request_share(self, share: Resources, wish: Wish) -> dict[str, object]:
-        """Return the share of a node to request from sbatch where the settings leave it open."""
+        """Return the sbatch options for the share of a node that the settings leave open."""
         asked: dict[str, object] = {}
         if share.gpus and not self._pattern.gres:
             asked["gres"] = (
@@ -556,11 +607,14 @@ class SlurmHost(Host):
         return self._driver.call(self._lease, self.name, argv, stdin)
 
     async def aclose(self) -> None:
-        """A connection is a call."""
+        """Do nothing: the host holds no connection between calls."""
 
 
 class _End:
-    """What a relay says after the output of a program: between two marks, how it ended and what it complained of."""
+    """The relay's report after a program's output, between two marks.
+
+    The report says how the program ended and holds the end of its stderr.
+    """
 
     def __init__(self, mark: bytes) -> None:
         self.words = b""
@@ -595,7 +649,10 @@ class _End:
 
 
 def _login(given: str | Mapping[str, Any]) -> Driver:
-    """The login node as the only server of the ssh driver: its address, or a table of `host` and settings of that driver."""
+    """Return an ssh driver whose only server is the login node.
+
+    `given` is the node's address, or a table of `host` and settings of the ssh driver.
+    """
     from . import load
 
     settings = {"host": given} if isinstance(given, str) else dict(given)

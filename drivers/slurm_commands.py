@@ -1,4 +1,7 @@
-"""Slurm commands and parsers for their output.  Runs nothing itself, so another batch system needs only another such module."""
+"""Slurm commands and parsers for their output.
+
+Runs nothing itself, so another batch system needs only another such module.
+"""
 
 from __future__ import annotations
 
@@ -67,9 +70,9 @@ OURS = (
 )
 """Options of sbatch that the driver sets itself, or that would break it."""
 CONTAINERS = ("apptainer", "singularity", "pyxis", "podman", "docker")
-"""What may run the images of steps on the nodes."""
+"""Container engines that may run steps' images on the nodes."""
 TIME = re.compile(r"\d+|\d+:\d+(:\d+)?|\d+-\d+(:\d+){0,2}")
-"""Minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]."""
+"""Slurm times: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]."""
 OVER = frozenset(
     (
         "COMPLETING",
@@ -85,7 +88,7 @@ OVER = frozenset(
         "REVOKED",
     )
 )
-"""States of a job that is charged no more."""
+"""States of a job that is no longer charged."""
 ENDS = {
     "TIMEOUT": "its time limit expired",
     "NODE_FAIL": "one of its nodes failed",
@@ -95,9 +98,9 @@ ENDS = {
     "OUT_OF_MEMORY": "out of memory; request more with `memory` in [drivers.slurm]",
     "CANCELLED": "it was cancelled",
 }
-"""How a job ended, in words, by its state."""
+"""Descriptions of a job's end, by state."""
 DOWN = ("down", "drain", "drng", "fail", "maint", "unk", "inval", "boot", "power", "not_resp")
-"""How the states of nodes begin that begin no job now."""
+"""Prefixes of the states in which a node starts no jobs."""
 NEVER = {
     "PartitionConfig": "the partition has too few nodes, or a lower time limit than `time`",
     "PartitionNodeLimit": "the partition allows fewer nodes per job",
@@ -110,7 +113,10 @@ NEVER = {
     "ReqNodeNotAvail": "all matching nodes are reserved or down",
     "Licenses": "a licence in `options` does not exist",
 }
-"""Reasons for which a job waits that do not pass by themselves, in words; those that begin with AssocGrp, AssocMax or QOSMax are others."""
+"""Descriptions of pending reasons that do not pass by themselves.
+
+`hopeless` knows more, such as AssocGrp, AssocMax and QOSMax.
+"""
 SILENT = (
     "unable to contact",
     "socket timed out",
@@ -118,18 +124,22 @@ SILENT = (
     "connection timed out",
     "communication connection",
 )
-"""What is said of a controller that does not answer."""
+"""Lower-case parts of error messages that mean the controller does not respond."""
 NO_PYTHON, NO_ROOM = 93, 94
-"""How the batch script ends when a node has no Python, or no folder can be made there."""
+"""Exit codes of the batch script if a node has no Python, or no writable work directory."""
 YEAR = 365 * 86400
-"""Seconds from now after which nothing is estimated: Slurm means that it does not know."""
+"""Seconds from now beyond which a start estimate means that Slurm does not know."""
 WITHOUT_PYTHON = "a node of the cluster has no Python 3.9 or later: set `python` in [drivers.slurm], or load a Python in `setup`"
 WITHOUT_ROOM = "the work directory on a node is not writable: set another `root` in [drivers.slurm]"
 OLDEST = (20, 11)
-"""The first version that has `srun --overlap`."""
+"""First Slurm version with `srun --overlap`."""
 NODE, JOB = "%N|%o", "%i|%T|%r|%V|%N|%L|%l|%j|%k"
 GRACE, SHARE, MOST = 120.0, 0.25, 0.95
-"""Seconds between the SIGTERM to what runs and the walltime: so many by default, at most this share of the walltime; of a setting, that share."""
+"""Seconds between SIGTERM and the walltime.
+
+GRACE is the default, but at most SHARE of the walltime.  A configured value is capped at MOST of
+the walltime.
+"""
 
 
 class Group(NamedTuple):
@@ -141,7 +151,7 @@ class Group(NamedTuple):
     have: Resources
     features: frozenset[str]
     longest: float = inf
-    """Seconds that its partition lets a job last."""
+    """Time limit of the partition's jobs, in seconds."""
 
 
 class Listed(NamedTuple):
@@ -151,12 +161,12 @@ class Listed(NamedTuple):
     state: str
     reason: str
     submitted: float
-    """Seconds since the epoch, by the clock of the cluster read as ours; 0 where it is not known."""
+    """Seconds since the epoch, read as local time of this machine; 0 if unknown."""
     nodes: str
     left: float
-    """Seconds until its walltime."""
+    """Seconds until the walltime."""
     walltime: float
-    """Seconds that it may last."""
+    """Total time limit, in seconds."""
     name: str
     comment: str
 
@@ -192,7 +202,10 @@ def names(nodes: str) -> Argv:
 
 
 def squeue(name: str = "") -> Argv:
-    """List this login's jobs: all, or only jobs with a given name.  `--json` ignores such filters in Slurm 22.05."""
+    """List this login's jobs: all, or only jobs with a given name.
+
+    `squeue --json` ignores such filters in Slurm 22.05.
+    """
     return ("squeue", "--me", "-h", "-o", JOB, *(("-n", name) if name else ()))
 
 
@@ -201,7 +214,7 @@ def scancel(job: str) -> Argv:
 
 
 def story(job: str) -> Argv:
-    """Show the controller's record of a job that may be over."""
+    """Show the controller's record of a job, which may have finished."""
     return ("scontrol", "show", "job", "-o", job)
 
 
@@ -216,7 +229,10 @@ def config_of() -> Argv:
 
 
 def sbatch(order: Order) -> Argv:
-    """Request an allocation of whole nodes, or of `cpus` CPUs if set.  The batch script is read from stdin."""
+    """Request an allocation of whole nodes, or of `cpus` CPUs if set.
+
+    The batch script is read from stdin.
+    """
     share = [f"--cpus-per-task={order.cpus}"] if order.cpus else ["--exclusive"]
     share += (
         [f"--mem={order.memory or 0}"] if order.memory or not order.cpus else []
@@ -250,7 +266,11 @@ def sbatch(order: Order) -> Argv:
 
 
 def look(order: Order, python: str, root: str, probe: str, setup: Sequence[str]) -> Argv:
-    """See what a node has that is free now: lines of name=value.  `probe`: the name of a file in `root`, as a machine has it that shares its disk."""
+    """Check the equipment of a node that is free now.  Prints lines of name=value.
+
+    `probe` is the name of a file in `root`, which the node sees if it shares a disk with this
+    machine.
+    """
     said = {
         "partition": order.partition,
         "account": order.account,
@@ -295,7 +315,7 @@ def limits(found: Iterable[Group]) -> str:
 
 
 def worker_job(order: Order, cwd: str, log: str, grace: float) -> Argv:
-    """Ask for a job that works on a run.  What it needs of its own is small, so that it shares a node."""
+    """Request a job that executes a run.  Its own needs are small, so it can share a node."""
     said = {
         "partition": order.partition,
         "account": order.account,
@@ -323,7 +343,11 @@ def worker_job(order: Order, cwd: str, log: str, grace: float) -> Argv:
 
 
 def worker_script(job: Argv, command: Argv, kept: str) -> bytes:
-    """The script of such a job, which keeps itself in a file.  Warned of its end, it submits the next and leaves the steps to that one's worker."""
+    """Return the worker job's script, which also stores itself in the file `kept`.
+
+    Warned before its walltime, the script submits its successor and leaves the steps to the
+    successor's worker.
+    """
     return f"""#!/bin/sh
 cat "$0" >{shlex.quote(kept)}
 next() {{
@@ -341,7 +365,10 @@ done
 
 
 def trial(asked: Argv) -> Argv:
-    """The same `sbatch` as a dry run: rejects impossible requests, and prints the estimated start on stdout."""
+    """Return the same `sbatch` as a dry run, which prints the estimated start on stdout.
+
+    The dry run rejects impossible requests.
+    """
     keep = 'said=$("$@" 2>&1) && echo "$said" || { code=$?; echo "$said" >&2; exit $code; }'
     return ("/bin/sh", "-c", keep, "sh", asked[0], "--test-only", *asked[1:])
 
@@ -349,7 +376,8 @@ def trial(asked: Argv) -> Argv:
 def srun(job: str, node: str, program: Argv) -> Argv:
     """Run a program on one node of an allocation, alongside other programs there.
 
-    A srun that is killed leaves its step running; one that is asked to end does not.  So it is below a process that may be killed.
+    A killed srun leaves its step running; an srun that gets SIGTERM ends it.  So a wrapper that may
+    be killed runs srun.
     """
     mind = ("setpriv", "--pdeathsig", "KILL", "setsid", "--wait", "setpriv", "--pdeathsig", "TERM")
     step = (
@@ -376,11 +404,11 @@ class Kept(NamedTuple):
 
     root: str
     idle: float
-    """Seconds after which they end where nothing of ours runs; 0: never."""
+    """Seconds without a running program after which keepers exit; 0: never."""
     leave: float = 0.0
-    """Seconds after the job began when what runs is to end; 0: never."""
+    """Seconds after the job's start at which to end its programs; 0: never."""
     grace: float = 0.0
-    """Seconds that it has for that."""
+    """Seconds for programs to save and exit."""
 
 
 def script(keeper: str, python: str, asked: Kept, setup: Sequence[str]) -> bytes:
@@ -489,7 +517,11 @@ def parse_job_id(said: str) -> str:
 
 
 def begins(said: str, now: datetime) -> str:
-    """When a job would begin, by `trial`, as the cluster's clock has it; empty where that is at once or no estimate: a year and more ahead."""
+    """Return when `trial` expects a job to start, in the cluster's local time.
+
+    Empty for a start within a minute, or without an estimate.  An estimate of a year or more counts
+    as none.
+    """
     found = re.search(r" to start at (\d{4}-\d\d-\d\dT\d\d:\d\d)", said)
     if found is None:
         return ""
@@ -500,7 +532,10 @@ def begins(said: str, now: datetime) -> str:
 def why_ended(
     job: str, said: str, recorded: str = "", name: Callable[[str], str] = str
 ) -> DriverError:
-    """Why a job is over, by `story` and, where there is one, `record`: Denied where the next would end like it.  `name`: of a user's number."""
+    """Explain why a job has finished, from the output of `story` and `record`.
+
+    Denied if the next job would end the same way.  `name` maps a user id to a user name.
+    """
     told = dict(word.split("=", 1) for word in said.split() if "=" in word)
     state, by = told.get("JobState", ""), ""
     for line in recorded.splitlines():
@@ -510,7 +545,7 @@ def why_ended(
             state = first if first in OVER else state
             told.setdefault("ExitCode", exit)
         elif known.startswith("OUT_OF_ME"):
-            state = "OUT_OF_MEMORY"  # it ended the keeper, and the job therefore
+            state = "OUT_OF_MEMORY"  # the lack of memory ended the keeper, and so the job
     code = _number(told.get("ExitCode", "").partition(":")[0])
     if code == NO_PYTHON:
         return Denied(WITHOUT_PYTHON)
@@ -529,12 +564,12 @@ def why_ended(
 
 
 def comment(mark: str, key: str) -> str:
-    """Return the job comment that identifies our jobs."""
+    """Return the comment that identifies a job of this driver."""
     return f"recipe:{mark}:{quote(key, safe='', errors='surrogateescape')}"
 
 
 def key_of(said: str, mark: str) -> str | None:
-    """Return the key in a job's comment.  None if the job is not ours."""
+    """Return the lease key in a job's comment.  None if the job has another owner."""
     ours, _, rest = said.partition(f"recipe:{mark}:")
     return unquote(rest, errors="surrogateescape") if rest and not ours else None
 
@@ -562,13 +597,19 @@ def gpus(gres: str) -> int:
 
 
 def model(gres: str) -> str | None:
-    """Return the GPU model in a GRES string such as `gpu:a100:4(S:0-1)`, by Slurm's name.  None if it names no model or several."""
+    """Return the GPU model in a GRES string such as `gpu:a100:4(S:0-1)`, by Slurm's name.
+
+    None if it names no model or several.
+    """
     found = set(re.findall(r"(?:^|,)(?:gres/)?gpu:([^:,()]*[^:,()\d][^:,()]*)", gres))
     return found.pop() if len(found) == 1 else None
 
 
 def why_refused(program: str, words: str, known: Iterable[str] = ()) -> DriverError:
-    """Turn a Slurm command's complaint into an error with a remedy.  `known` holds the partitions."""
+    """Turn a Slurm command's complaint into an error with a remedy.
+
+    `known` holds the partitions.
+    """
     said = re.sub(r"^\S+ ended with \d+: ", "", words.strip())
     said = re.sub(
         r"^(sbatch|squeue|sinfo|sacct|scancel|srun|scontrol|slurmstepd|allocation failure)\S*: (error: )?",
@@ -626,7 +667,7 @@ def check(options: Sequence[str], container: str) -> str:
         name = option.partition("=")[0] if option.startswith("--") else option[:2]
         if (
             any(ours.startswith(name) for ours in OURS) and len(name) > 1 and name != "--"
-        ):  # sbatch takes the beginning of a name for the name
+        ):  # sbatch accepts abbreviated option names
             return (
                 f'`options` cannot contain "{option}": use the setting in [drivers.slurm] instead'
             )
@@ -636,7 +677,7 @@ def check(options: Sequence[str], container: str) -> str:
 
 
 def seconds(time: str) -> float:
-    """Parse a Slurm time (minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]).  Infinite if the text holds no time."""
+    """Parse a Slurm time into seconds.  Infinite if the text holds no time.  See `TIME`."""
     if not TIME.fullmatch(time):
         return inf
     days, dash, rest = time.rpartition("-")
@@ -648,7 +689,10 @@ def seconds(time: str) -> float:
 
 
 def walltime(time: str, hours: float | None, longest: float) -> str:
-    """Return the minutes to request: the setting, else the wanted time, else the partition's limit.  Empty if the partition has none."""
+    """Return the minutes to request: the setting, else the wanted time, else the partition's limit.
+
+    Empty if the partition has no limit.  A setting is returned as it is, in Slurm's notation.
+    """
     if time:
         return time
     asked = min(longest, inf if hours is None else hours * 3600)
@@ -661,7 +705,10 @@ def grace(setting: float | None, walltime: float) -> float:
 
 
 def pause(age: float) -> float:
-    """Return the seconds until the next poll of a pending job: short at first, then 10, at last 60."""
+    """Return the seconds until the next poll of a pending job.
+
+    The interval grows with the job's age, to 10 s in its first minute and later to 60 s.
+    """
     return min(60.0, age / 6) if age > 60 else min(10.0, max(0.1, age / 4))
 
 
@@ -683,6 +730,6 @@ def _number(text: str) -> int:
 
 
 def _line(said: str) -> str:
-    """The words that say most, as one line."""
+    """Return the last two lines of a message, which say most, as one line."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return "; ".join(lines[-2:])[:500]

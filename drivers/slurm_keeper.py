@@ -1,10 +1,12 @@
-"""Keeper and relay programs for the nodes of a Slurm allocation.  Imports no module of this project.
+"""Keeper and relay programs for the nodes of a Slurm allocation.
 
-`proctrack/cgroup` ends with a step all that it left behind.  So programs are begun by a keeper, which is a step that lasts: a relay, the step of one
-call, hands it a program with its own input and output, and waits for the end.  The agent that such a program begins is then of the keeper's step.
+At the end of a step, `proctrack/cgroup` kills all its remaining processes.  So programs are started
+by a keeper, a step that lasts as long as the allocation.  A relay is the step of one call.  It
+hands the keeper a program with the relay's own input and output, and waits for the end.  The agent
+that such a program starts then belongs to the keeper's step.
 
-Only the standard library, of Python 3.9.  Sent as text: `python -c TEXT keep NAME IDLE FOLDER LEAVE GRACE BEGAN` and
-`python -c TEXT call NAME MARK PROGRAM...`.
+Imports only the standard library of Python 3.9, no module of this project.  Sent as text: `python
+-c TEXT keep NAME IDLE FOLDER LEAVE GRACE BEGAN` and `python -c TEXT call NAME MARK PROGRAM...`.
 """
 
 from __future__ import annotations
@@ -23,34 +25,35 @@ import sys
 import time
 
 COMES_UP = 10.0
-"""Seconds in which the keeper of an allocation that has begun must be there."""
+"""Seconds that a relay waits for a started allocation's keeper."""
 LOOK = 1.0
-"""Seconds between two looks whether there is anything left to keep."""
+"""Interval between checks for running programs, in seconds."""
 WORDS = 4096
-"""Bytes of stderr that are kept for an error."""
+"""Bytes of stderr to keep for error messages."""
 DRAIN = 1
-"""Seconds for which input is read that no program wants any more."""
+"""Seconds for which a relay reads input that its program no longer wants."""
 FOLDER = "recipe:folder"
-"""In place of a program: print the folder of this allocation on this node."""
+"""Argument in place of a program: print the allocation's work directory on this node."""
 SUBREAPER = 36
 DESCRIPTORS = 3
 
 
 def keep(name: str, idle: float, folder: str, leave_at: float, grace: float) -> None:
-    """Start programs for this login's relays.  Exit when no started program has lived for `idle` seconds (0: never).
+    """Start programs for this login's relays, until none has run for `idle` seconds (0: no limit).
 
-    The first of several allocations that share this node has `folder`, the second `folder.2`: an agent, and all that it begins, is of one allocation.
-    At `leave_at` (seconds since the epoch, 0: never) the agent there gets `leave` and ends all jobs, which have `grace` seconds to save.
+    The first of several allocations on this node uses `folder`, the second `folder.2`, so that an
+    agent and its jobs belong to one allocation.  At `leave_at` (seconds since the epoch, 0: never)
+    the agent gets `leave` and ends all jobs, which have `grace` seconds to save.
     """
     import ctypes
-    import subprocess  # noqa: F401  # once, for all that is forked from here: a relay needs neither
+    import subprocess  # noqa: F401  # imported once for all forks; a relay needs neither module
     import threading  # noqa: F401
 
     os.chdir(os.path.expanduser("~"))
     folder, taken = _take(folder)
     reaps = (
         ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0) == 0
-    )  # what a call leaves behind is then a child of ours, and counted
+    )  # orphans of a call then become children of the keeper
     with taken, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"\0{name}")
         listener.listen(64)
@@ -67,7 +70,10 @@ def keep(name: str, idle: float, folder: str, leave_at: float, grace: float) -> 
 
 
 def _take(folder: str) -> tuple[str, socket.socket]:
-    """Claim the first of `folder`, `folder.2`, … that no other keeper on this node holds.  Returns the folder and its lock."""
+    """Claim the first of `folder`, `folder.2`, … that no other keeper on this node holds.
+
+    Return the folder and its lock.
+    """
     mark, number = hashlib.sha256(folder.encode("utf-8", "surrogateescape")).hexdigest()[:16], 1
     while True:
         held = socket.socket(socket.AF_UNIX)
@@ -82,10 +88,10 @@ def _take(folder: str) -> tuple[str, socket.socket]:
 
 
 def _leave(folder: str, grace: float) -> None:
-    """Have the node's agent end its jobs.  Without an agent, nothing runs."""
+    """Have the node's agent end its jobs.  Without an agent, no job runs."""
     body = b"leave\0%f\0the walltime of its allocation ends" % grace
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as agent:
-        os.chdir(folder)  # an address may have 107 bytes
+        os.chdir(folder)  # a socket address is limited to 107 bytes
         agent.connect("socket")
         agent.sendall(len(body).to_bytes(4, "little") + body)
 
@@ -103,7 +109,7 @@ def _begin(listener: socket.socket, folder: str) -> None:
 
 
 def _children() -> bool:
-    """Reap ended child processes.  Whether any child is left."""
+    """Reap exited child processes.  Return True if any child is left."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -112,7 +118,10 @@ def _children() -> bool:
 
 
 def _serve(connection: socket.socket, folder: str) -> None:
-    """Run one relay's program and report its end.  When the relay disconnects, the program's group is killed."""
+    """Run one relay's program and report its end.
+
+    When the relay disconnects, the program's process group is killed.
+    """
     import subprocess
     import threading
 
@@ -165,11 +174,12 @@ def _serve(connection: socket.socket, folder: str) -> None:
 
 
 def call(name: str, mark: str, argv: list[str]) -> None:
-    """Have the keeper run a program with our input and output.  Our last words are a mark, how it ended, and what it complained of."""
+    """Have the keeper run a program with this process's input and output.
+
+    The last output is a report between two marks: how the program ended, and the end of its stderr.
+    """
     give_up_at = time.monotonic() + COMES_UP
-    printed, out = (
-        os.pipe()
-    )  # our own output is a terminal where srun does not hold back what lacks the end of a line
+    printed, out = os.pipe()  # `srun --unbuffered` gives the relay a terminal as stdout
     said, err = os.pipe()
     with socket.socket(socket.AF_UNIX) as connection:
         while True:
@@ -196,13 +206,16 @@ def call(name: str, mark: str, argv: list[str]) -> None:
     if not end:
         sys.exit("the allocation ended")
     _write(f"{mark}{end}\n".encode() + words + f"\n{mark}".encode())
-    signal.alarm(DRAIN)  # srun loses what we said last if it has input for a program that is gone
+    signal.alarm(DRAIN)  # srun loses the last output if it has input for an exited program
     while os.read(0, 1 << 16):
         pass
 
 
 def _follow(connection: int, printed: int, said: int) -> tuple[bytes, str]:
-    """Print a program's output.  Returns the last words on stderr and how the program ended, or nothing if its keeper disconnected."""
+    """Print a program's output.  Return the end of its stderr and how the program ended.
+
+    The second value is empty if the keeper disconnected.
+    """
     words, end, open_ = b"", None, [connection, printed, said]
     while connection in open_ or (end and open_):
         ready, _, _ = select.select(open_, [], [], None if end is None else 0)
@@ -217,7 +230,7 @@ def _follow(connection: int, printed: int, said: int) -> tuple[bytes, str]:
             if not more or fd == connection:
                 open_.remove(fd)
         if end is not None and not ready:
-            break  # what the program left behind may hold its outputs
+            break  # child processes may keep the outputs open
     return words, end or ""
 
 
@@ -228,7 +241,7 @@ def _write(data: bytes) -> None:
 
 
 def _peer(connection: socket.socket) -> int:
-    """Return the user id of the socket's peer, because any user can claim a name of this socket kind."""
+    """Return the user id of the socket's peer, because any user can claim such a socket's name."""
     _pid, uid, _gid = struct.unpack(
         "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     )

@@ -1,7 +1,8 @@
-"""Servers that are there already, reached over SSH: a pool of them, and a lease as a place on one.
+"""SSH driver: a pool of existing servers, with one lease per execution slot of a server.
 
-What is leased is remembered on the server itself, a small file for each of its places (`leases/` below our root there): any process sees it, and
-`leases()` is complete or raises.  A lease past its `until` holds no place any more.
+Leases are stored on the servers, as one small file per slot (`leases/` below the work directory).
+So every process sees them, and `leases()` is complete or raises.  An expired lease no longer holds
+its slot.
 """
 
 from __future__ import annotations
@@ -50,18 +51,18 @@ from .base import (
 from .sshconfig import Config, Said
 from .sshlink import KNOWN_HOSTS, Link, Route, client, odd_lines
 
-TTL = timedelta(seconds=30)  # for which a machine is believed to be as it was
-ANSWERS = 20.0  # seconds in which a machine that is connected has said what it has
-HURRY = 1.0  # seconds, or as long as the first took, that others may answer after the first
+TTL = timedelta(seconds=30)  # for which a server's facts stay cached
+ANSWERS = 20.0  # timeout for the answer of a connected server, in seconds
+HURRY = 1.0  # least seconds for further answers after the first
 PORT = 22
 LONGEST_WAY = 8  # hops
 ADDRESS = re.compile(
     r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<bare>[^\]\s]+)\]|(?P<name>[^@:\s\[\]-][^@:\s\[\]]*))(?::(?P<port>\d{1,5}))?"
 )
-# What a question about a machine asks besides: which of its places are taken.
+# Added to the question about a server's hardware: the slots in use.
 TAKEN = 'for place in "$root"/leases/slot.*; do [ -f "$place" ] && echo "lease=$place"; done'
 
-# $1 lines of shell that run before a command, in a login shell, where modules can be loaded.  What is printed and read there is not the command's.
+# $1: shell lines to run before a command, in a login shell, where modules can be loaded.  Their input and output is kept apart from the command's.
 SETUP = """\
 exec 3<&0 4>&1 </dev/null >&2
 shell=$(command -v bash) || shell=/bin/sh
@@ -72,9 +73,9 @@ exec <&3 >&4 3<&- 4>&-
 exec \\"\\$@\\"" sh "$@"
 """
 
-# One script for all that is done to places, a place being a file `slot.N`: when it ends, the lease's id, the lease.
-# $1 root, $2 verb, $3 id, $4 for how many seconds, $5 number of places, $6 the lease.  Only the server's own clock is asked: ours may be another.
-# A whole file is linked to the name of a place, which succeeds for one only.
+# The script for all verbs on slots.  A slot is a file `slot.N` with three lines: when the lease ends, the lease's id, the lease.
+# $1 root, $2 verb, $3 id, $4 duration in seconds, $5 number of slots, $6 the lease.  Only the server's own clock counts: ours may differ.
+# A complete file is linked to a slot's name, which succeeds for one process only.
 PLACES = r"""
 set -eu
 umask 077
@@ -130,10 +131,13 @@ esac
 
 
 class Ssh(Driver):
-    """A pool of servers.  Each of `hosts` is `user@name:port`, or a table of `host` with its own `slots`, `root`, `python`, `setup`, `host_key`
-    and `address`: what the other nodes of a step dial, by default the name on the way from here.
+    """Driver for a pool of SSH servers.
 
-    `deadman`: seconds without contact after which a server ends the jobs of ours that it has.  `setup`: lines of shell before anything runs there.
+    Each of `hosts` is `user@name:port`, or a table of `host` with its own `slots`, `root`,
+    `python`, `setup`, `host_key` and `address`.  `address` is the name by which other nodes of a
+    step reach the server.  By default, this is the name used from here.  `deadman` is how many
+    seconds without contact a server waits before it ends its jobs of this driver.  `setup` holds
+    shell lines to run before any program.
     """
 
     traits = Traits(visits=True, replays=True, comes_up=timedelta(minutes=1))
@@ -191,13 +195,16 @@ class Ssh(Driver):
             *(config.notices() if config is not None else ()),
             *odd_lines(each.route for each in self._machines.values()),
         )
-        self._took: set[str] = set()  # leases of which nothing was asked yet since they were taken
+        self._took: set[str] = set()  # leases not yet checked since they were taken
 
     async def connect(self) -> None:
         await _first_of([each.connect() for each in self._machines.values()])
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
-        """The servers that do for `wish`: those with a free place first, then the larger.  Raises why, when not one of them can be asked."""
+        """Return the servers that match `wish`: with a free slot first, then the larger first.
+
+        If no server can be asked, raises Denied or Unreachable with all reasons.
+        """
         machines = list(self._machines.values())
         questions = {each: each.ask() for each in machines}
         if wish.hurry:
@@ -239,7 +246,7 @@ class Ssh(Driver):
         return [offer for _, offer in sorted(found, key=lambda pair: pair[0])]
 
     async def acquire(self, order: Order) -> Lease:
-        """Take a place on the server that was offered.  Raises NoCapacity when others have them all."""
+        """Take a slot on the offered server.  Raises NoCapacity if all its slots are in use."""
         each = self._machine(order.offer.id)
         told = await each.facts()
         lease = Lease("ssh", _id(order.key), order.key, each.data(told))
@@ -312,7 +319,7 @@ class Ssh(Driver):
         return found
 
     async def visit(self) -> AsyncIterator[tuple[str, SshHost | DriverError]]:
-        """Every server in turn, or why it cannot be asked: to look at, without a place of its own to run anything."""
+        """Yield every server, or the reason why it cannot be asked, without taking a slot."""
         for each in self._machines.values():
             each.ask()
         for name, each in self._machines.items():
@@ -323,7 +330,7 @@ class Ssh(Driver):
                 yield name, error
 
     async def aclose(self) -> None:
-        """Let go of all connections; leases and jobs go on."""
+        """Close all connections.  Leases and jobs stay."""
         for host in list(self._hosts.values()):
             await host.aclose()
         for each in self._machines.values():
@@ -345,7 +352,7 @@ class Ssh(Driver):
 
 
 class SshHost(Host):
-    """A place on a server."""
+    """An execution slot on an SSH server."""
 
     def __init__(
         self,
@@ -365,7 +372,10 @@ class SshHost(Host):
         )
 
     def way(self, folder: str) -> Argv:
-        """The words of OpenSSH's client that lead there, by the same keys and the same host key as ours."""
+        """Return the command line of OpenSSH's client for this server.
+
+        It uses the same keys and the same host key as this driver.
+        """
         return client(self.machine.route, Path(folder))
 
     async def aclose(self) -> None:
@@ -373,7 +383,10 @@ class SshHost(Host):
 
 
 async def _first_of(asked: Sequence[asyncio.Task[Any]]) -> None:
-    """Wait until some of these have ended well, and the others have had as long again, or all have ended."""
+    """Wait until one task has succeeded and the others have had as long again, or all have ended.
+
+    The others get at least HURRY seconds.
+    """
     clock = asyncio.get_running_loop().time
     began, waits_for = clock(), set(asked)
     while waits_for:
@@ -385,7 +398,7 @@ async def _first_of(asked: Sequence[asyncio.Task[Any]]) -> None:
 
 
 class Machine:
-    """A server, the connection to it, and what it last said it has."""
+    """A server with its connection and its last reported hardware."""
 
     def __init__(
         self,
@@ -410,35 +423,41 @@ class Machine:
         self._told: machine.Facts | None = None
         self._asked = 0.0
         self._connecting: asyncio.Task[object] | None = None
-        """A connection that was begun ahead; why it failed is told once, to who asks next."""
+        """Connection started ahead.  Its failure is raised once, to the next caller."""
         self._question: asyncio.Task[machine.Facts] | None = None
 
     @property
     def folder(self) -> str:
-        """Our root there, absolute or from the login's home."""
+        """Work directory on the server, absolute or relative to the login's home directory."""
         return (
             self._root.removeprefix("~").lstrip("/") if self._root.startswith("~") else self._root
         )
 
     def connect(self) -> asyncio.Task[object]:
-        """Begin to connect ahead of the first question."""
+        """Start to connect ahead of the first question."""
         self._connecting = asyncio.ensure_future(self.link.connection())
         return self._connecting
 
     def ask(self) -> asyncio.Task[machine.Facts]:
-        """Begin to ask what it has, unless that was begun already: `take_answer` once it is done."""
+        """Start to ask for the server's hardware, unless a question is pending.
+
+        Call `take_answer` once the task is done.
+        """
         if self._question is None:
             self._question = asyncio.create_task(self.facts())
         return self._question
 
     def take_answer(self) -> machine.Facts:
-        """The answer to the question, which is asked anew from now on.  Raises DriverError."""
+        """Return the answer to the question.  The next `ask` starts a new one.
+
+        Raises DriverError.
+        """
         assert self._question is not None
         answered, self._question = self._question, None
         return answered.result()
 
     async def aclose(self) -> None:
-        """Ask nothing any more, and let go of the connection."""
+        """Cancel pending questions and close the connection."""
         begun = [task for task in (self._connecting, self._question) if task is not None]
         for task in begun:
             task.cancel()
@@ -446,7 +465,7 @@ class Machine:
         await self.link.aclose()
 
     async def facts(self) -> machine.Facts:
-        """What it has, as it was not long ago."""
+        """Return the server's hardware and disk space, at most TTL old."""
         if self._connecting is not None:
             begun, self._connecting = self._connecting, None
             await begun
@@ -469,16 +488,16 @@ class Machine:
         return self._told
 
     def forget(self) -> None:
-        """Ask again next time: its places are about to change."""
+        """Discard the cached facts, because the server's slots are about to change."""
         self._asked = float("-inf")
 
     def data(self, told: machine.Facts) -> dict[str, str]:
-        """What a lease must know to find its way back."""
+        """Return the lease data by which a later process finds the server and directory."""
         found = {"host": str(self.route), "root": told["root"][0], "python": self.python}
         return {**found, "hung": told["hung"][0]} if "hung" in told else found
 
     async def places(self, verb: str, *others: str) -> str:
-        """Do something about its places, all said in PLACES."""
+        """Run PLACES on the server, with a verb for its slots."""
         root = (self._told or await self.facts())["root"][0]
         return (
             (await self._run_command(("/bin/sh", "-c", PLACES, "sh", root, verb, *others)))
@@ -491,7 +510,7 @@ class Machine:
 
 
 def _lines(given: object) -> str:
-    """Lines of shell as one text."""
+    """Join lines of shell into one text."""
     return "\n".join(map(str, given)) if isinstance(given, (list, tuple)) else str(given)
 
 
@@ -509,9 +528,10 @@ def _route(
     config: _Configured | None,
     depth: int = 0,
 ) -> Route:
-    """The way to `[user@]name[:port]`: what the address says, then the settings, then the configuration, then what is usual.
+    """Return the route to `[user@]name[:port]`.
 
-    Raises Rejected for what is no address, Denied where the way goes through too many servers.
+    The address takes precedence, then the settings, then the SSH configuration, then defaults.
+    Raises Rejected for an invalid address, Denied if the route has too many hops.
     """
     user, name, port = _parse_address(address)
     said = config.settings_of(name, user, port) if config else Said()
@@ -535,18 +555,21 @@ def _route(
     if not hops:
         return route if jump else replace(route, proxy=said.proxy)
     if hops == [name]:
-        return route  # a `Host *` that names the way for all names it for that server, too
+        return route  # a ProxyJump under `Host *` also applies to the jump server itself
     if depth == LONGEST_WAY:
         raise Denied(
             f"the ProxyJump chain to {route} has more than {LONGEST_WAY} servers, or is circular"
         )
-    # The last hop is the one next to the server, and is itself reached through those before it.
+    # The last hop connects to the server, and is itself reached through the earlier hops.
     before = ",".join(hops[:-1]) or None
     return replace(route, jump=_route(hops[-1], pattern, before, config, depth + 1))
 
 
 def _parse_address(address: str) -> tuple[str, str, int]:
-    """User, name and port of `[user@]name[:port]`: empty and 0 where it says none.  Raises Rejected."""
+    """Return the user, name and port of `[user@]name[:port]`.  Raises Rejected.
+
+    Missing parts are empty or 0.
+    """
     parts = ADDRESS.fullmatch(address)
     if parts is None or not 0 < int(parts["port"] or PORT) < 65536:
         raise Rejected(
@@ -559,12 +582,15 @@ def _parse_address(address: str) -> tuple[str, str, int]:
 
 
 def _split_hops(jump: str) -> list[str]:
-    """The servers of a ProxyJump, in the order in which they are passed."""
+    """Return the servers of a ProxyJump, in the order of the connection."""
     return [hop.strip().removeprefix("ssh://") for hop in jump.split(",") if hop.strip()]
 
 
 class _Configured:
-    """OpenSSH's configuration, and what of it has no effect.  `agents`: whether its IdentityAgent counts."""
+    """OpenSSH's configuration, with a record of its directives that have no effect.
+
+    `agents` tells whether its IdentityAgent counts.
+    """
 
     def __init__(self, agents: bool) -> None:
         self.agents = agents
@@ -572,7 +598,7 @@ class _Configured:
         self._passed_over: dict[str, list[str]] = {}
 
     def settings_of(self, name: str, user: str, port: int) -> Said:
-        """What it says of a server.  Raises Denied where it cannot be read."""
+        """Return the configuration of a server.  Raises Denied if the files cannot be read."""
         try:
             said = self._config.settings_of(name, user, port)
         except (OSError, ValueError) as error:
@@ -587,7 +613,7 @@ class _Configured:
         return said
 
     def notices(self) -> list[str]:
-        """A line for each directive that a server has and recipe does not follow."""
+        """Return a line for each directive of a server that recipe does not follow."""
         return [
             f"{word}, which the configuration of ssh has for {', '.join(names)}, has no effect"
             for word, names in self._passed_over.items()

@@ -1,7 +1,8 @@
-"""What OpenSSH's configuration says about a server: by `ssh -G`, or by asyncssh's reader on a machine without an `ssh` client.
+"""OpenSSH's configuration of a server, from `ssh -G`, or from asyncssh's parser without `ssh`.
 
-Both give values as they stand in the files, by directive, and one function reads them. Directives that change how a server is reached and that recipe
-does not follow are named. ForwardAgent, forwarded ports and commands to run after login have no effect.
+Both return values as they stand in the files, by directive, and one function interprets them.
+Directives that change how a server is reached but that recipe does not follow are reported.
+ForwardAgent, port forwarding and commands to run after login have no effect.
 """
 
 from __future__ import annotations
@@ -22,12 +23,18 @@ from typing import Any, Final, TypeAlias
 
 SYSTEM: Final = Path("/etc/ssh/ssh_config")
 PATIENCE: Final = 30.0
-"""Seconds that `ssh -G` may take: `Match exec` runs programs, and CanonicalizeHostname asks for names."""
+"""Timeout for `ssh -G`, in seconds.
+
+`Match exec` runs programs, and CanonicalizeHostname resolves names.
+"""
 DEFAULT_KEY: Final = re.compile(r"~/\.ssh/id_[a-z0-9_]+")
 UNSAFE: Final = re.compile(r"[\s'\"`$\\;&<>|(){}]")
-"""What a shell reads in the name of a server or a user, which a ProxyCommand is given."""
+"""Characters with a meaning in a shell.
 
-# They have no say in how a login is reached, or recipe has settings and promises of its own in their place.
+A server or user name that contains one is not passed to a ProxyCommand.
+"""
+
+# These directives do not change how a login is reached, or recipe's own settings replace them.
 OF_NO_CONCERN: Final = """
 addkeystoagent batchmode canonicaldomains canonicalizefallbacklocal canonicalizehostname
 canonicalizemaxdots canonicalizepermittedcnames challengeresponseauthentication checkhostip
@@ -54,7 +61,7 @@ _Values: TypeAlias = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What the configuration says about one server; empty where it says nothing."""
+    """The configuration of one server; settings that it lacks are empty."""
 
     host: str = ""
     user: str = ""
@@ -62,25 +69,28 @@ class Said:
     identity: tuple[str, ...] = ()
     identities_only: bool = False
     certificates: tuple[str, ...] = ()
-    agent: str | None = None  # the path of a socket; empty: none is to be asked
+    agent: str | None = None  # path of a socket; empty for no agent
     jump: str = ""
     proxy: str = ""  # a command for /bin/sh that connects, its tokens filled
     known_hosts: tuple[str, ...] = ()
-    alias: str = ""  # by which its host key is known
+    alias: str = ""  # name of its host key in known_hosts
     family: int = 0
     patience: float = 0.0
     passed_over: tuple[str, ...] = ()  # directives that have no effect here
 
 
 class Config:
-    """The configuration of this user.  Each server is asked for once."""
+    """This user's SSH configuration.  Looks up each server once."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
         self._known: dict[tuple[str, str, int], Said] = {}
 
     def settings_of(self, name: str, user: str = "", port: int = 0) -> Said:
-        """What holds for `name`; `user` and `port` as the address has them.  Raises OSError, and ValueError where the files are wrong."""
+        """Return the configuration of `name`, with `user` and `port` from the address.
+
+        Raises OSError, and ValueError for invalid files.
+        """
         asked = name, user, port
         if asked not in self._known:
             self._known[asked] = self._settings_of(*asked)
@@ -106,7 +116,7 @@ class Config:
         )
 
 
-# --- what OpenSSH's client says
+# --- values from OpenSSH's client
 
 
 def _ask_client(program: str, home: Path, name: str, user: str, port: int) -> _Values:
@@ -114,7 +124,7 @@ def _ask_client(program: str, home: Path, name: str, user: str, port: int) -> _V
     account = Path(pwd.getpwuid(os.getuid()).pw_dir)
     if home == account:
         return _run_client([program, "-G", *words, "--", name])
-    # The client looks into the account's home whatever $HOME says; the rest of recipe, as most programs, goes by $HOME.
+    # The client ignores $HOME and reads the account's home; the rest of recipe, like most programs, follows $HOME.
     with tempfile.NamedTemporaryFile("w", suffix=".conf") as file:
         file.writelines(f'Include "{each}"\n' for each in (home / ".ssh" / "config", SYSTEM))
         file.flush()
@@ -133,7 +143,7 @@ def _move_below_home(text: str, account: Path, home: Path) -> str:
 
 @cache
 def _client_defaults(program: str) -> _Values:
-    """What the client does where no file says anything."""
+    """Return the client's defaults, without any configuration file."""
     return _run_client([program, "-F", "none", "-G", "--", "localhost"])
 
 
@@ -154,17 +164,17 @@ def _run_client(argv: Sequence[str]) -> _Values:
     return values
 
 
-# --- where there is no client
+# --- values without a client
 
 
 def _read(home: Path, name: str, user: str, port: int) -> _Values:
-    """The same by asyncssh's reader."""
+    """Return the same values as `ssh -G`, from asyncssh's parser."""
     import getpass
 
     from asyncssh.config import SSHClientConfig
 
     class Noting(dict[str, Any]):
-        """The directives that the reader knows, and those it met and does not know."""
+        """The parser's directives, which records unknown directives that occur."""
 
         def __missing__(self, word: str) -> Any:
             met.add(word)
@@ -173,7 +183,7 @@ def _read(home: Path, name: str, user: str, port: int) -> _Values:
     class Reader(SSHClientConfig):
         _handlers = Noting(SSHClientConfig._handlers)
 
-    Reader._percent_expand = set()  # we fill tokens
+    Reader._percent_expand = set()  # `_Filling` expands tokens
     met: set[str] = set()
     paths = [str(path) for path in (home / ".ssh" / "config", SYSTEM) if path.is_file()]
     found = Reader.load(
@@ -193,7 +203,7 @@ def _read(home: Path, name: str, user: str, port: int) -> _Values:
     return values
 
 
-# --- what it means
+# --- interpretation
 
 
 def _make_said(
@@ -210,7 +220,7 @@ def _make_said(
     identity = tuple(each for each in values.get("identityfile", ()) if each.lower() != "none")
     only = one("identitiesonly") in ("yes", "true")
     if len(identity) > 3 and all(map(DEFAULT_KEY.fullmatch, identity)) and not only:
-        identity = ()  # nothing was said
+        identity = ()  # these are the client's defaults
     known = [
         *_paths(one("userknownhostsfile")),
         *(each for each in _paths(one("globalknownhostsfile"))),
@@ -237,7 +247,10 @@ def _make_said(
 
 
 def _socket(said: str) -> str | None:
-    """The agent's socket: what IdentityAgent names, `SSH_AUTH_SOCK` and `$NAME` being variables."""
+    """Return the path of the agent's socket that IdentityAgent names.
+
+    None for `SSH_AUTH_SOCK`, empty for `none`, and the variable's value for `$NAME`.
+    """
     if said.lower() == "none":
         return ""
     if said == "SSH_AUTH_SOCK":
@@ -246,7 +259,11 @@ def _socket(said: str) -> str | None:
 
 
 def _paths(text: str) -> list[str]:
-    """The files of one line.  The client prints them unquoted: a word that begins no path belongs to the one before it."""
+    """Return the files that one line lists.
+
+    The client prints paths without quotes, so a word that starts no path belongs to the previous
+    one.
+    """
     found: list[str] = []
     for word in text.split():
         if found and not word.startswith(("/", "~", "$", "%")):
@@ -257,7 +274,7 @@ def _paths(text: str) -> list[str]:
 
 
 class _Filling:
-    """The tokens (`%h`), variables (`${HOME}`) and `~/` of values, as ssh_config(5) has them."""
+    """Expansion of tokens (`%h`), variables (`${HOME}`) and `~/`, as in ssh_config(5)."""
 
     def __init__(self, home: Path, name: str, host: str, port: int, user: str, alias: str) -> None:
         here = socket.gethostname()
@@ -280,7 +297,10 @@ class _Filling:
         }
 
     def fill(self, value: str) -> str:
-        """A value with all of them filled; a token that is none stays.  Raises ValueError for a variable that is not set."""
+        """Return a value with everything expanded.  Unknown tokens stay.
+
+        Raises ValueError for an unset variable.
+        """
         value = re.sub(r"\$\{(\w+)\}|%(.)", self._of, value)
         return f"{self._home}/{value[2:]}" if value.startswith("~/") else value
 

@@ -1,8 +1,9 @@
-"""One held SSH connection to one login, and commands run over it.
+"""A persistent SSH connection to one login, and commands run over it.
 
-`Link.call` has the signature of `Host.call`.  A `Route` says how to get there and whose word is believed: nothing is sent to a machine whose host key
-was not known, no agent is forwarded, no password asked for.  `~/.ssh/config` is not read here: `Route` has what it says.  What goes wrong is a
-`DriverError`.
+`Link.call` has the signature of `Host.call`.  A `Route` says how to reach the login and which host
+keys are trusted.  Nothing is sent to a machine with an unknown host key, no agent is forwarded, and
+no password is requested.  `~/.ssh/config` is not read here: `Route` holds its settings.  All
+failures are `DriverError`s.
 """
 
 from __future__ import annotations
@@ -25,30 +26,30 @@ import asyncssh
 from .base import NOTHING, Argv, Denied, DriverError, Rejected, Unreachable
 
 PORT = 22
-CHANNELS = 8  # at once on one connection: OpenSSH's MaxSessions is 10
-CONNECTIONS = 3  # at once to one login: TCP's window and some servers let one connection do little
-FAR = 0.25  # seconds: a connection that took as long to make has a long way
-PIECE = 1 << 18  # bytes written in one go
-WAITING = 1 << 20  # bytes of output kept for a slow reader, beyond what the window lets in
+CHANNELS = 8  # per connection: OpenSSH's MaxSessions is 10
+CONNECTIONS = 3  # per login: TCP's window and some servers limit a single connection
+FAR = 0.25  # seconds: connections that took longer to open get a larger window
+PIECE = 1 << 18  # bytes per write
+WAITING = 1 << 20  # bytes of output buffered for a slow reader, beyond the window
 WINDOW, FAR_WINDOW = (
     4 << 20,
     16 << 20,
-)  # bytes that a server may send ahead on one channel; twice what is on the way on a fat wire
+)  # bytes a server may send ahead on one channel: twice the bandwidth-delay product of a fast link
 PACKET = 1 << 17
-LONGEST = 120_000  # bytes of a command: the kernel takes 128 KiB in one argument
-LOGIN = 6.0  # seconds in which the start-up files of a login must have ended
-NOISE = 1 << 20  # bytes that a login may print before the command begins
+LONGEST = 120_000  # bytes of a command: the kernel limits one argument to 128 KiB
+LOGIN = 6.0  # timeout for a login's start-up files, in seconds
+NOISE = 1 << 20  # bytes of login output allowed before the command starts
 WORDS = 4096  # bytes of stderr kept for an error
-AGAIN = 0.1  # seconds after a refusal until another channel is tried
-REFUSALS = 8  # of a channel, while we have none, before we believe that there are none for us
+AGAIN = 0.1  # seconds until the next attempt after a refused channel
+REFUSALS = 8  # refused channels in a row, with none open, before giving up
 ENDED = (
     "HUP",
     "INT",
     "KILL",
     "TERM",
-)  # signals of who ends a program from outside: it did nothing wrong
-KILLING = 3.0  # seconds in which an abandoned command must be gone
-SLOWEST_RETRY = 5.0  # seconds between two attempts to connect
+)  # signals sent from outside, which are no fault of the program
+KILLING = 3.0  # timeout for killing an abandoned command, in seconds
+SLOWEST_RETRY = 5.0  # longest wait between attempts to connect, in seconds
 CIPHERS = (
     "aes128-gcm@openssh.com",
     "aes256-gcm@openssh.com",
@@ -56,10 +57,10 @@ CIPHERS = (
     "aes128-ctr",
     "chacha20-poly1305@openssh.com",
 )
-# After the kinds of key that we know of a host: one of another kind is shown and refused by name, instead of a connection that ends without a word.
+# Added after the known key types of a host.  A key of another type is then reported and rejected, instead of a failed key exchange.
 HOST_KEYS = "+ssh-ed25519,ecdsa-sha2-nistp256,ecdsa-sha2-nistp384,ecdsa-sha2-nistp521,rsa-sha2-512,rsa-sha2-256"
 KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
-# What a shell of any kind takes between single quotes as it is: csh reads "!", fish reads "\\".
+# Characters that every shell passes on unchanged between single quotes: csh expands "!", fish "\\".
 PLAIN = re.compile(rb"[ \"-&(-\[\]-~]*")
 UNSAFE = re.compile(rb"[^A-Za-z0-9 _./=,:@%+\"$*?<>|&;(){}\[\]#~^-]")
 
@@ -68,27 +69,35 @@ _Trusted: TypeAlias = "asyncssh.SSHKnownHosts | tuple[list[asyncssh.SSHKey], lis
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The way to one login.  `host_key` is the one it must present, as `ssh-ed25519 AAAA…`; without it the files `known_hosts` decide."""
+    """The route to one login.
+
+    `host_key` is the only accepted host key, as `ssh-ed25519 AAAA…`.  Without it, the files
+    `known_hosts` decide.
+    """
 
     user: str
     host: str
     port: int = 22
     host_key: str | None = None
     known_hosts: tuple[str, ...] = KNOWN_HOSTS
-    identity: tuple[str, ...] = ()  # private key files; none: those in ~/.ssh, and the agent's
-    identities_only: bool = (
-        True  # whether only those of the agent's keys are offered that `identity` names
+    identity: tuple[
+        str, ...
+    ] = ()  # private key files; if empty, the keys in ~/.ssh and of the agent
+    identities_only: bool = True  # offer only agent keys that `identity` names
+    lenient: bool = (
+        False  # allow missing files in `identity`: a configuration names keys for many machines
     )
-    lenient: bool = False  # whether a file of `identity` may be missing: a configuration names keys for many machines
     certificates: tuple[str, ...] = ()  # files
     login: bytes | None = field(default=None, repr=False)  # a private key itself, instead of files
-    agent: str | None = None  # the path of its socket
+    agent: str | None = None  # path of the agent's socket
     jump: Route | None = None
     proxy: str = ""  # a command for /bin/sh that connects, instead of TCP
-    alias: str = ""  # the name by which its host key is known
-    family: int = 0  # of addresses, 0: any
-    keep_alive: float = 15.0  # seconds of silence after which we ask whether it is still there; the fourth unanswered question ends the connection
-    patience: float = 20.0  # seconds in which it must have let us in
+    alias: str = ""  # name of the host key in known_hosts
+    family: int = 0  # address family; 0: any
+    keep_alive: float = (
+        15.0  # seconds of silence until a keepalive; four unanswered ones close the connection
+    )
+    patience: float = 20.0  # login timeout, in seconds
 
     def __str__(self) -> str:
         return f"{self.user}@{f'[{self.host}]' if ':' in self.host else self.host}" + (
@@ -97,7 +106,11 @@ class Route:
 
 
 def client(route: Route, folder: Path, n: int = 0) -> tuple[str, ...]:
-    """The words of OpenSSH's client for a route.  Keys that are no files are written below `folder`; `n`: of which server on the way they are."""
+    """Return the command line of OpenSSH's client for a route.
+
+    Keys that are not files are written below `folder`.  `n` numbers the servers of the route, for
+    the names of these files.
+    """
     options = {
         "StrictHostKeyChecking": "yes",
         "ServerAliveInterval": f"{max(1, round(route.keep_alive))}",
@@ -142,21 +155,24 @@ def client(route: Route, folder: Path, n: int = 0) -> tuple[str, ...]:
 
 
 class NotLetIn(Denied):
-    """The login takes none of our keys."""
+    """The login accepts none of our keys."""
 
 
 class Stuck(Denied):
-    """The login lets us in and begins no command: its start-up files do not end."""
+    """The login succeeds but no command starts, because the start-up files do not finish."""
 
 
 class Link:
-    """A connection that is made when it is needed and made again when it broke.  Belongs to one event loop at a time."""
+    """A connection opened on demand and reopened after a failure.
+
+    Belongs to one event loop at a time.
+    """
 
     def __init__(self, route: Route, besides: int = CONNECTIONS - 1) -> None:
         self.route = route
-        self._besides = besides  # how many more connections there may be
+        self._besides = besides  # limit of additional connections
         self._through = Link(route.jump) if route.jump else None
-        self._beside: Link | None = None  # for what this connection has no room for
+        self._beside: Link | None = None  # takes calls beyond this connection's room
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connection: asyncssh.SSHClientConnection | None = None
         self._connecting, self._killing = asyncio.Lock(), asyncio.Lock()
@@ -164,10 +180,14 @@ class Link:
         self._window = WINDOW
         self._failures = 0
         self._not_before = 0.0
-        self._logged_in = False  # whether any command began: the start-up files of the login end
+        self._logged_in = False  # whether a command has started, so the start-up files do finish
 
     async def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
-        """Run `argv` there and stream its output.  Raises Rejected with its stderr when it fails, Unreachable when the connection breaks."""
+        """Run `argv` on the host and stream its output.
+
+        Raises Rejected with the end of stderr if the command fails, Unreachable if the connection
+        breaks.
+        """
         mark, command = _frame_command(argv)
         try:
             session = await self._session(command)
@@ -193,7 +213,7 @@ class Link:
                 else:
                     session.pid = int(pid)
                     self._logged_in = True
-                    session.feed(stdin)  # not before: start-up files may read
+                    session.feed(stdin)  # not earlier, because start-up files may read input
                     if rest:
                         yield rest
                 if not session.pid and len(noise) > NOISE:
@@ -205,7 +225,7 @@ class Link:
             raise kind(_explain_stuck(self.route, noise + bytes(session.words))) from None
         finally:
             await session.leave()
-            if session.pid > 1 and not session.over:  # the group of process 1 is everybody
+            if session.pid > 1 and not session.over:  # -1 would address all processes
                 await self._kill(session.pid)
             session.give_room()
         if session.failure is not None:
@@ -213,7 +233,7 @@ class Link:
         _judge(session, noise, mark, argv, self.route)
 
     async def aclose(self) -> None:
-        """Let go of the connection.  The next call makes another."""
+        """Close the connection.  The next call opens another."""
         connection, self._connection = self._connection, None
         self._room.left = True
         if connection is not None and self._loop is asyncio.get_running_loop():
@@ -229,11 +249,14 @@ class Link:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection, as far as we know."""
+        """Return True if there is an open connection, as far as is known."""
         return self._connection is not None and not self._connection.is_closed()
 
     async def connection(self) -> asyncssh.SSHClientConnection:
-        """The held connection, made now if there is none.  After a failure the next attempt waits a little, and longer each time."""
+        """Return the open connection, or open one.
+
+        After a failure, each further attempt waits longer, up to SLOWEST_RETRY seconds.
+        """
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop, self._connection, self._room = loop, None, _Room()
@@ -311,9 +334,10 @@ class Link:
     # --- channels
 
     async def _kill(self, pid: int) -> None:
-        """End the group of an abandoned command.  OpenSSH passes on no signals in sessions of root, so we go there.
+        """Kill the process group of an abandoned command, through a channel of its own.
 
-        Needs no room: those who wait here may be all who hold any.
+        OpenSSH passes on no signals in root's sessions.  The channel is not counted as used room,
+        because waiting callers here may hold all the room.
         """
         connection, session = self._connection, _Session(_Room())
         if connection is None or connection.is_closed():
@@ -326,7 +350,10 @@ class Link:
                     pass
 
     async def _session(self, command: bytes) -> _Session:
-        """A channel that runs `command`, as soon as there is room for one."""
+        """Open a channel that runs `command`, as soon as the connection has room for one.
+
+        Raises _Full if another connection should be used.
+        """
         refused = 0
         while True:
             connection = await self.connection()
@@ -368,11 +395,11 @@ class Link:
 
 
 class _Full(Exception):
-    """The server lets this connection have no more channels now."""
+    """The server allows no further channels on this connection now."""
 
 
 class _Room:
-    """How many channels of one connection are in use."""
+    """Counter of the channels in use on one connection, with its limit."""
 
     def __init__(self) -> None:
         self.limit, self.taken = float(CHANNELS), 0
@@ -396,7 +423,11 @@ class _Room:
         self._wake()
 
     def refuse(self) -> None:
-        """It allows fewer at once than is usual, or has not noticed that one ended.  One more is tried soon, lest one that stays bars all others."""
+        """Lower the limit after a refused channel.  A retry with a higher limit follows soon.
+
+        The server allows fewer channels than usual, or has not noticed that a channel has closed.
+        Without the retry, one long channel would block all others.
+        """
         self.limit = max(1.0, self.taken)
         asyncio.get_running_loop().call_later(AGAIN, self._more)
 
@@ -413,7 +444,7 @@ class _Room:
 
 
 class _Greeter(asyncssh.SSHClient):
-    """Remembers the host key that is not the one we know."""
+    """SSH client that records a host key that does not match the trusted keys."""
 
     shown: asyncssh.SSHKey | None = None
 
@@ -425,12 +456,12 @@ class _Greeter(asyncssh.SSHClient):
 
 
 class _Session(asyncssh.SSHClientSession[bytes]):
-    """One command: what it prints, no faster than it is read, and what it is given, no faster than it reads."""
+    """One command's channel, with flow control for its output and its input."""
 
     def __init__(self, room: _Room) -> None:
-        self.pid = 0  # of the command, which leads its group; known when its own output begins
-        self.failure: BaseException | None = None  # of the producer of its input
-        self.whole = False  # we have all that it printed
+        self.pid = 0  # process id and group of the command, known when its own output starts
+        self.failure: BaseException | None = None  # error of the input's producer
+        self.whole = False  # the output is complete
         self.code: int | None = None
         self.signal = ""
         self.words = bytearray()
@@ -464,7 +495,7 @@ class _Session(asyncssh.SSHClientSession[bytes]):
 
     def eof_received(self) -> bool:
         self.whole = True
-        return True  # it may still want to read
+        return True  # the command may still read input
 
     def exit_status_received(self, status: int) -> None:
         self.code = status
@@ -484,7 +515,7 @@ class _Session(asyncssh.SSHClientSession[bytes]):
         self.note_closed()
 
     def note_closed(self) -> None:
-        """The channel is no more."""
+        """Handle the end of the channel."""
         if not self.over:
             self.over = True
             if self._unwanted:
@@ -492,10 +523,10 @@ class _Session(asyncssh.SSHClientSession[bytes]):
             self._news.set()
             self._may_write.set()
             if self._feeding is not None:
-                self._feeding.cancel()  # its reader may be busy for long, or never come back
+                self._feeding.cancel()  # the input's producer may be busy for long, or never return
 
     async def read(self) -> bytes:
-        """Some of what it printed, empty after all of it."""
+        """Return new output.  Empty after the last output."""
         while not self._printed and not self.over and not self._left:
             self._news.clear()
             await self._news.wait()
@@ -508,14 +539,14 @@ class _Session(asyncssh.SSHClientSession[bytes]):
         return data
 
     def feed(self, stdin: AsyncIterable[bytes]) -> None:
-        """Begin to give it `stdin`."""
+        """Start to send `stdin` to the command."""
         if stdin is NOTHING:
             self._end()
         else:
             self._feeding = asyncio.ensure_future(self._feed(stdin))
 
     async def leave(self) -> None:
-        """Its reader has gone: it is killed if it still runs."""
+        """Kill the command if it still runs, because its output is no longer read."""
         self._abandon()
         if self._feeding is not None:
             self._feeding.cancel()
@@ -523,7 +554,7 @@ class _Session(asyncssh.SSHClientSession[bytes]):
                 await self._feeding
 
     def drop_opening(self, opening: asyncio.Task[Any]) -> None:
-        """Its caller went away before it was there."""
+        """Abandon a channel whose caller was cancelled while it was opening."""
         if opening.cancelled() or opening.exception() is not None or self.over:
             self.give_room()
         else:
@@ -531,7 +562,7 @@ class _Session(asyncssh.SSHClientSession[bytes]):
             self._abandon()
 
     def give_room(self) -> None:
-        """Another may open its channel."""
+        """Free this channel's room for another channel."""
         if self._has_room:
             self._has_room = False
             self._room.give()
@@ -557,14 +588,16 @@ class _Session(asyncssh.SSHClientSession[bytes]):
                 for begin in range(0, len(data), PIECE):
                     await self._may_write.wait()
                     if self.over or self._left:
-                        return  # its exit code says whether that matters
+                        return  # the exit code tells whether unread input matters
                     self._channel.write(
                         data if len(data) <= PIECE else memoryview(data)[begin : begin + PIECE]
                     )
             self._end()
         except BrokenPipeError:
-            pass  # it closed its input; its exit code says whether that matters
-        except Exception as error:  # somebody else's: handed on to who reads the output
+            pass  # the command closed its input; the exit code tells whether that matters
+        except (
+            Exception
+        ) as error:  # any error of the input's producer goes to the reader of the output
             self.failure = error
             self._abandon()
         finally:
@@ -572,11 +605,14 @@ class _Session(asyncssh.SSHClientSession[bytes]):
                 await aclose()
 
 
-# --- words for the other side
+# --- commands and error messages
 
 
 def _frame_command(argv: Argv) -> tuple[bytes, bytes]:
-    """The mark after which output is the command's own, and the command for a login shell of any kind, in ASCII it does not interpret."""
+    """Return the mark that precedes the command's own output, and the command for a login shell.
+
+    The command is ASCII text that every kind of shell passes on unchanged.
+    """
     one, other = secrets.token_hex(4), secrets.token_hex(4)
     say = f'printf "\\036%s%s %s\\n" {one} {other} $$'
     begin = f'{say}; {say} >&2; unset CDPATH ENV BASH_ENV TAR_OPTIONS; LC_ALL=C; export LC_ALL; exec "$@"'.encode()
@@ -626,7 +662,10 @@ def _judge(session: _Session, noise: bytes, mark: bytes, argv: Argv, route: Rout
 
 
 async def _await_beginning(session: _Session, login: float) -> bytes:
-    """Some of what it printed.  Raises TimeoutError where the command has not begun by `login`, in the loop's time."""
+    """Return new output.
+
+    Raises TimeoutError if the command has not started by `login`, in the event loop's time.
+    """
     async with asyncio.timeout_at(None if session.pid else login):
         return await session.read()
 
@@ -641,7 +680,7 @@ def _explain_stuck(route: Route, words: bytes) -> str:
 
 
 def _readable(words: bytes) -> str:
-    """The end of what a stranger said, without what would move a cursor or colour a terminal."""
+    """Return the end of untrusted output, without terminal control characters."""
     text = words.decode("utf-8", "replace")[-WORDS:].strip()
     return "".join(
         character if character.isprintable() or character in "\n\t" else "\ufffd"
@@ -649,23 +688,26 @@ def _readable(words: bytes) -> str:
     )
 
 
-# --- keys, ours and theirs
+# --- login keys and host keys
 
 
 class _Keys:
-    """The keys that a login is offered.  Raises Denied for a key that is named and cannot be used."""
+    """The keys to offer to a login.  Raises Denied for a named key that cannot be used."""
 
     def __init__(self, route: Route) -> None:
         self._route = route
         self.certificates = [each for each in route.certificates if Path(each).is_file()]
         self._files: list[str] = []
-        self._of_agent: list[bytes] = []  # public keys that are named: the agent may have them
+        self._of_agent: list[bytes] = []  # named public keys, which the agent may hold
         for name in route.identity if route.login is None else ():
             self._look(Path(name).expanduser())
 
     @asynccontextmanager
     async def offer(self) -> AsyncIterator[Any]:
-        """What to offer, in its order, for as long as the block lasts; () are those in ~/.ssh."""
+        """Yield the keys to offer, in order, usable within the block.
+
+        An empty tuple stands for the keys in ~/.ssh.
+        """
         route = self._route
         if route.login is not None:
             yield [asyncssh.import_private_key(route.login)]
@@ -677,7 +719,7 @@ class _Keys:
             try:
                 agent = await asyncssh.connect_agent(route.agent)
             except (OSError, asyncssh.Error):
-                agent = None  # as ssh does: the files may do
+                agent = None  # like ssh, fall back to the files
             if agent is None:
                 yield self._files or None
                 return
@@ -690,7 +732,7 @@ class _Keys:
                 agent.close()
 
     def _look(self, path: Path) -> None:
-        """What a named file is: a private key, or one whose public half names it to the agent."""
+        """Read a named key file: a private key, or one whose public half names it to the agent."""
         route = self._route
         public = path if path.suffix == ".pub" else path.with_name(path.name + ".pub")
         try:
@@ -712,7 +754,7 @@ class _Keys:
             self._files.append(str(path))
 
     def _ask_agent(self, public: Path) -> bool:
-        """Whether there is a public key that the agent can be asked for."""
+        """Record a public key to ask the agent for.  Return False if its file cannot be read."""
         try:
             self._of_agent.append(asyncssh.read_public_key(public).public_data)
         except (OSError, asyncssh.KeyImportError):
@@ -721,14 +763,17 @@ class _Keys:
 
 
 def _known_as(route: Route) -> str:
-    """The name under which known_hosts has its key."""
+    """Return the name of a route's host key in known_hosts."""
     if route.alias:
         return route.alias
     return route.host if route.port == PORT else f"[{route.host}]:{route.port}"
 
 
 def _read_known_hosts(path: Path) -> tuple[list[str], list[int]]:
-    """The lines of a file of host keys that can be read, and the numbers of the others.  Raises OSError."""
+    """Return the readable lines of a known_hosts file, and the numbers of the other lines.
+
+    Raises OSError.
+    """
     lines = path.read_text("utf-8", "replace").splitlines()
     try:
         asyncssh.import_known_hosts("\n".join(lines))
@@ -747,7 +792,7 @@ def _readable_line(line: str) -> bool:
 
 
 def odd_lines(routes: Iterable[Route]) -> list[str]:
-    """A notice for each file of host keys of these ways with lines that are passed over."""
+    """Return a notice for each known_hosts file of these routes with lines that are ignored."""
     files = {name: None for route in routes for name in _files_on(route)}
     notices = []
     for name in files:
@@ -769,7 +814,7 @@ def _files_on(route: Route | None) -> Iterator[str]:
 
 
 def _trusted_keys(route: Route) -> _Trusted:
-    """The host keys that are believed.  Raises Denied."""
+    """Return the trusted host keys of a route.  Raises Denied."""
     if route.host_key is not None:
         try:
             return [asyncssh.import_public_key(route.host_key)], [], []
@@ -791,7 +836,7 @@ def _trusted_keys(route: Route) -> _Trusted:
 def _explain_unverified(
     route: Route, shown: asyncssh.SSHKey | None, trusted: _Trusted, why: str
 ) -> str:
-    """What to tell a person whose machine has not proved that it is the one."""
+    """Explain to a person why a host key was not accepted, and how to check and trust it."""
     name = _known_as(route)
     known = (
         trusted[0]
@@ -829,7 +874,7 @@ def _not_let_in(route: Route) -> str:
 
 
 def _foreign(error: Exception, route: Route) -> DriverError:
-    """An error of the library or the system as one that says what to do next."""
+    """Translate an error of the library or the system into a driver error with a remedy."""
     match error:
         case (
             asyncssh.KeyImportError()

@@ -1,7 +1,8 @@
-"""Vast.ai driver: machines of third-party hosts, billed by the second, and the meaning of API replies for a lease.
+"""Vast.ai driver: third-party hosts billed by the second, and API replies' meaning for a lease.
 
-A machine bears our mark as its label from the call that creates it, so a lost reply loses no machine.  It destroys itself at its lease's `until` with
-the key that Vast.ai gives every instance; the key of the account never leaves this machine.
+A machine's label is set by the request that creates it and holds the lease key, tagged by this
+installation, so a lost reply loses no machine.  When its lease expires, a machine destroys or stops
+itself with the key that Vast.ai gives every instance.  The account's key never leaves this machine.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ IMAGE: Final = "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime"
 EMPTY: Final = ": renting is impossible; add credit at https://cloud.vast.ai/billing/"
 SEARCHED: Final = 3000  # offers in one reply
 OVER_BID: Final = (
-    1.1  # so much above the least bid: a machine that is bid for at that is taken away at once
+    1.1  # factor above the minimum bid: machines bid at the minimum are preempted at once
 )
-# Asked by the machine itself once its time is over, with the key that it was given.
+# Run by the machine itself when its lease expires, with the instance's own key.
 _ITSELF: Final = """curl -fsS -m 60 -X {method} -H "Authorization: Bearer $CONTAINER_API_KEY" -H 'Content-Type: application/json' -d '{body}' \
 {api}/api/v0/instances/$CONTAINER_ID/ || python3 -c "import os, urllib.request as u
 u.urlopen(u.Request('{api}/api/v0/instances/%s/' % os.environ['CONTAINER_ID'], b'{quoted}',
@@ -49,9 +50,11 @@ u.urlopen(u.Request('{api}/api/v0/instances/%s/' % os.environ['CONTAINER_ID'], b
 
 
 class Vastai(cloud.Deadman[Wire]):
-    """Driver for Vast.ai machines.  `api` is the API's address, `image` the container image, `python` its Python, `bid` the top spot bid in $/hour.
+    """Driver for Vast.ai machines.
 
-    Every other setting is a filter of offers: see `cloud.Filters`.
+    `api` is the API's address, `image` the container image, `python` the image's Python, `bid` the
+    highest spot bid in US dollars per hour.  Every other setting is a filter of offers: see
+    `cloud.Filters`.
     """
 
     provider = "Vast.ai"
@@ -89,7 +92,7 @@ class Vastai(cloud.Deadman[Wire]):
     # --- offers
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
-        """The machines that do, the cheapest first."""
+        """Return the matching machines, the cheapest first."""
         filters = self._filters.with_more(wish.filters)
         disk = max(8, -(-max(wish.disk or 0, wish.need.disk or 0, cloud.DISK) // 10**9))
         judged: list[tuple[Offer, str]] = []
@@ -137,7 +140,11 @@ class Vastai(cloud.Deadman[Wire]):
     # --- leases
 
     async def acquire(self, order: Order) -> Lease:
-        """Rent what was offered.  Raises NoCapacity when another has it, Unsure when it is not known whether we do."""
+        """Rent the offered machine.
+
+        Raises NoCapacity if the offer is taken or its price has risen, Denied if the account lacks
+        credit, Unsure if it is unknown whether a machine was rented.
+        """
         offer = order.offer
         script = cloud.boot(
             self._installation, order, datetime.now(UTC), _itself(self._wire.web.api, order.keep)
@@ -174,7 +181,7 @@ class Vastai(cloud.Deadman[Wire]):
         raise Rejected(f"Vast.ai rejected the order of {offer.id}: {answer.words}", lease=lease)
 
     async def _open_machine(self, lease: Lease) -> SshHost | None:
-        """The machine, once it lets us in and has shown the host key that we gave it."""
+        """Connect to the machine once it accepts our key and shows the right host key."""
         found = await self._alive(lease)
         if found.states[:2] != ("running", "running") or found.address is None:
             return None
@@ -184,15 +191,16 @@ class Vastai(cloud.Deadman[Wire]):
         return await self._logins.open(lease, "root", *found.address)
 
     async def release(self, lease: Lease) -> bool:
-        """Destroy the machine.  True once Vast.ai itself says that there is none."""
+        """Destroy the machine.  Return True once Vast.ai reports that it no longer exists."""
         await self._logins.end(lease)
         await harmless(self._wire.destroy(lease.id))
         return await harmless(self._wire.show(lease.id)) is None
 
     async def start(self, lease: Lease, until: datetime) -> None:
-        """Have a machine run that is stopped; it has as long as it was ordered for, until that changes.
+        """Start a stopped machine for as long as it was ordered, until its lease is prolonged.
 
-        Vast.ai takes the order also where others have its GPUs meanwhile: then it does not come up.  Raises HostLost when it is gone.
+        If others use its GPUs meanwhile, Vast.ai still accepts the request, but the machine does
+        not start.  Raises HostLost if the machine no longer exists.
         """
         if await self.stands(lease) != "runs" and not await harmless(
             self._wire.become(lease.id, "running")
@@ -200,14 +208,14 @@ class Vastai(cloud.Deadman[Wire]):
             raise HostLost(f"the instance {lease.id} no longer exists at Vast.ai")
 
     async def stop(self, lease: Lease) -> bool:
-        """Have a machine stand still.  True once Vast.ai says so; its disk is billed on."""
+        """Stop a machine.  Return True once it is stopped.  Its disk is still billed."""
         await self._logins.end(lease)
         self._attached.discard(lease.id)
         await harmless(self._wire.become(lease.id, "stopped"))
         return await self.stands(lease) != "runs"
 
     async def stands(self, lease: Lease) -> Literal["runs", "stopped", "gone"]:
-        """What Vast.ai says of a machine."""
+        """Return the machine's state, as Vast.ai reports it."""
         found = await harmless(self._wire.show(lease.id))
         return "gone" if found is None else "stopped" if found.is_stopped else "runs"
 
@@ -220,7 +228,7 @@ class Vastai(cloud.Deadman[Wire]):
         ]
 
     async def charges(self, lease: Lease, since: datetime) -> Sequence[Charge]:
-        """What Vast.ai has charged for a lease."""
+        """Return Vast.ai's charges for a lease."""
         mark = self._installation.mark(lease.key)
         return [
             charge
@@ -232,7 +240,7 @@ class Vastai(cloud.Deadman[Wire]):
         return find_lack_of_key()
 
     async def account(self) -> Sequence[tuple[str, str]]:
-        """What there is to know of the account, as words: nothing is changed."""
+        """Describe the account for a person.  Changes nothing."""
         fields = await harmless(self._wire.user())
         credit = number(fields, "credit")
         return [
@@ -251,7 +259,10 @@ class Vastai(cloud.Deadman[Wire]):
     # --- one machine
 
     async def _alive(self, lease: Lease) -> Instance:
-        """What Vast.ai says of a machine.  Raises HostLost when it is gone or will not run."""
+        """Return Vast.ai's record of a machine.
+
+        Raises HostLost if the machine no longer exists, was stopped or cannot start.
+        """
         found = await harmless(self._wire.show(lease.id))
         if found is None:
             raise HostLost(f"the instance {lease.id} no longer exists at Vast.ai")
@@ -273,13 +284,13 @@ class Vastai(cloud.Deadman[Wire]):
 
 
 def _itself(api: str, keep: bool) -> str:
-    """Return the command with which a machine destroys or stops itself."""
+    """Return the shell command that makes a machine destroy or stop itself."""
     method, body = ("PUT", '{"state":"stopped"}') if keep else ("DELETE", "{}")
     return _ITSELF.format(api=api, method=method, body=body, quoted=body.replace('"', '\\"'))
 
 
 def _why_unsuited(ask: Ask, market: Market, disk: int, bid: float) -> str:
-    """Explain why a machine cannot be rented with this disk size in GB or for this bid.  Empty if it can."""
+    """Explain why a machine cannot be rented with `disk` GB or for `bid`.  Empty if it can."""
     if (ask.resources.disk or 0) < disk * 10**9:
         return "too little disk"
     return "above the highest bid" if market == "spot" and (ask.least_bid or 0.0) > bid else ""

@@ -20,11 +20,14 @@ BROKEN: Final = ("error", "failed", "exception", "oci runtime", "permission deni
 
 
 class Ask(NamedTuple):
-    """A machine on offer.  Prices are US dollars per hour, sizes are bytes, and `inet` is Mb/s."""
+    """An offered machine.
+
+    Prices are US dollars per hour, sizes are bytes, and the network speed in `traits` is in Mb/s.
+    """
 
     id: str
     resources: Resources
-    price: float | None  # None: it cannot be read
+    price: float | None  # None if the price cannot be read
     least_bid: float | None
     disk_price: float | None
     egress_price: float
@@ -42,7 +45,7 @@ class Instance(NamedTuple):
     states: tuple[str, str, str, str]  # actual, intended, current and next
     said: str
     address: tuple[str, int] | None
-    price: float | None  # None: it cannot be read
+    price: float | None  # None if the price cannot be read
 
     @property
     def description(self) -> str:
@@ -50,14 +53,17 @@ class Instance(NamedTuple):
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the instance is stopped because it was outbid or the account is empty.  Its disk is still billed."""
+        """Return True if the instance was outbid, or the account is empty.
+
+        Its disk is still billed.
+        """
         return self.states[1:] == ("stopped", "stopped", "stopped")
 
     @property
     def is_broken(self) -> bool:
-        """Whether the instance is offline, or its container has failed or exited although it should run.
+        """Return True if the instance is offline, or its container has failed or exited.
 
-        One that is being started is `exited`, too, but not `running` in the other words.
+        A starting instance is `exited`, too, but not `running` in the other states.
         """
         actual, intended, current, _next = self.states
         if actual == "exited" and (intended, current) == ("running", "running"):
@@ -86,7 +92,7 @@ class Wire:
         return await self.ask("PUT", f"/api/v0/asks/{ask}/", order)
 
     async def show(self, id: str) -> Instance | None:
-        """One machine; None when the provider says in its own words that there is none."""
+        """Return one machine.  None if Vast.ai itself reports that it does not exist."""
         answer = await self.ask("GET", f"/api/v0/instances/{id}/", query={"owner": "me"})
         if answer.code == "no_such_instance":
             return None
@@ -96,7 +102,11 @@ class Wire:
         return _instance(inner(found, f"the instance {id}", "Vast.ai"))
 
     async def listing(self) -> list[Instance]:
-        """All machines of the account.  Pages begin after the last id that was seen: one that vanishes meanwhile moves none of the others."""
+        """Return all machines of the account.
+
+        Each page starts after the last seen id, so a machine that vanishes meanwhile shifts no
+        others.
+        """
         found: list[Instance] = []
         last = 0
         for _ in range(web.PAGES):
@@ -125,7 +135,7 @@ class Wire:
             _good(answer, f"the instance {id}")
 
     async def become(self, id: str, state: str) -> bool:
-        """Have a machine be `running` or `stopped`.  False: there is none."""
+        """Set a machine's state to `running` or `stopped`.  Return False if it does not exist."""
         answer = await self.ask("PUT", f"/api/v0/instances/{id}/", {"state": state})
         if answer.code == "no_such_instance":
             return False
@@ -139,7 +149,7 @@ class Wire:
         )
 
     async def charges(self, since: float) -> list[tuple[str, Charge]]:
-        """What instances cost, with the label of each."""
+        """Return the charges for all instances, each with the instance's label."""
         found: list[tuple[str, Charge]] = []
         token, seen = "", set[str]()
         while True:
@@ -180,7 +190,11 @@ class Wire:
         body: Fields | None = None,
         query: Mapping[str, str] | None = None,
     ) -> Answer:
-        """Send one request.  Raises Unreachable when it cannot have been read, Unsure when that is not known, Throttled, Denied."""
+        """Send one request.
+
+        Raises Unreachable if the request cannot have been received, Unsure if that is unknown,
+        Throttled, Denied.
+        """
         return _check_answer(await self.web.ask(method, path, api_key(), body, query))
 
 
@@ -219,7 +233,7 @@ def key_source() -> str:
 
 
 def _check_answer(answer: Answer) -> Answer:
-    """An answer that is about what was asked.  Raises Throttled, Denied, Unsure."""
+    """Return an answer to the request itself.  Raises Throttled, Denied, Unsure for others."""
     if answer.status == 429:
         if answer.code == "search_quota_exceeded":
             at = answer.headers.get("x-ratelimit-reset", "")

@@ -1,4 +1,7 @@
-"""HTTP requests to a provider and typed replies, shared by the API clients of rented machines.  Requests are never retried here."""
+"""HTTP requests to a provider and typed replies, shared by the API clients of rented machines.
+
+Requests are never retried here.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,10 @@ from .base import Unreachable, Unsure
 Fields: TypeAlias = Mapping[str, object]
 LARGEST: Final = 64 << 20  # bytes of a reply
 PATIENCE: Final = 60.0  # seconds for one request
-LIMIT: Final = 1e18  # no number of theirs is larger, and an integer of a thousand digits is none
-PAGES: Final = 1000  # of one listing
+LIMIT: Final = (
+    1e18  # larger numbers in replies are invalid, such as an integer of a thousand digits
+)
+PAGES: Final = 1000  # per listing
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d{1,3})?", re.ASCII | re.IGNORECASE)
 _CENTS: Final = ("cent", "cents", "¢")
 _HOURS: Final[Mapping[str, float]] = {
@@ -31,7 +36,7 @@ _HOURS: Final[Mapping[str, float]] = {
     **dict.fromkeys(("w", "week"), 168.0),
     **dict.fromkeys(("mo", "month"), 720.0),
 }
-"""Hours of the times that a price may be for, by their names."""
+"""Hours per unit of time in a price, by the unit's names."""
 _PRICE: Final = re.compile(
     r"(?P<sign>\$|us\$)?\s*(?P<amount>(\d+\.?\d*|\.\d+)(e[+-]?\d{1,3})?)"
     rf"\s*(?P<unit>\$|usd|dollars?|{'|'.join(reversed(_CENTS))})?"
@@ -50,7 +55,7 @@ class Answer(NamedTuple):
 
     @property
     def code(self) -> str:
-        """The provider's error code.  Empty if the reply has none."""
+        """Return the provider's error code.  Empty if the reply has none."""
         error = self.fields.get("error", "")
         if not isinstance(error, dict):
             return f"{error}"
@@ -63,7 +68,10 @@ class Answer(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The provider's error message as one printable line, or the HTTP status if the reply holds no text."""
+        """Return the provider's error message as one printable line.
+
+        If the reply holds no text, this is the HTTP status.
+        """
         fields = error if isinstance(error := self.fields.get("error"), dict) else self.fields
         return (
             printable(
@@ -81,7 +89,7 @@ class Web:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._client: httpx.AsyncClient | None = None
         self.ahead = 0.0
-        """Seconds by which the provider's clock was ahead of ours in the last reply."""
+        """Seconds by which the provider's clock was ahead of this machine's in the last reply."""
 
     async def ask(
         self,
@@ -91,7 +99,10 @@ class Web:
         body: Fields | None = None,
         query: Mapping[str, str] | None = None,
     ) -> Answer:
-        """Send one request.  Raises Unreachable when it cannot have been read, Unsure when that is not known."""
+        """Send one request.
+
+        Raises Unreachable if the request cannot have been received, Unsure if that is unknown.
+        """
         try:
             request = self._of_loop().build_request(
                 method,
@@ -121,7 +132,7 @@ class Web:
             raise Unsure(f"no reply from {self.api}: {error or type(error).__name__}") from error
         if (
             300 <= reply.status_code < 400
-        ):  # a redirect is not from the provider: what comes with it is no reply of its own
+        ):  # a redirect does not come from the provider, so its body is no reply of the API
             raise Unsure(f"{self.api} redirects ({reply.status_code}) instead of answering")
         with suppress(TypeError, ValueError):
             self.ahead = (
@@ -144,12 +155,15 @@ class Web:
 
 
 def printable(text: str) -> str:
-    """Turn untrusted text into one line of a message."""
+    """Convert untrusted text into one line for a message."""
     return "".join(letter if letter.isprintable() else " " for letter in text[:300]).strip()
 
 
 def number(row: Fields, *names: str) -> float:
-    """The first of these that is a finite number, also one written as text; 0 when none is."""
+    """Return the first finite number among the fields `names`, also if written as text.
+
+    Otherwise 0.
+    """
     for name in names:
         value = row.get(name)
         if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
@@ -160,10 +174,12 @@ def number(row: Fields, *names: str) -> float:
 
 
 def price(value: object, hours: float = 1.0) -> float | None:
-    """Parse US dollars per hour.  None if the value is unreadable, negative, or in another currency.
+    """Parse US dollars per hour.
 
-    `hours`: of the time that a bare number is for.  Text may say dollars or cents, and for which
-    time: "0.83", "$0.83/hr", "19.92 USD per day", "83 cents".
+    None if the value is unreadable, negative, or in another currency.
+
+    A bare number is a price for `hours` hours.  Text may name dollars or cents, and a unit of time:
+    "0.83", "$0.83/hr", "19.92 USD per day", "83 cents".
     """
     if isinstance(value, str):
         match = _PRICE.fullmatch(value.strip().lower())
@@ -178,7 +194,10 @@ def price(value: object, hours: float = 1.0) -> float | None:
 
 
 def parse_charge(row: Fields, name: str, whose: str) -> float:
-    """US dollars of a bill.  Raises Unreachable when it cannot be read: what was accrued counts then."""
+    """Parse a charge in US dollars.
+
+    Raises Unreachable if it cannot be read.  The accrued cost then counts instead.
+    """
     usd = price(row.get(name))
     if usd is None:
         raise Unreachable(f"cannot read a charge of {whose}: {printable(repr(row.get(name)))}")
@@ -186,7 +205,7 @@ def parse_charge(row: Fields, name: str, whose: str) -> float:
 
 
 def seconds(text: object, whose: str) -> float:
-    """A time of theirs, in ISO 8601, as seconds since the epoch.  Raises Unsure when it is none."""
+    """Parse an ISO 8601 time of a provider into seconds since the epoch.  Raises Unsure."""
     try:
         return datetime.fromisoformat(f"{text}").timestamp()
     except ValueError as error:
@@ -194,7 +213,7 @@ def seconds(text: object, whose: str) -> float:
 
 
 def wait(told: str) -> timedelta:
-    """For how long a provider says, in seconds, that it is not to be asked; at least 0.1 s, at most a minute, and 5 s where it does not say."""
+    """Parse the seconds that a provider asks to wait, between 0.1 and 60.  Without a number, 5."""
     try:
         return timedelta(seconds=min(max(float(told), 0.1), 60.0))
     except ValueError:
@@ -210,7 +229,10 @@ def rows(fields: Fields, name: str, whose: str) -> list[Fields]:
 
 
 def next_page(token: object, seen: set[str], what: str) -> str:
-    """The token of the next page, empty at the end; `seen` are those before it.  Raises Unreachable for pages in a circle, or without end."""
+    """Return the token of the next page, empty at the end.
+
+    `seen` collects the earlier tokens.  Raises Unreachable for pages that repeat or never end.
+    """
     if not token:
         return ""
     if (text := f"{token}") in seen or len(seen) >= PAGES:

@@ -174,7 +174,7 @@ def _execute_claimed(
         ws.hooked[row.id] = "webhooks" in row.data
         while not _execute(ws, row, fence, listener, handover):
             claimed = ws.store.runs.claim(row.id, who)
-            if claimed is None:  # it was cancelled, or another worker has claimed it
+            if claimed is None:  # the run was cancelled, or another worker has claimed it
                 return True
             fence, row = claimed, ws.store.runs.get(row.id)
         return True

@@ -35,7 +35,7 @@ class Claimed:
     resumed: bool = False
     states: Mapping[str, State] = field(
         default_factory=dict
-    )  # of unfinished steps, and of steps to run again
+    )  # states of unfinished steps, and of steps to run again
     spent: Mapping[str, Spent] = field(default_factory=dict)
     tries: Mapping[str, int] = field(default_factory=dict)  # attempts of each step
     made: frozenset[str] = frozenset()  # keys with results of this run
@@ -76,7 +76,7 @@ def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Cl
         asked = row.id == wanted or (
             not wanted and row.data.get("digest") == digest and row.request != "cancel"
         )
-        if row.due is not None and not asked:  # it is queued for a worker
+        if row.due is not None and not asked:  # the run is queued for a worker
             continue
         if (
             not row.fence

@@ -29,7 +29,7 @@ def handle_signals(interrupt: Callable[[], None], terminate: Callable[[], None])
         loop.add_signal_handler(signal.SIGINT, interrupt)
         loop.add_signal_handler(signal.SIGTERM, terminate)
     except (ValueError, RuntimeError, NotImplementedError):
-        yield  # not the main thread: signals are the caller's
+        yield  # outside the main thread, the caller handles signals
         return
     try:
         yield
@@ -59,7 +59,7 @@ def raise_on_signals(say: Callable[[str], None]) -> Iterator[None]:
         if _count_uninterruptible(frame) > around:
             _thread.start_new_thread(
                 again, (number,)
-            )  # `threading` has locks that this thread may hold
+            )  # `threading` uses locks that this thread may hold
             return
         say("interrupted before any step started")
         raise KeyboardInterrupt
@@ -72,7 +72,7 @@ def raise_on_signals(say: Callable[[str], None]) -> Iterator[None]:
         ]
         before = {each: signal.signal(each, end) for each in ours}
     except ValueError:
-        yield  # not the main thread: signals are the caller's
+        yield  # outside the main thread, the caller handles signals
         return
     try:
         yield

@@ -80,7 +80,9 @@ class Telemetry:
     def finish(self, attempt: str) -> None:
         """Send the rest of a finished attempt, including an incomplete last line."""
         for name, stream in list(self._rest):
-            of_it = name == attempt or name.startswith(f"{attempt}.")  # or one of its processes
+            of_it = name == attempt or name.startswith(
+                f"{attempt}."
+            )  # or one process of the attempt
             if of_it and (rest := self._rest.pop((name, stream))):
                 self._process(name, stream, rest)
         self._gpu.pop(attempt, None)

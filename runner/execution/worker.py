@@ -188,7 +188,9 @@ def _work(ours: Assignment) -> Summary | None:
     )
     if settings.driver != LOCAL:
         log_remote(ws, run, settings.driver, "", state)
-    if state == "PAUSED" and commits.answers == "resume":  # requested after all steps had stopped
+    if (
+        state == "PAUSED" and commits.answers == "resume"
+    ):  # a resume was requested after all steps had stopped
         return None
     interrupted = interrupted or (bool(commits.answers) and state in ("CANCELLED", "PAUSED"))
     made = list_results(ws, found) if report.state == "COMPLETED" else ()
@@ -389,7 +391,7 @@ def _store_error(commits: GroupCommit | None, error: BaseException) -> None:
         and isinstance(error, (RecipeError, DriverError))
         and not isinstance(error, StoreUnavailable)
     ):
-        with contextlib.suppress(Infrastructure):  # the store itself may be what failed
+        with contextlib.suppress(Infrastructure):  # the store itself may have failed
             _store_final_state(commits, failed_state(error))
 
 

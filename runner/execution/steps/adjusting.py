@@ -51,7 +51,7 @@ class SmallerInputs:
         commits: GroupCommit,
         earlier: Mapping[str, int],
     ) -> None:
-        """`earlier`: out-of-memory failures of each step under earlier workers of the run."""
+        """Count on from `earlier`, the out-of-memory failures by step under earlier workers."""
         self._ws, self._steps, self._commits = ws, steps, commits
         self._earlier = Counter(earlier)
         self._values: dict[str, dict[str, int]] = {}  # step -> input -> present value

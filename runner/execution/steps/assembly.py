@@ -119,7 +119,7 @@ class _Assembly:
         self.folder = f"{ws.home}/attempts"
         resumed = claimed.resumed
         earlier = ws.store.runs.attempts(claimed.id) if resumed else ()
-        # Before the search for orphans: this creates their directories here.
+        # Must precede the search for orphans, because it creates their directories here.
         self.inherited = takeover.adopt_attempts(ws, claimed.id) if resumed and ws.delivers else {}
         self.bell = Bell()
         self.steps = RunPlan(survey, claimed.states)

@@ -140,7 +140,7 @@ class Chunks:
         commits = self._commits
         if self._telemetry is not None:
             self._telemetry.feed(rows)
-        with contextlib.suppress(Stale):  # the next group raises it
+        with contextlib.suppress(Stale):  # the next group raises the error
             if rows and self._ws.delivers:
                 self._ws.store.runs.exchange.add_chunks(commits.run, commits.fence, rows)
 
@@ -165,7 +165,7 @@ class Chunks:
                 self._ws.store.runs.exchange.fold(
                     commits.run, commits.fence, Chunk(text.name, text.stream, 0, b"", content)
                 )
-            except RecipeError as error:  # its rows stay in the database
+            except RecipeError as error:  # the log's rows stay in the database
                 commits.say(
                     f"cannot upload the log of {text.name} to the shared store {cache.name}: {error}"
                 )

@@ -73,7 +73,7 @@ class KeyClaims:
             self._orphans.look_again()
         made_here = key in commits.made
         if delivers and self._ws.remote_cache is not None and not made_here:
-            self._ws.remote_cache.look_again(key)  # another machine may have produced it
+            self._ws.remote_cache.look_again(key)  # another machine may have stored a result
         if (contended or made_here) and self._judge.is_made(n):
             commits.release(key)
             who = "another step of this run" if made_here else "another run"
@@ -93,7 +93,10 @@ class StateClaims:
         shared_states: SharedStates,
         inherited: Mapping[str, Left],
     ) -> None:
-        """`inherited`: attempts that a worker on another machine started, by name."""
+        """Create the claims.
+
+        `inherited` maps names to attempts that another machine's worker began.
+        """
         self._ws, self._preparer, self._orphans = ws, preparer, orphans
         self._shared_states, self._inherited = shared_states, inherited
 

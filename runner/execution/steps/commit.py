@@ -105,7 +105,7 @@ class _Group:
     attempts: list[AttemptRow] = field(default_factory=list)
     published: list[Published] = field(default_factory=list)
     tiny: dict[Content, bytes] = field(default_factory=dict)
-    logs: list[str] = field(default_factory=list)  # their files, to be deleted
+    logs: list[str] = field(default_factory=list)  # paths of log files to delete
     release: dict[str, None] = field(default_factory=dict)  # keys to release
     after: list[Callable[[], None]] = field(default_factory=list)
     state: RunState | None = None  # new state of the run
@@ -154,13 +154,13 @@ class GroupCommit:
         self._tries: dict[str, int] = dict(tries)
         self._holders: dict[
             str, str
-        ] = {}  # key -> its step in this run, because kernel locks do not exclude our own process
+        ] = {}  # steps of held keys, because kernel locks do not exclude this process itself
         self._uploading: dict[
             str, None
         ] = {}  # keys held for other machines until the shared store has their results
         self._numbers: dict[str, str] = {}  # latest metrics of each open step
-        self._began: dict[str, float] = {}  # start of its last attempt
-        self._phases: dict[str, str] = {}  # its phase, on a host with its own disk
+        self._began: dict[str, float] = {}  # start of the last attempt, by step
+        self._phases: dict[str, str] = {}  # phase of each step on a host with its own disk
         self._running: dict[str, StepRow] = {}  # stored rows of RUNNING steps
         self.made: set[str] = set(made)
         """Keys whose traces this run stored."""
@@ -360,7 +360,7 @@ class GroupCommit:
 
     @property
     def busy(self) -> bool:
-        """True while a group is being stored; no other group can be sent."""
+        """Return True while a group is being stored; no other group can be sent."""
         return self._sent is not None
 
     def send(self, landed: Callable[[], None]) -> None:
@@ -484,7 +484,7 @@ class GroupCommit:
             self.ws.traces.add(trace.key)
             self.made.add(trace.key)
         for log in group.logs:
-            with contextlib.suppress(FileNotFoundError):  # another run deleted it, too
+            with contextlib.suppress(FileNotFoundError):  # another run has also deleted the log
                 os.unlink(log)
         for do in group.after:
             do()

@@ -67,7 +67,7 @@ class Stopper:
 
     @property
     def is_interrupted(self) -> bool:
-        """True if a signal asked the run to stop."""
+        """Return True if a signal asked the run to stop."""
         return self._interrupts > 0
 
     @property
@@ -77,21 +77,24 @@ class Stopper:
 
     @property
     def is_stopping(self) -> bool:
-        """True if running steps are being stopped; a step that is just starting must stop, too."""
+        """Return True if running steps are being stopped.
+
+        A step that is just starting must then stop, too.
+        """
         return self._is_stopping
 
     @property
     def is_abandoned(self) -> bool:
-        """True if running steps are left as they are."""
+        """Return True if running steps are left as they are."""
         return self._interrupts > 2 or self._is_left
 
     @property
     def keeps_hosts(self) -> bool:
-        """True if the requested pause keeps the machines for the resume."""
+        """Return True if the requested pause keeps the machines for the resume."""
         return self._keeps_hosts
 
     def leave_unfinished(self) -> None:
-        """At the end of the loop of a worker that hands over, leave open steps to the next worker."""
+        """Leave open steps to the next worker if this worker is handing over its run."""
         if self._is_handing_over and self._request not in ("pause", "cancel"):
             self._is_left |= not self._schedule.is_finished
 
@@ -193,7 +196,7 @@ class Stopper:
             return
         try:
             request = runs.take_request(self._commits.run, self._commits.fence)
-        except Stale:  # another worker has the run and its jobs
+        except Stale:  # another worker now owns the run and its jobs
             return self._leave()
         self._seen = version
         if request == self._request or self._request == "cancel":

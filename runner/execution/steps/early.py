@@ -112,7 +112,9 @@ class EarlyStops:
         if rule is None:
             return ()
         folder = Path(attempt.directory.path)
-        with contextlib.suppress(Invalid, OSError):  # a pattern that takes too long, or no file yet
+        with contextlib.suppress(
+            Invalid, OSError
+        ):  # the pattern takes too long, or the file does not exist yet
             if rule.pattern:
                 masker = self._commits.masker
                 return stream(

@@ -128,7 +128,7 @@ class StepEnvironments:
                 )
                 self._pythons[each, wanted].add_done_callback(
                     lambda task: task.cancelled() or task.exception()
-                )  # retrieve its exception, even if nobody awaits it
+                )  # retrieve the exception even if no caller awaits the task
         return await self._pythons[place, wanted]
 
     def interpreter(self, node: Node, spec: StepSpec, place: Place) -> str:

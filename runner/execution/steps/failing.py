@@ -37,12 +37,12 @@ class Failure(NamedTuple):
 
     @property
     def has_begun(self) -> bool:
-        """True if the command of the step ran."""
+        """Return True if the command of the step ran."""
         return self.kind not in (StepFailure.ERROR, StepFailure.UNPLACED)
 
     @property
     def is_unplaced(self) -> bool:
-        """True if the step got no host."""
+        """Return True if the step got no host."""
         return self.kind == StepFailure.UNPLACED
 
 

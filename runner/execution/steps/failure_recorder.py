@@ -72,7 +72,7 @@ class FailureRecorder:
         if _is_kept(attempt):
             return self._keep_for_next(id, attempt, cause, tail)
         if cause.reason == "disk":
-            # Its files likely fill the disk, and the failure has to be stored.
+            # The attempt's files likely fill the disk; storing the failure needs space.
             delete(Path(attempt.directory.path))
         links = self._records.links_of(id, attempt)
         words = cause.words

@@ -38,7 +38,7 @@ class Groups:
 
     @property
     def due(self) -> bool:
-        """True if the next group should be sent now."""
+        """Return True if the next group should be sent now."""
         size = self.commits.size
         return (
             size > 0

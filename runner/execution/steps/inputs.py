@@ -79,7 +79,7 @@ class InputStager:
                 add(source, self._steps.facts.takes[taken.lookup_key], source, name)
             elif (
                 kind != "stream" and name not in directory.objects
-            ):  # otherwise its host downloads it from the bucket
+            ):  # otherwise the host downloads the input from the bucket
                 source = str(
                     fetch(
                         self._ws,

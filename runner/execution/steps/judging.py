@@ -38,7 +38,7 @@ class Judge:
         pool: HostPool,
         downloads: Downloads | None,
     ) -> None:
-        """`downloads` fetches results from the shared store; None without a shared store."""
+        """Create the judge.  `downloads` fetches shared results; None without a shared store."""
         self._ws, self._steps, self._schedule, self._commits = ws, steps, schedule, commits
         self._publisher, self._smaller_inputs, self._growth = publisher, smaller_inputs, growth
         self._pool, self._downloads = pool, downloads

@@ -189,7 +189,7 @@ class Loop:
         kept = own.stopper.keeps_hosts and own.schedule.result == "PAUSED"
         try:
             await self._leave_hosts()
-        finally:  # also after an error: release rented machines
+        finally:  # rented machines are released after an error, too
             await self.pool.close(leave=own.stopper.is_abandoned or kept)
         own.machines.note_moves()
         own.scrap.clear()
@@ -198,7 +198,7 @@ class Loop:
         """Clean up the hosts at the end of the run."""
         own, schedule = self.owners, self.owners.schedule
         if schedule.is_finished or schedule.result == "PAUSED":
-            with contextlib.suppress(Infrastructure):  # the last flush raises it again
+            with contextlib.suppress(Infrastructure):  # the last flush raises the error again
                 self.commits.flush()
             await own.bell.settle(GRACE.total_seconds())
         own.bell.cancel_background()

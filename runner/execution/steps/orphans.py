@@ -51,7 +51,7 @@ class Orphans:
 
     @property
     def any_failed(self) -> bool:
-        """True if a failed attempt is kept for inspection."""
+        """Return True if a failed attempt is kept for inspection."""
         return "failed" in self._found
 
     def __contains__(self, head: str) -> bool:

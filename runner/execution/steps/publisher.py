@@ -69,7 +69,7 @@ class Publisher:
             if facts.there.get(path) == content:
                 if (
                     facts.ours.get(path) != content
-                ):  # published by a worker that died before it was stored
+                ):  # published by a worker that died before storing the result
                     self.commits.add_published(path, content, self.survey.plan.nodes[n].id)
                     facts.ours[path] = content
                 continue

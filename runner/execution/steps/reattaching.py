@@ -32,7 +32,7 @@ class Reattacher:
         machines: Machines,
         inherited: Collection[str],
     ) -> None:
-        """`inherited`: attempts that a worker on another machine started and staged."""
+        """Create the finder.  `inherited` names attempts started and staged on another machine."""
         self._steps, self._orphans, self._preparer = steps, orphans, preparer
         self._stager, self._machines, self._inherited = stager, machines, inherited
 

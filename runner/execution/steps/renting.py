@@ -63,7 +63,7 @@ class Machines:
 
     @property
     def are_coming(self) -> bool:
-        """True while a machine is being rented or replaced."""
+        """Return True while a machine is being rented or replaced."""
         return self._coming > 0
 
     def stays_here(self, id: str) -> bool:

@@ -19,7 +19,7 @@ class RunPlan:
     """
 
     def __init__(self, survey: Survey, known: Iterable[str] = ()) -> None:
-        """`known`: the steps that an earlier worker of this run had to run."""
+        """Take the steps from `survey` and from `known`, which an earlier worker had to run."""
         self.survey = survey
         self.todo = {survey.plan.nodes[n].id for n in survey.todo} | set(known)
         self.verdicts = {id: survey.verdicts[survey.plan.index[id]] for id in self.todo}

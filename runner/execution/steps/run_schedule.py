@@ -69,7 +69,7 @@ class RunSchedule:
 
     @property
     def is_disturbed(self) -> bool:
-        """True after a failure or a request since the last call of `startable`."""
+        """Return True after a failure or a request since the last call of `startable`."""
         return self._disturbed
 
     # -- state changes
@@ -173,12 +173,12 @@ class RunSchedule:
 
     @property
     def starts_nothing(self) -> bool:
-        """True if no more step starts, because the run is paused or ending."""
+        """Return True if no more step starts, because the run is paused or ending."""
         return self._scheduler.is_held
 
     @property
     def is_finished(self) -> bool:
-        """True if every step is final."""
+        """Return True if every step is final."""
         return self._scheduler.is_finished
 
     @property

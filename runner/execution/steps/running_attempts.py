@@ -52,7 +52,7 @@ class RunningAttempts(Mapping[str, Attempt]):
 
     @property
     def has_ended(self) -> bool:
-        """True if the end of an attempt waits for the loop."""
+        """Return True if the end of an attempt waits for the loop."""
         return bool(self._ended)
 
     def next_end(self) -> tuple[str, End]:

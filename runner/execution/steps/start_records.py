@@ -20,7 +20,7 @@ class StartRecords:
         environ: Mapping[str, str],
         folder: str,
     ) -> None:
-        """`environ` is the caller's environment, `folder` the directory of all attempts."""
+        """Use the caller's environment `environ`, and `folder`, the directory of all attempts."""
         self._schedule, self._commits = schedule, commits
         self._environ, self._folder = environ, folder
         self._names: dict[str, int] = {}  # attempts by key, or by step without a key
