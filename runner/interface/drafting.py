@@ -42,8 +42,8 @@ _YAML_WORDS: Final = frozenset({"yes", "no", "on", "off", "true", "false", "null
 class Draft:
     """A drafted recipe file.
 
-    `look` lists parts to review, and `needed` names inputs that the user must set. `smaller` has the
-    training lengths of the smoke preset, as `NAME=VALUE`.
+    `look` lists parts to review, and `needed` names inputs that the user must set. `smaller` has
+    the training lengths of the smoke preset, as `NAME=VALUE`.
     """
 
     text: str = ""

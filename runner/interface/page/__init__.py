@@ -59,7 +59,7 @@ def visible(text: str) -> str:
 
 
 def log_lines(data: bytes, most: int = _LINES) -> str:
-    """Return the last lines of a log. A line overwritten by carriage returns keeps its last text."""
+    """Return the last lines of a log, with only the last text of lines with carriage returns."""
     lines = [
         line.rstrip("\r").rpartition("\r")[2]
         for line in data.decode(errors="replace").rstrip().split("\n")
