@@ -1,4 +1,7 @@
-"""Describe a recipe as a datasheet, as text or JSON, from its outputs and inputs to its hardware and run times.  Does no I/O."""
+"""Describe a recipe as a datasheet in text or JSON, without I/O.
+
+A datasheet has the outputs, inputs, hardware, run times and limits of the recipe.
+"""
 
 from __future__ import annotations
 
@@ -87,12 +90,12 @@ def results(recipe: Recipe) -> list[tuple[str, str, Output | None]]:
 
 
 def choices(recipe: Recipe) -> list[tuple[str | None, Preset | None]]:
-    """Return the names and presets to describe, first (None, None) for no preset."""
+    """Return the presets to describe by name, after (None, None) for runs without a preset."""
     return [(None, None), *recipe.presets.items()]
 
 
 def machine(recipe: Recipe, preset: Preset | None) -> Resources:
-    """Return the highest resource requests of all steps."""
+    """Return the maximum of each resource request over all steps, with the preset applied."""
     most = (
         recipe.resources
         if preset is None or preset.resources is None
@@ -109,7 +112,7 @@ def machine(recipe: Recipe, preset: Preset | None) -> Resources:
 
 
 def fixtures(recipe: Recipe) -> list[str]:
-    """Return the paths below the fixtures in presets and input defaults."""
+    """Return the fixture paths in presets and input defaults, relative to the fixtures folder."""
     written: list[Tree] = [
         value for preset in recipe.presets.values() for value in preset.inputs.values()
     ]
@@ -124,7 +127,7 @@ def fixtures(recipe: Recipe) -> list[str]:
 
 
 def needs(recipe: Recipe, step: Step) -> list[str]:
-    """Return the ids of the steps that a step names, and of the steps whose outputs it reads."""
+    """Return the ids of a step's dependencies, from its references and the outputs it reads."""
     written: Any = recipe.document.value
     for part in step.origin:
         written = written[part]

@@ -1,4 +1,7 @@
-"""Draft a recipe around a training script that was read.  Decides names, inputs, outputs and state; asks what is beside it, opens nothing."""
+"""Draft a one-step recipe from the facts about a training script.
+
+Opens no files. A callback tells which paths exist.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,11 @@ _YAML_WORDS: Final = frozenset({"yes", "no", "on", "off", "true", "false", "null
 
 @dataclass(slots=True)
 class Draft:
-    """The recipe's text, what a person should look at, and the inputs that have to be given to try it."""
+    """A drafted recipe file.
+
+    `look` lists parts to review, and `needed` names inputs that the user must set. `smaller` has
+    the training lengths of the smoke preset, as `NAME=VALUE`.
+    """
 
     text: str = ""
     look: list[str] = field(default_factory=list)
@@ -55,10 +62,12 @@ def draft(
     start: Start | None = None,
     folders: Sequence[str] = (),
 ) -> Draft:
-    """A recipe called `name` whose one step runs the script at `path`, relative to the root, as all paths here.  `code` are the files that it needs.
+    """Return a recipe called `name` with one step that runs the script at `path`.
 
-    `kind` says what is at a path: "file", "folder" or "".  `shown` is how the recipe's own file is named in its first lines.
-    `start` is how the script is started, by its path unless said; `folders` are those of PYTHONPATH.
+    All paths are relative to the workspace root. `code` lists the files that the step needs, and
+    `shown` is the path of the recipe file in its comments. `kind` returns "file", "folder" or "",
+    for a path. `start` is the script or module to run, `path` by default. `folders` go on
+    PYTHONPATH.
     """
     script = replace(script, options=tuple(_as_data(option, kind) for option in script.options))
     made = Draft(look=list(script.notes))
@@ -155,14 +164,17 @@ def draft(
 
 
 def _as_data(option: Option, kind: Callable[[str], str]) -> Option:
-    """An option of which its name alone says that it is data, and whose default is a word that is no path: such a word."""
+    """Return the option as a plain value if its default is a word and not an existing path.
+
+    Applies only to options guessed to be data by their name. Other options are unchanged.
+    """
     value = ast.literal_eval(option.default) if option.guessed and option.default else ""
     word = isinstance(value, str) and re.fullmatch(r"[\w-]+", value) and not kind(value)
     return replace(option, role="value") if word else option
 
 
 def _left_off(option: Option, names: dict[str, str]) -> str:
-    """What to add for an option that makes something only where it is given."""
+    """Return a note on how to enable an output option that is off by default."""
     flag, name = option.flag or option.name, names[option.name]
     return (
         f"{flag} is off by default; to enable it and keep its output, add "
@@ -174,7 +186,7 @@ def _left_off(option: Option, names: dict[str, str]) -> str:
 
 
 def _names(script: Script) -> dict[str, str]:
-    """What each option is called in the recipe."""
+    """Map each option to its name in the recipe."""
     found: dict[str, str] = {}
     for option in script.options:
         made = option.role in ("output", "state", "off")
@@ -195,7 +207,7 @@ def _names(script: Script) -> dict[str, str]:
 
 
 def plain_name(word: str) -> str:
-    """A word as inputs, steps and outputs may be called."""
+    """Convert a word to a valid name for an input, step or output."""
     name = re.sub(r"[^a-z0-9_]+", "_", word.lower()).strip("_") or "value"
     return f"{name}_value" if name in _RESERVED else name if name[0].isalpha() else f"n{name}"
 
@@ -220,7 +232,7 @@ def _input(option: Option, name: str, script: Script, kind: Callable[[str], str]
         words.append(f"default: {default}")
     elif not option.required and not (
         option.role == "input" and option.default
-    ):  # a default that is not there has to be given
+    ):  # if the default path is missing, the input is required
         words.append("required: false")
     words += ["continues: true"] if _continues(option, script) else []
     words += ["key: false"] if option.name in _HARMLESS else []
@@ -229,7 +241,7 @@ def _input(option: Option, name: str, script: Script, kind: Callable[[str], str]
 
 
 def _default(option: Option, kind: Callable[[str], str]) -> str | None:
-    """The default in YAML; None where there is none that a recipe can say."""
+    """Return the default as YAML; None without a default that a recipe can express."""
     if not option.default:
         return None
     value = ast.literal_eval(option.default)
@@ -259,13 +271,19 @@ def _continues(option: Option, script: Script) -> bool:
 
 
 def _hub_word(option: Option, kind: Callable[[str], str]) -> bool:
-    """Whether a model is by default a single word, such as gpt2: that is no address, and the script must find it by itself."""
+    """Return True if the default model is one word, such as gpt2, and not an existing path.
+
+    Such a word is no URL, so the script itself must find the model.
+    """
     value = ast.literal_eval(option.default) if option.model and option.default else None
     return isinstance(value, str) and "/" not in value and not kind(value)
 
 
 def _fewer(option: Option, default: str | None) -> int | None:
-    """How long a training that only shows that it works is, of what says how long it is."""
+    """Return the smoke preset's value for a training length: at most 20 steps or 2 epochs.
+
+    Returns None for options other than a training length.
+    """
     if option.type != "integer" or not _LENGTH.fullmatch(option.name):
         return None
     few = 2 if "epoch" in option.name else 20
@@ -299,14 +317,14 @@ def _command(
     yield "    # A nested list is dropped if an item in it is null: an optional flag."
     yield "    run:"
     yield f"      - [{', '.join(['python', *(['-m'] if start.kind == 'module' else []), _yaml(start.name), *script.words])}]"
-    # Positional arguments first: an option that takes several would swallow them.
+    # Positional arguments come first, because an option with several values would consume them.
     for option in sorted(options, key=lambda each: bool(each.flag)):
         value = _value(option, names, script)
         if option.type == "boolean" and re.fullmatch("--.*=", option.flag):
             chosen = f"{{{{ 'True' if inputs.{names[option.name]} else 'False' }}}}"
             yield f"      - {_quote(option.flag + chosen)}"
         elif option.type == "number" and re.fullmatch("--.*=", option.flag):
-            # A quotient is written with its point: such programs ask for a float, and 1 is none.
+            # The division writes 1 as 1.0, because such scripts accept only floats.
             divided = f"{{{{ inputs.{names[option.name]} / 1 }}}}"
             yield f"      - {_quote(option.flag + divided)}"
         elif option.flag.endswith("="):
@@ -329,7 +347,10 @@ def _value(option: Option, names: dict[str, str], script: Script) -> str:
 
 
 def _latest(script: Script, names: dict[str, str] | None = None) -> str:
-    """The folder of checkpoints whose newest can be found; empty where there is none, or nothing resumes from it."""
+    """Return the name of the state option with a checkpoint file pattern, as in `names` if given.
+
+    Returns an empty text without such an option, or if the script cannot resume.
+    """
     if not any(option.role == "resume" for option in script.options):
         return ""
     state = next(
@@ -378,7 +399,7 @@ def _literal_outputs(script: Script, names: dict[str, str]) -> Iterator[str]:
 
 
 def _yaml(text: str) -> str:
-    """A text as a YAML scalar, plain where that is safe everywhere."""
+    """Return a YAML scalar for a text, unquoted if that is safe."""
     plain = _PLAIN.fullmatch(text) and text.lower() not in _YAML_WORDS
     words = (
         re.fullmatch(r"[A-Za-z][A-Za-z0-9 ,./()'-]*[A-Za-z0-9)]", text)

@@ -1,4 +1,4 @@
-"""Draft a recipe from a file of another tool: a pipeline of DVC, a task of SkyPilot.  Decides names and shapes; opens nothing.
+"""Convert a DVC pipeline or a SkyPilot task to a recipe, without reading files.
 
 Formats: https://doc.dvc.org/user-guide/project-structure/dvcyaml-files, https://docs.skypilot.co/en/latest/reference/yaml-spec.html
 """
@@ -16,9 +16,12 @@ from .drafting import plain_name
 
 Value: TypeAlias = "Mapping[str, Any]"
 Table: TypeAlias = "dict[str, Any]"
-"""A mapping of a file of YAML that is being read, or written."""
+"""A YAML mapping."""
 Kind: TypeAlias = Callable[[str], str]
-"""What is at a path: "file", "folder", "code" (a folder with Python files) or ""."""
+"""Function that returns the kind of a path, or "" for a missing path.
+
+Kinds are "file", "folder" and "code", for a folder with Python files.
+"""
 
 _VALUE: Final = re.compile(r"\$\{\s*([\w.\[\]-]+)\s*\}")
 _PLAIN: Final = {bool: "boolean", int: "integer", float: "number", str: "string"}
@@ -27,14 +30,14 @@ _SKY_NAMES: Final = {"SKYPILOT_NODE_RANK": "NODE_RANK", "SKYPILOT_NUM_NODES": "N
 
 @dataclass(slots=True)
 class Imported:
-    """A recipe as a value, and what could not be taken over or should be looked at."""
+    """A recipe, with notes about unconverted parts and parts to review."""
 
     recipe: Table
     look: list[str] = field(default_factory=list)
 
 
 def text_of(made: Imported, origin: str) -> str:
-    """The recipe as a file."""
+    """Return the text of the recipe file, with the notes as comments."""
     head = [f"# Written from {origin}.", *(f"# Look at: {line}" for line in made.look), ""]
     return "\n".join(head) + yaml_text.block(made.recipe, indented=True, width=140)
 
@@ -50,9 +53,10 @@ def from_dvc(
     is_folder: Callable[[str], bool],
     kind: Kind,
 ) -> Imported:
-    """A recipe of a `dvc.yaml` in the folder `base`; all paths here are from the root.
+    """Convert the contents of a `dvc.yaml` in the folder `base` to a recipe.
 
-    `params` are its files of parameters, read; `is_folder` says which outputs were folders when it last ran.
+    All paths are relative to the workspace root. `params` maps the path of each parameter file to
+    its contents. `is_folder` returns True for an output that is a directory.
     """
     made = Imported({"recipe": f"{name}@1", "summary": "What dvc.yaml makes"})
     draft = _Dvc(made, base, params, is_folder, kind)
@@ -72,7 +76,7 @@ def from_dvc(
 
 
 class _Dvc:
-    """One pipeline on its way to a recipe: its inputs come up as its stages are read."""
+    """A converter for a DVC pipeline. `inputs` grows as stages are converted."""
 
     def __init__(
         self,
@@ -92,7 +96,7 @@ class _Dvc:
         )
 
     def step(self, stage: str, body: Value) -> Table:
-        """The step of a stage; of one with `foreach` or `matrix`, the instances of a matrix."""
+        """Convert a stage to a step. `foreach` and `matrix` become a step matrix."""
         step: Table = {}
         axes: Table = {}
         if "foreach" in body:
@@ -149,7 +153,10 @@ class _Dvc:
         }
 
     def _files(self, stage: str, body: Value, folder: str) -> Table:
-        """The files of parameters that a stage reads, with those values alone that it declares; each becomes an input."""
+        """Return the step's `files`: each parameter file, with the parameters of the stage only.
+
+        Each parameter becomes an input.
+        """
         files: Table = {}
         for each in _several(body.get("params")):
             for file, wanted in (
@@ -226,7 +233,10 @@ class _Dvc:
         return outputs
 
     def _text(self, text: str, names: Mapping[str, str]) -> str:
-        """Text in which `${…}` became a template."""
+        """Replace each `${…}` in a text by a recipe template.
+
+        Unknown names stay unchanged and add a note.
+        """
 
         def put(found: re.Match[str]) -> str:
             dotted = found[1]
@@ -250,7 +260,10 @@ class _Dvc:
 def from_sky(
     name: str, task: Value, base: str, code: Sequence[str], gpus: Iterable[str]
 ) -> Imported:
-    """A recipe of a task of SkyPilot in the folder `base`.  `code` is what its `workdir` holds, `gpus` the models of GPU that are known."""
+    """Convert a SkyPilot task in the folder `base` to a recipe.
+
+    `code` lists the code in its `workdir`, and `gpus` the known GPU models.
+    """
     made = Imported(
         {
             "recipe": f"{name}@1",
@@ -408,7 +421,7 @@ def _join(folder: str, path: str) -> str:
 
 
 def _inside(folder: str, command: str) -> str:
-    """A command that runs in a folder; the attempt itself is the root."""
+    """Return a shell command that runs `command` in a subfolder of the attempt directory."""
     return f"(cd {folder}\n{command.rstrip()}\n)\n" if folder else command
 
 

@@ -1,6 +1,7 @@
-"""Draft a recipe from the rules of a Snakefile, as Snakemake's own parser gives them.  Decides names and shapes; runs nothing but that parser.
+"""Convert a Snakefile to a recipe, with the help of Snakemake's own parser.
 
-Snakemake reads a Snakefile by executing it: `rules_of` does so in a process of its own, with the Python that has Snakemake.
+Snakemake executes a Snakefile to parse it. `rules_of` does this in a subprocess, with the Python
+that has Snakemake installed. No rule is run.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .drafting import plain_name
 from .importing import Imported, Table, Value
 
 PATIENCE: Final = 120.0
-"""Seconds that a Snakefile may take to be read."""
+"""Timeout for parsing a Snakefile, in seconds."""
 _WILDCARD: Final = re.compile(r"\{\s*(\w+)\s*(?:,\s*([^{}]+(?:\{\d+(?:,\d*)?\}[^{}]*)*))?\}")
 _CODE: Final = (".py", ".sh", ".R", ".pl", ".jl")
 _PROGRAM: Final = r"""
@@ -58,7 +59,11 @@ with SnakemakeApi(OutputSettings()) as api:
 
 
 def rules_of(python: str, snakefile: Path, root: Path) -> Table:
-    """The rules of a Snakefile, which that executes in `root`.  Raises CannotRun with what Snakemake says."""
+    """Return the rules and the default target of a Snakefile, parsed by Snakemake.
+
+    This executes the Snakefile in the directory `root`. `python` is the interpreter with Snakemake.
+    Raises CannotRun if Snakemake fails or takes longer than `PATIENCE` seconds.
+    """
     try:
         done = subprocess.run(
             [python, "-c", _PROGRAM, str(snakefile)],
@@ -114,7 +119,10 @@ def _rule(read: Value) -> _Rule:
 
 
 def from_snakemake(name: str, read: Value, kind: Callable[[str], str]) -> Imported:
-    """A recipe of the rules that the first rule needs, directly or not.  `kind` says what is at a path."""
+    """Convert the rules required for the default target to a recipe.
+
+    `read` is the result of `rules_of`. `kind` returns the kind of a path, as in `importing.Kind`.
+    """
     made = Imported({"recipe": f"{name}@1", "summary": "What the Snakefile makes"})
     rules = {each["name"]: _rule(each) for each in read["rules"]}
     wanted = _instances(rules, str(read["target"]), made.look)
@@ -133,7 +141,7 @@ def from_snakemake(name: str, read: Value, kind: Callable[[str], str]) -> Import
 def _instances(
     rules: Mapping[str, _Rule], target: str, look: list[str]
 ) -> dict[str, list[dict[str, str]]]:
-    """The values of wildcards with which each rule is needed; the rules in the order in which they can run."""
+    """Return the wildcard values with which each rule is required, in execution order."""
     found: dict[str, list[dict[str, str]]] = {}
     order: list[str] = []
 
@@ -168,7 +176,7 @@ def _instances(
 
 
 def _pattern(path: str) -> re.Pattern[str]:
-    """What files an output with wildcards means."""
+    """Return a regular expression that matches the paths of an output with wildcards."""
     parts, end, seen = "", 0, set[str]()
     for match in _WILDCARD.finditer(path):
         parts += re.escape(path[end : match.start()])
@@ -232,7 +240,7 @@ def _step(
 
 
 def _names(rule: _Rule) -> list[str]:
-    """What the outputs of a rule, and then its logs, are called."""
+    """Return distinct names for the outputs of a rule, followed by its logs."""
     found: list[str] = []
     for word, path in rule.outputs_of_rule:
         stem = posixpath.splitext(posixpath.basename(_WILDCARD.sub("", path).rstrip("/")))[0]
@@ -246,7 +254,7 @@ def _names(rule: _Rule) -> list[str]:
 
 
 def _command(rule: _Rule, names: Sequence[str], look: list[str]) -> str:
-    """The shell command with templates in place of Snakemake's."""
+    """Return the shell command of a rule with recipe templates instead of Snakemake fields."""
     logs = len([path for _, path in rule.logs if path])
     outputs = [f"{{{{ outputs.{name} }}}}" for name in names]
     split = len(outputs) - logs

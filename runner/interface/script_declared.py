@@ -109,7 +109,7 @@ def _is_typer_command(decorators: Sequence[ast.Call]) -> bool:
 def fields(
     name: str, classes: Mapping[str, ast.ClassDef], notes: list[str], *, dashes: bool
 ) -> Iterator[Declared]:
-    """Yield the options of a dataclass, those of its base classes first."""
+    """Yield the options of a dataclass, after the options of its base classes."""
     found = classes.get(name)
     if found is None and name in _TRAINING_ARGUMENTS:
         yield Declared("output_dir", "--output_dir", "str", None, "", required=True)
@@ -347,7 +347,7 @@ def _parse_annotation(node: ast.expr | None) -> tuple[str, bool, tuple[str, ...]
 
 
 def _parse_subscript(node: ast.Subscript) -> tuple[str, bool, tuple[str, ...]]:
-    """Do as `_parse_annotation` for Optional, Union, Literal and lists."""
+    """Return the same values as `_parse_annotation` for Optional, Union, Literal and lists."""
     word, inside = _word(node.value), node.slice
     parts = list(inside.elts) if isinstance(inside, ast.Tuple) else [inside]
     if word in ("Optional", "Union"):
@@ -397,7 +397,7 @@ def _owner(node: ast.AST) -> str:
 
 
 def text_of(node: ast.AST | None) -> str:
-    """The words of a text, its pieces put together where it is written in several."""
+    """Return a text literal, or the concatenation of literals joined by `+`; otherwise empty."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):

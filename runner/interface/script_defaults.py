@@ -1,4 +1,4 @@
-"""What holds in a training script when a caller gives nothing: conditions over the defaults of its options.  From syntax alone."""
+"""Evaluate a training script's conditions with its option defaults, without running it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SIGNS: Final[Mapping[type[ast.cmpop], Callable[[Any, Any], object]]] = {
 
 
 class Given(Protocol):
-    """What is read of an option."""
+    """The option attributes required by `Defaults`."""
 
     @property
     def name(self) -> str: ...
@@ -33,11 +33,15 @@ class Given(Protocol):
 
 
 class _Unknown(Exception):
-    """That depends on what runs."""
+    """Error for a value that is known only at run time."""
 
 
 class Defaults:
-    """The values of options that were not given.  `option_of` says which option an expression is, as (name, whether it is below it)."""
+    """Default values of options.
+
+    `option_of` returns the origin of an expression, such as an option's name, and whether the
+    expression is a path below the origin.
+    """
 
     def __init__(
         self, options: Iterable[Given], option_of: Callable[[ast.expr], tuple[Any, bool] | None]
@@ -51,14 +55,14 @@ class Defaults:
                 self._known[option.name] = None
 
     def holds(self, test: ast.expr) -> bool | None:
-        """Whether a condition holds; None where that is not known."""
+        """Return whether a condition is true by default; None if unknown."""
         try:
             return bool(self._value(test))
         except (_Unknown, TypeError):
             return None
 
     def names_in(self, test: ast.expr) -> set[str]:
-        """The options that a condition asks about."""
+        """Return the names of the options in a condition."""
         found = (self._name(node) for node in ast.walk(test) if isinstance(node, ast.expr))
         return {name for name in found if name}
 
@@ -92,7 +96,10 @@ class Defaults:
         raise _Unknown
 
     def _either(self, node: ast.BoolOp) -> bool:
-        """`and` is false with one false part, `or` true with one true part, whatever the others are."""
+        """Return the value of an `and` or `or` expression.
+
+        One false part makes `and` false, even if others are unknown. One true part makes `or` true.
+        """
         decides = isinstance(node.op, ast.Or)
         found = [self.holds(each) for each in node.values]
         if decides in found:

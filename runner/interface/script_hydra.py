@@ -1,4 +1,7 @@
-"""Options that a training script takes by Hydra: the values and groups of its configuration, given as `a.b=1`.  From syntax and YAML alone."""
+"""Find a training script's Hydra overrides, such as `a.b=1`, without running the script.
+
+Reads the script's syntax tree and the values and groups of its YAML configuration.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +18,30 @@ _MISSING: Final = "???"
 
 
 class Config(NamedTuple):
-    """A configuration as it is beside the script: its folder, from the root; the values of its file; the members of each group below it."""
+    """A Hydra configuration.
+
+    `folder` is its directory relative to the workspace root, `values` has the contents of its file,
+    and `groups` has the members of each config group.
+    """
 
     folder: str
     values: Mapping[str, Tree]
     groups: Mapping[str, Sequence[str]]
-    targets: Sequence[str] = ()  # what `_target_` names, in all of its files
+    targets: Sequence[str] = ()  # values of `_target_` in all files below `folder`
 
 
 Find: TypeAlias = Callable[[str, str], "Config | None"]
-"""The configuration of a folder, from that of the script, and a name; None where there is none."""
+"""Function that loads a configuration, or returns None if there is none.
+
+Its arguments are the directory, relative to the script's, and the configuration's name.
+"""
 
 
 class Taken(NamedTuple):
-    """What a script takes by Hydra, and the folder that it reads for that."""
+    """The Hydra options of a script and its configuration directory.
+
+    `folder` is empty if the script has no configuration directory.
+    """
 
     options: Sequence[Declared]
     folder: str
@@ -36,7 +49,7 @@ class Taken(NamedTuple):
 
 
 def find_hydra(tree: ast.Module, find: Find, notes: list[str]) -> Taken | None:
-    """What the function under `@hydra.main` takes; None where there is no such function."""
+    """Return the options of the `@hydra.main` function; None without such a function."""
     main = next(
         (
             each
@@ -85,7 +98,7 @@ def _is_main(node: ast.expr) -> bool:
 
 
 def _class_in_store(tree: ast.Module, name: str) -> str | None:
-    """The class that a script puts into the ConfigStore under this name."""
+    """Return the class that the script registers in the ConfigStore as `name`; otherwise None."""
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         if not (isinstance(call.func, ast.Attribute) and call.func.attr == "store"):
             continue
@@ -113,7 +126,7 @@ def _as_override(each: Declared) -> Declared:
 
 
 def _groups(found: Config, notes: list[str]) -> Iterator[Declared]:
-    """The groups that the defaults choose from, each as one of its members."""
+    """Yield a choice option for each config group in the defaults list."""
     defaults = found.values.get("defaults")
     for each in defaults if isinstance(defaults, list) else ():
         for group, chosen in each.items() if isinstance(each, dict) else ():
@@ -128,7 +141,7 @@ def _groups(found: Config, notes: list[str]) -> Iterator[Declared]:
 
 
 def _leaves(values: Mapping[str, Tree], above: str, notes: list[str]) -> Iterator[Declared]:
-    """The single values of a configuration, by their path."""
+    """Yield an option for each scalar value of a configuration, named after its dotted path."""
     for key, value in values.items():
         path = f"{above}{key}"
         if path in ("defaults", "hydra") or key == "_target_":
@@ -148,7 +161,7 @@ def _leaves(values: Mapping[str, Tree], above: str, notes: list[str]) -> Iterato
 
 
 def targets_of(value: Tree) -> Iterator[str]:
-    """What `_target_` names anywhere in a configuration."""
+    """Yield all values of `_target_` keys in a configuration."""
     if isinstance(value, list):
         for each in value:
             yield from targets_of(each)

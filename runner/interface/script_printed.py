@@ -28,7 +28,7 @@ def find_loss_pattern(tree: ast.AST) -> str | bool:
         if any("loss" in name for name in names) and len(names) > best[0]:
             best = (len(names), pattern)
     if not best[1] and any(_word(call.func) in _TRAINERS for call in _calls(tree)):
-        return rf"'loss': '?(?P<loss>{_NUMBER})"  # as the trainers of transformers print it
+        return rf"'loss': '?(?P<loss>{_NUMBER})"  # printed by the transformers trainers
     return best[1] or False
 
 
@@ -73,7 +73,7 @@ def _named_texts(tree: ast.AST) -> dict[str, ast.expr]:
 
 def _pieces_of_print(args: list[ast.expr], texts: dict[str, ast.expr]) -> list[_Piece]:
     if args and len(args) > 1 and _OLD.search(text := text_of(args[0])):
-        return _old(text, args[1:])  # as logging puts it together
+        return _old(text, args[1:])  # %-formatting of logging
     return [
         piece for n, arg in enumerate(args) for piece in ([" "] if n else []) + _pieces(arg, texts)
     ]
@@ -83,7 +83,10 @@ def _postfix(call: ast.Call) -> list[_Piece]:
     """Return the pieces of a tqdm postfix such as `loss=0.25, lr=0.001`."""
     names = sorted(each.arg for each in call.keywords if each.arg not in (None, "refresh"))
     if call.args and isinstance(call.args[0], ast.Dict):
-        names = [*map(text_of, call.args[0].keys), *names]  # in its order, then keywords sorted
+        names = [
+            *map(text_of, call.args[0].keys),
+            *names,
+        ]  # the dict in its order, then sorted keywords
     return [
         piece
         for n, name in enumerate(filter(None, names))
@@ -179,7 +182,7 @@ def _as_pattern(parts: list[_Piece]) -> tuple[str, list[str]]:
             _called_name(part).lower(),
             next(iter(re.findall(r"([A-Za-z_]\w*)\W*$", before)), "").lower(),
         )
-        # `val_loss {val}` reports val_loss; `step {step} of {steps}` reports no `of`.
+        # The metric of `val_loss {val}` is val_loss. `step {step} of {steps}` has no metric `of`.
         name = (
             label
             if not called
@@ -189,7 +192,7 @@ def _as_pattern(parts: list[_Piece]) -> tuple[str, list[str]]:
             else called
         )
         after = parts[n + 1] if n + 1 < len(parts) else ""
-        # Of `9/10` neither is a measure, and `ms/batch 5` reports no batch.
+        # Neither number of `9/10` is a metric, and `ms/batch 5` has no metric `batch`.
         counted = isinstance(after, str) and after.lstrip().startswith("/")
         of = before.rstrip().endswith("/") or re.search(r"/\w+\W*$", before) is not None
         measured = name in ("step", "epoch") or not (counted or of)

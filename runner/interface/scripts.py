@@ -1,8 +1,9 @@
-"""Read what a training script takes, reads and writes, from its syntax alone.  Never runs it; knows argparse and common ways to name a file, no more.
+"""Find a training script's options, inputs and outputs in its syntax tree, without running it.
 
-What `script_declared` reads are options, too.  What a path is for follows from what the script does with it (`open(args.data)`,
-`torch.save(model, args.out)`, `args.cache.mkdir()`), and where it does nothing that is known, by its name.  What is not understood is said in
-`Script.notes`, never guessed.
+Reads argparse options itself. Other option parsers are in `script_declared`, `script_globals` and
+`script_hydra`. The role of a path option follows from its use, such as `open(args.data)`,
+`torch.save(model, args.out)` or `args.cache.mkdir()`. Without a known use, it follows from the
+option's name. `Script.notes` lists the parts that this module does not understand.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from .script_globals import of_globals
 from .script_printed import find_loss_pattern
 
 Role = Literal["value", "input", "output", "state", "resume", "off"]
-"""`off`: it has no value unless a caller gives one, and what it makes is not made then."""
+"""The use of an option.
+
+`off` is an output that the script does not write by default, so the recipe leaves it out.
+"""
 
 Type = Literal["string", "integer", "number", "boolean"]
 
@@ -95,9 +99,9 @@ _METHODS: Final = frozenset(
         "rglob",
     }
 )
-"""Of a path: what they are given is not one."""
+"""`Path` methods whose arguments are not paths."""
 _SAME: Final = frozenset({"absolute", "as_posix", "expanduser", "resolve"})
-"""Of a path: what they answer is the same one."""
+"""`Path` methods that return the same path."""
 _KEYWORDS: Final = frozenset(
     {
         "path",
@@ -143,24 +147,24 @@ _STATE: Final = re.compile(r"\w*(checkpoint|ckpt)\w*")
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One argument of the script."""
+    """A command-line argument of the script."""
 
-    name: str  # as the script's namespace calls it
-    flag: str  # empty for a positional one
+    name: str  # name of the attribute, field or parameter in the script
+    flag: str  # empty for a positional argument
     type: Type = "string"
-    default: str | None = None  # as it is written in Python, where that is a plain value
+    default: str | None = None  # Python source of a literal; None if missing or computed
     required: bool = False
     many: bool = False
     choices: tuple[str, ...] = ()
-    switch: bool = False  # its flag stands alone
-    negative: str = ""  # the flag that says no
+    switch: bool = False  # the flag takes no value
+    negative: str = ""  # the flag that turns a boolean off
     help: str = ""
     role: Role = "value"
     folder: bool = False
     model: bool = False
-    pattern: str = ""  # of what is written below it, for state
-    guessed: bool = False  # whether its name alone says what it is for
-    empty: bool = False  # whether it has no value, or an empty one, by default
+    pattern: str = ""  # file name pattern of checkpoints, for state
+    guessed: bool = False  # the role follows from the name alone
+    empty: bool = False  # the default is missing, None or an empty text
 
     @property
     def words(self) -> frozenset[str]:
@@ -169,24 +173,30 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What was read.  `reads` and `writes` are paths that stand in the text itself; a trailing slash is a folder."""
+    """The facts about a script.
+
+    `reads` and `writes` are literal paths in its source. A final slash marks a directory.
+    """
 
     options: tuple[Option, ...] = ()
     imports: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     metrics: str | bool = (
-        False  # True: it appends to $RECIPE_METRICS; a text: the pattern of a line that it prints
+        False  # True: the script uses $RECIPE_METRICS; str: regular expression for its loss line
     )
     doc: str = ""
     notes: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()  # of its command, before the options
-    targets: tuple[str, ...] = ()  # dotted names of classes that its configuration names
-    unwritten: tuple[str, ...] = ()  # paths in its text that it does not write by default
+    words: tuple[str, ...] = ()  # command words before the options
+    targets: tuple[str, ...] = ()  # dotted names in `_target_` keys of the Hydra configuration
+    unwritten: tuple[str, ...] = ()  # literal paths that it does not write by default
 
 
 def read(source: str, config: script_hydra.Find = lambda folder, name: None) -> Script:
-    """What a script says about itself; `config` finds the configuration of Hydra beside it.  Raises SyntaxError."""
+    """Return the facts about a script from its source text.
+
+    `config` finds the script's Hydra configuration. Raises SyntaxError.
+    """
     tree = ast.parse(source)
     notes: list[str] = []
     options = [option for call in _calls(tree) if (option := _option(call, notes)) is not None]
@@ -219,7 +229,7 @@ def read(source: str, config: script_hydra.Find = lambda folder, name: None) -> 
         )
     found = {
         option.name: _with_role(option, use) for option in options
-    }  # the last of two with one name wins, as in argparse
+    }  # the last of two options with the same name wins, as in argparse
     return Script(
         options=tuple(found.values()),
         imports=of_tree(tree).module_names,
@@ -242,7 +252,7 @@ def read(source: str, config: script_hydra.Find = lambda folder, name: None) -> 
 
 
 def _words(tree: ast.Module) -> tuple[str, ...]:
-    """The command that stands before the options: `fit` of LightningCLI."""
+    """Return the command words before the options, such as `fit` for LightningCLI."""
     for call in _calls(tree):
         name = (
             call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
@@ -253,7 +263,11 @@ def _words(tree: ast.Module) -> tuple[str, ...]:
 
 
 def _used(tree: ast.Module, options: Sequence[Option], parameters: set[str]) -> _Use:
-    """What a script does with paths; `parameters` are options that are names of their own.  A function that nothing calls by default does nothing."""
+    """Collect the paths that a script reads and writes.
+
+    `parameters` are options that the script uses as plain variables. The body of a function called
+    only under conditions that are false by default counts as off by default.
+    """
     idle: frozenset[str] = frozenset()
     for _ in range(2):
         use = _Use(tree, options, idle)
@@ -352,7 +366,7 @@ def _is_empty(default: ast.AST | None) -> bool:
 
 
 def _of_declared(each: Declared) -> Option:
-    """An option that is declared as a field, by a decorator or as a parameter."""
+    """Convert an option declared by a field, a decorator or a parameter."""
     default = None if each.required or each.default is None else _plain(each.default)
     option = Option(
         each.name,
@@ -386,7 +400,11 @@ def _choices(node: ast.AST | None) -> tuple[str, ...]:
 
 
 def _plain(node: ast.AST | None) -> str | None:
-    """A plain value as it is written: a number, a text, True, None, a list of these, or Path of a text.  None for what must be computed."""
+    """Return the Python source of a literal, such as `0.1` or `['a', 'b']`.
+
+    For a call of `Path`, return the source of its argument. Without a node, return an empty text.
+    Returns None for the literal None and for computed values.
+    """
     if node is None:
         return ""
     if (
@@ -403,36 +421,34 @@ def _plain(node: ast.AST | None) -> str | None:
     return ast.unparse(node) if value is not None else None
 
 
-# -- what a path is for -----------------------------------------------------------------------------------------------------------------------------
+# -- roles of paths --------------------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class _Touched:
     read: bool = False
     written: bool = False
-    made: bool = False  # written whatever the caller gives
+    made: bool = False  # written in code that is not off by default
     folder: bool = False
     model: bool = False
     patterns: list[str] = field(default_factory=list)
 
 
 class _Use(ast.NodeVisitor):
-    """What is done with each path: of options by name, and of those that stand in the text."""
+    """Visitor that collects the uses of each path, for options by name and for literal paths."""
 
     def __init__(self, tree: ast.AST, options: Sequence[Option], idle: Set[str]) -> None:
         self.names = {option.name for option in options}
         self.defaults = Defaults(options, self._base)
         self.asked: set[str] = set()
-        """Options that a condition asks about."""
+        """Options tested in conditions."""
         self.called, self.called_off = set[str](), set[str]()
         self.texts_off: list[str] = []
-        self._idle, self._off = idle, 0  # in how many conditions we are that do not hold by default
+        self._idle, self._off = idle, 0  # depth of code that is off by default
         self.done: dict[str, _Touched] = {}
         self.once = _assigned_once(tree)
         self.aliases: dict[str, tuple[Any, bool]] = {}
-        self.written: dict[
-            str, ast.expr
-        ] = {}  # how the path that a name stands for is put together
+        self.written: dict[str, ast.expr] = {}  # the path expression assigned to each name
         self.texts_read: list[str] = []
         self.texts_written: list[str] = []
 
@@ -505,7 +521,7 @@ class _Use(ast.NodeVisitor):
         elif word in (
             "rename",
             "replace",
-        ):  # a checkpoint that is complete gets its name like this; texts have a replace, too
+        ):  # renames a checkpoint; str.replace, with literal arguments, is excluded
             writes, places = (
                 True,
                 [
@@ -552,7 +568,10 @@ class _Use(ast.NodeVisitor):
             touched.patterns.append(pattern)
 
     def _base(self, node: ast.expr) -> tuple[Any, bool] | None:
-        """The option, or the text, that a path is made from, and whether it is below it.  None for what is neither."""
+        """Return the origin of a path expression, and whether the path is below the origin.
+
+        The origin is the name of an option or a literal. Returns None for other expressions.
+        """
         if isinstance(node, ast.Attribute):
             if (
                 isinstance(node.value, ast.Name)
@@ -602,12 +621,15 @@ class _Use(ast.NodeVisitor):
         return None
 
     def _below(self, node: ast.expr, *parts: ast.expr) -> tuple[Any, bool] | None:
-        """The same of what is put together from a folder and these parts; of a folder that is a text, a text: of parts that change, the folder."""
+        """Return the origin of a path joined from `node` and `parts`, as `_base` does.
+
+        For a literal directory, the origin is the joined path, or the directory if a part varies.
+        """
         base = self._base(node)
         if base is None or not isinstance(base[0], ast.Constant):
             return (base[0], True) if base is not None else None
         if base[1]:
-            return base  # what is below it changes
+            return base  # the part below the directory varies
         folder, texts = str(base[0].value).rstrip("/"), [text_of(part).strip("/") for part in parts]
         if all(texts):
             return ast.Constant("/".join([folder, *texts])), False
@@ -615,7 +637,7 @@ class _Use(ast.NodeVisitor):
 
 
 def _assigned_once(tree: ast.AST) -> set[str]:
-    """The names that stand for one thing in all of a script: assigned once, and no parameter."""
+    """Return the names that are assigned exactly once in a script and are not parameters."""
     names = [
         _dotted_name(node)
         for node in ast.walk(tree)
@@ -630,7 +652,7 @@ def _assigned_once(tree: ast.AST) -> set[str]:
 
 
 def _dotted_name(node: ast.expr) -> str:
-    """A name that is assigned to: `out`, `self.out`.  Empty for what is none."""
+    """Return a variable's name, such as `out` or `self.out`; empty for other expressions."""
     if isinstance(node, ast.Attribute):
         return (
             f"self.{node.attr}"
@@ -641,7 +663,10 @@ def _dotted_name(node: ast.expr) -> str:
 
 
 def _pattern(place: ast.expr) -> str:
-    """The name below a folder, with a star for what changes: `step-*.json`.  Empty where nothing changes, or all of it."""
+    """Return the file name pattern of a path expression, such as `step-*.json`.
+
+    Returns an empty text if the name has no variable part or no fixed part.
+    """
     last: ast.AST = place
     if isinstance(place, ast.BinOp):
         last = place.right
@@ -655,7 +680,7 @@ def _pattern(place: ast.expr) -> str:
 
 
 def _with_role(option: Option, use: _Use) -> Option:
-    """What an option is for.  What was done with it counts more than what it is called."""
+    """Return the option with its role. The use in the script takes precedence over the name."""
     if option.type != "string" or option.choices:
         return option
     name, words = option.name.lower(), option.words
@@ -670,7 +695,7 @@ def _with_role(option: Option, use: _Use) -> Option:
             option, role="state", folder=True, pattern=saved or next(iter(touched.patterns), "")
         )
     if touched.written or (not known and words & _OUTPUT_WORDS):
-        # One without a value that a condition asks about, or of which nothing is known, is switched on by its value.
+        # An option with an empty default is off if a condition tests it or its use is unknown.
         unknown = not known and not words & {"out", "output", "outputs"}
         off = option.empty and (option.name in use.asked or unknown)
         made: Role = "off" if off or (touched.written and not touched.made) else "output"

@@ -1,4 +1,7 @@
-"""Put a recipe of the library on one kind of GPU: choose inputs that fit there, and write a recipe that uses it with them.  Starts nothing."""
+"""Write a recipe that uses a library recipe on one GPU model, with inputs that fit its memory.
+
+Starts no run.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ _PATHS: Final = ("file", "dataset", "model")
 
 @dataclass(slots=True)
 class Tailored:
-    """A recipe's text, what was chosen and why, and the inputs that have to be given to it."""
+    """A tailored recipe file and its resource estimate.
+
+    `notes` explains the chosen inputs, and `needed` names the inputs that the user must set.
+    """
 
     text: str
     estimated: StepEstimate
@@ -40,9 +46,10 @@ def tailor(
     given: Mapping[str, object],
     preset: str | None,
 ) -> Tailored:
-    """A recipe called `name` that uses `recipe` on `gpu`, with inputs that fit.
+    """Return a recipe called `name` that uses `recipe` on `gpu`, with inputs that fit.
 
-    `given` inputs are taken as they are.  Raises Invalid for bad inputs, and CannotRun where nothing fits or the answer is unknown.
+    `given` inputs stay unchanged. Raises Invalid for invalid inputs. Raises CannotRun if no inputs
+    fit, the memory use is unknown, or an input that affects the memory use is missing.
     """
     notes: list[str] = []
     if preset is None and any(
@@ -62,7 +69,7 @@ def tailor(
             f"cannot choose settings until {', '.join(wrong)} is set",
             fix=f"pass {' '.join(f'{each}=…' for each in wrong)}, or a `--preset` that sets it",
         )
-    # What fits does not depend on the data: any path stands for it.
+    # The estimate does not depend on the data, so any path will do.
     values = inputs.bind(recipe, {**given, **dict.fromkeys(needed, "./data")}, preset=preset)
     devices = recipe.resources.gpus or 1
     chosen, found = _choose_inputs(ws, recipe, values, gpu, devices, given, notes)
@@ -76,7 +83,10 @@ def tailor(
 
 def _choose_inputs(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], gpu: Gpu, devices: int, given: Mapping[str, object],
             notes: list[str]) -> tuple[dict[str, Tree], StepEstimate]:  # fmt: skip
-    """The inputs to set beyond those that are, and what is estimated with them."""
+    """Return the inputs to set in addition to `values`, and the estimate with these inputs.
+
+    Adds the reasons to `notes`. Raises CannotRun if no inputs fit or the memory use is unknown.
+    """
     chosen: dict[str, Tree] = {}
     if values.get("precision") == "bf16" and not gpu.bf16 and "precision" not in given:
         chosen["precision"] = "fp16"
@@ -102,7 +112,7 @@ def _choose_inputs(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], gp
                 notes.append(f"micro_batch={size}: the largest that fits; same result, faster")
                 return {**chosen, **more}, larger
         return chosen, found
-    # The mildest that fits; where none does, the first of the smallest verdict.
+    # Take the fewest memory savings that fit, or otherwise the fewest with the verdict TIGHT.
     best: tuple[dict[str, Tree], StepEstimate, list[str]] = ({}, found, [])
     least = found
     so_far: dict[str, Tree] = {}
@@ -129,7 +139,7 @@ def _choose_inputs(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], gp
 def _others(
     ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], devices: int, gpu: Gpu
 ) -> str:
-    """GPUs that the recipe does fit, the smallest first."""
+    """Return a fix that names the larger GPUs with enough memory for the recipe, smallest first."""
     fitting = []
     for other in sorted(
         estimates.load_hardware().gpus, key=lambda each: (each.usable, each.tflops)
@@ -154,7 +164,11 @@ def _is_missing(
 
 
 def _nearest(recipe: Recipe, gpu: Gpu) -> str | None:
-    """The preset for the largest GPU that is no larger than this one, else for the smallest; None where none is for a GPU."""
+    """Return the preset with the largest `gpu_memory` that the GPU has.
+
+    If all presets require more memory, return the preset with the smallest `gpu_memory`. None if no
+    preset sets `gpu_memory`.
+    """
     sizes = {
         name: each.resources.gpu_memory
         for name, each in recipe.presets.items()
@@ -242,7 +256,7 @@ def _resources(recipe: Recipe, gpu: Gpu, size: str) -> dict[str, Tree]:
 
 
 def _declare_input(spec: Input, value: Tree, has_value: bool) -> str:
-    """An input as the library declares it, with this value as its default."""
+    """Return a library input's YAML declaration, with `value` as the default if `has_value`."""
     found: dict[str, object] = {"type": spec.type}
     if spec.items:
         found["items"] = spec.items
@@ -260,12 +274,15 @@ def _declare_input(spec: Input, value: Tree, has_value: bool) -> str:
 
 
 def _default(spec: Input) -> Tree:
-    """What the library's own smoke takes for an input that its preset does not name; a template stays where it can be read."""
+    """Return the default of an input that the library's smoke preset does not set.
+
+    None for a default with a template, which only the library recipe itself can evaluate.
+    """
     return None if isinstance(spec.default, str) and "{{" in spec.default else spec.default
 
 
 def _flow(value: object) -> str:
-    """YAML on one line: JSON, with names bare."""
+    """Return YAML on one line, in JSON syntax with unquoted keys."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name}: {_flow(inner)}" for name, inner in value.items()) + "}"
     return json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,7 @@
-"""A run as one HTML file that loads nothing: what is shown of its story, and the file.  Everything in it but our own words is untrusted text."""
+"""Render a run as one self-contained HTML report that loads no other files.
+
+All names, logs and values of a run are untrusted text.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ HERE: Final = Path(__file__).parent
 SMOOTH: Final = (0.0, 0.6, 0.9)
 _ROWS, _LINES, _BOXES, _BARS, _FAILURES, _CURVES, _NUMBERS = 2000, 40, 200, 2000, 20, 200, 200_000
 _CHARTS = 12  # most metrics with a chart
-_PICTURES = 5 << 20  # bytes of all pictures together
+_PICTURES = 5 << 20  # total size of all images in bytes
 _SIGNS: Final = {"done": "✓", "failed": "✗", "fresh": "=", "running": "…", "waiting": "·"}
 _WORST: Final = ("failed", "running", "blocked", "cancelled", "done", "waiting", "fresh", "skipped")
 _ANSI = re.compile(
@@ -43,7 +46,11 @@ _MAGIC: Final = (
 
 
 def visible(text: str) -> str:
-    """Text of a stranger, with nothing in it that could not be seen: no escape sequences, and names for characters that hide or turn what follows."""
+    """Make untrusted text safe to display.
+
+    Removes terminal escape sequences. Writes control, format and private-use characters as code
+    points, such as `<U+202E>` for a change of the text direction.
+    """
     kept = []
     for char in _ANSI.sub("", text):
         hidden = char not in "\n\t" and unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co")
@@ -52,7 +59,7 @@ def visible(text: str) -> str:
 
 
 def log_lines(data: bytes, most: int = _LINES) -> str:
-    """The last lines of a log; of a line that was written over what stood there last."""
+    """Return the last lines of a log, with only the last text of lines with carriage returns."""
     lines = [
         line.rstrip("\r").rpartition("\r")[2]
         for line in data.decode(errors="replace").rstrip().split("\n")
@@ -61,7 +68,7 @@ def log_lines(data: bytes, most: int = _LINES) -> str:
 
 
 def of_run(ws: Workspace, run: str, state: str = "COMPLETED") -> str:
-    """The file of a run, in `state` as people see it."""
+    """Return the HTML report of a run, with `state` as its displayed state."""
     row = ws.store.runs.get(run)
     data: Mapping[str, Any] = row.data
     asked: Mapping[str, Any] = data.get("asked") or {}
@@ -74,7 +81,7 @@ def of_run(ws: Workspace, run: str, state: str = "COMPLETED") -> str:
 
 
 def render(story: Story, *, state: str, label: str, given: str) -> str:
-    """The file.  `state` is the run's as people see it, `given` what was typed."""
+    """Return the HTML report. `state` is the displayed run state, `given` the command arguments."""
     import jinja2
 
     view, data = _view(story, state, label, given)
@@ -98,7 +105,7 @@ def _hash(text: str) -> str:
 
 
 def _embed_json(data: object) -> str:
-    """JSON that no HTML parser takes for anything else."""
+    """Return JSON without characters that have a meaning in HTML."""
     text = json.dumps(data, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -118,7 +125,7 @@ class Curves(TypedDict):
 
 
 def _state(state: str) -> str:
-    """The word and class of a state of a step or a run."""
+    """Return the label and CSS class for the state of a step or run."""
     if state in ("BLOCKED", "SKIPPED", "CANCELLED"):
         return state.lower()
     known = {
@@ -148,7 +155,7 @@ def _name(id: str) -> str:
 
 
 def _view(story: Story, state: str, label: str, given: str) -> tuple[Mapping[str, object], object]:
-    """What the template shows, and the data of its chart (empty: no chart)."""
+    """Return the template's variables and the chart data, which is empty without charts."""
     row, instances = story.row, story.instances
     tally = Counter(_state(each.state) for each in instances)
     waiting = sum(story.counts.values()) - len(instances)
@@ -201,7 +208,10 @@ def _view(story: Story, state: str, label: str, given: str) -> tuple[Mapping[str
 
 
 def _choose_criteria(story: Story) -> Mapping[str, comparison.Criterion]:
-    """What the run's `select` steps compared is known by the words of their reason: `… has the least eval_loss, 0.1`."""
+    """Return the criterion of each step compared by a `select` step.
+
+    Reads the criterion from the reason of the `select` step: `… has the least eval_loss, 0.1`.
+    """
     found = {}
     for each in story.instances:
         if match := re.search(r"^(\S+) has the (least|greatest) (\S+),", each.detail):
@@ -218,7 +228,7 @@ def _end_times(story: Story) -> dict[str, float]:
 
 
 def _failures(story: Story, anchors: Mapping[str, str]) -> list[Mapping[str, object]]:
-    """One card a step, with the first of its instances that failed."""
+    """Return one card for each failed step, with the first failed instance of the step."""
     many: dict[str, list[StepInstance]] = {}
     for each in story.instances:
         if each.state == "FAILED":
@@ -259,7 +269,7 @@ def _graph(story: Story, path: Sequence[str]) -> Mapping[str, object]:
 
 def _edge(a: drawing.Box, b: drawing.Box) -> str:
     x, y, u, v = a.x + drawing.WIDTH, a.y + drawing.HEIGHT / 2, b.x, b.y + drawing.HEIGHT / 2
-    if u - x > drawing.ACROSS:  # it passes other layers: below their boxes
+    if u - x > drawing.ACROSS:  # an edge across several layers runs below their boxes
         low = max(y, v) + drawing.HEIGHT / 2 + drawing.DOWN / 2
         return f"M{x} {y}C{x + 40} {y} {x} {low} {x + 50} {low}H{u - 50}C{u} {low} {u - 40} {v} {u} {v}m-7 -4l7 4l-7 4"
     middle = (x + u) / 2
@@ -267,7 +277,10 @@ def _edge(a: drawing.Box, b: drawing.Box) -> str:
 
 
 def _time(story: Story) -> Mapping[str, object] | None:
-    """The attempts of the run by place, and rows for those at once."""
+    """Return the timeline of the run's finished attempts; None without such attempts.
+
+    The timeline has rows by host and step, with more rows for simultaneous attempts.
+    """
     away = any(each.place for each in story.instances)
     bars = [
         drawing.Bar(
@@ -316,9 +329,9 @@ _InstanceCurve: TypeAlias = tuple[StepInstance, list[tuple[float, float]]]
 
 
 def _curves(story: Story, tables: Sequence[Comparison]) -> tuple[dict[str, Curves], list[str]]:
-    """Return the chart of each metric, by name, and the smoothing weights as text.
+    """Return the chart of each metric by name, and the smoothing weights as text.
 
-    A chart has the curves of all step instances with more than one point of the metric.
+    A chart has the curves of step instances with more than one point of the metric.
     """
     found = _collect_curves(story)
     best = {id(table.best) for table in tables if table.best is not None}
@@ -417,14 +430,14 @@ def _text(value: object) -> str:
 
 
 def _type(data: bytes) -> str | None:
-    """The media type of a picture by its first bytes; None where it is none that a browser shows."""
+    """Return the media type of an image by its first bytes; None for other formats."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "image/webp"
     return next((kind for magic, kind in _MAGIC if data.startswith(magic)), None)
 
 
 def _images(story: Story) -> tuple[list[Mapping[str, str]], list[str]]:
-    """The pictures, as data; and which were too many."""
+    """Return the images as data URLs, and a note about images left out for their size."""
     instances = {each.id: each for each in story.instances}
     found: list[Mapping[str, str]] = []
     room, passed = _PICTURES, 0
@@ -460,7 +473,10 @@ def _texts(story: Story) -> list[Mapping[str, str]]:
 def _table(
     tables: Sequence[Comparison], instances: Sequence[StepInstance]
 ) -> Mapping[str, object] | None:
-    """Every instance with what differs, its metrics, time and memory."""
+    """Return the table of compared step instances; None if no instances are compared.
+
+    Its columns are the differing inputs, state, time, attempts, memory and metrics.
+    """
     by_result = {id(each.result): each for each in instances if each.result is not None}
     rows = [(table, result) for table in tables for result in table.results]
     if not rows:

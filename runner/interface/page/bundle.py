@@ -1,6 +1,7 @@
-"""One classic script out of the page's modules, for the live page and for the report: in a file from disk modules cannot import each other.
+"""Bundle JavaScript modules into one classic script, for the live page and the HTML report.
 
-A module imports with `import { a, b } from "./x.js";` and exports with `export const`, `export function` or `export class`: nothing else is read.
+The report is opened from disk, and there browsers do not let modules import each other. Only
+`import { a, b } from "./x.js";` and `export` of a const, function or class are supported.
 """
 
 from __future__ import annotations
@@ -13,26 +14,29 @@ from typing import Final
 
 HERE: Final = Path(__file__).parent
 LIBRARIES: Final = ("preact.js", "hooks.js", "htm.js", "signals-core.js", "signals.js")
-"""What the live page needs beside uPlot, in the order in which it is read."""
+"""Libraries of the live page except uPlot, in load order."""
 CHARTS: Final = "uPlot.iife.min.js"
 _IMPORT: Final = re.compile(r'^import \{([^}]*)\} from "\./([a-z]+)\.js";\n', re.MULTILINE)
 _EXPORT: Final = re.compile(r"^export ((?:async )?(?:const|function\*?|class)) (\w+)", re.MULTILINE)
 _LEFT: Final = re.compile(r"^(?:import|export)\b.*", re.MULTILINE)
 _COMMENT: Final = re.compile(r"^ *(?://.*|/\*\*(?:[^*]|\*(?!/))*\*/)\n", re.MULTILINE)
-"""A comment that has its lines to itself: it is for who reads the modules, and is not sent."""
+"""A comment on lines of its own, which the bundle leaves out."""
 _MAP: Final = re.compile(r"\n?//# sourceMappingURL=\S+\s*$")
 
 
 @functools.cache
 def script(entry: str) -> str:
-    """The module `entry` with all that it imports, as a classic script that leaves no global behind."""
+    """Return the module `entry` and its imports as a classic script without global variables."""
     written: dict[str, str] = {}
     _write(entry, written, ())
     return '"use strict";\n(() => {\n' + "".join(written.values()) + "})();\n"
 
 
 def _write(name: str, written: dict[str, str], above: tuple[str, ...]) -> None:
-    """Put a module behind those that it imports.  Raises ValueError for a circle, and for what is not read here."""
+    """Add a module to `written`, after the modules that it imports.
+
+    Raises ValueError for circular imports and for unsupported import or export statements.
+    """
     if name in written:
         return
     if name in above:
@@ -52,23 +56,23 @@ def _write(name: str, written: dict[str, str], above: tuple[str, ...]) -> None:
 
 @functools.cache
 def libraries() -> str:
-    """What others wrote, for the live page: scripts that make globals."""
+    """Return the third-party scripts of the live page, which define global variables."""
     return "\n".join(library(name) for name in (*LIBRARIES, CHARTS))
 
 
 def library(name: str) -> str:
-    """One script of others, without the address of a source map that is not here."""
+    """Return a third-party script without its source map URL, since the map is not included."""
     return _MAP.sub("", (HERE / "vendor" / name).read_text("utf-8")) + ";\n"
 
 
 @functools.cache
 def style(*names: str) -> str:
-    """Style sheets, one behind the other."""
+    """Return the concatenation of style sheets."""
     return "".join((HERE / name).read_text("utf-8") for name in names)
 
 
 def licences() -> str:
-    """What the licences of all libraries say, for people."""
+    """Return the license texts of all third-party libraries."""
     parts = json.loads((HERE / "vendor" / "vendor.json").read_text("utf-8"))
     return "\n\n".join(
         f"{part['name']} {part['version']} ({part['license']})\n\n{(HERE / 'vendor' / name).read_text('utf-8')}"
