@@ -173,7 +173,7 @@ def _machine() -> Iterator[Finding]:
 
 
 def _extensions() -> Iterator[Finding]:
-    """What other packages bring, where any does."""
+    """Yield findings on recipes and drivers from other installed packages, and on faulty packages."""
     from ... import extensions
     from ...language import library
 
@@ -185,7 +185,7 @@ def _extensions() -> Iterator[Finding]:
 
 
 def _overlay(folder: Path) -> Finding:
-    """Whether steps here may change their inputs."""
+    """Return whether overlays work in `folder`; they let steps change their inputs without copies."""
     from ...hosts.place.overlays import BREAKS, find_refusal
 
     what = 'inputs = "overlay"'
@@ -286,7 +286,7 @@ def _reflinks(folder: Path) -> bool:
 
 
 def _training() -> Iterator[Finding]:
-    """Yield findings on training packages, with versions from their metadata; imports would take seconds."""
+    """Yield findings on training packages; versions are read from metadata, as imports take seconds."""
     from importlib.metadata import PackageNotFoundError, version
 
     from drivers import install_line
