@@ -185,7 +185,7 @@ def _extensions() -> Iterator[Finding]:
 
 
 def _overlay(folder: Path) -> Finding:
-    """Return whether overlays work in `folder`; they let steps change their inputs without copies."""
+    """Return a finding on overlays in `folder`, which let steps write to their inputs."""
     from ...hosts.place.overlays import BREAKS, find_refusal
 
     what = 'inputs = "overlay"'

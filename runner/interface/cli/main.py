@@ -1,4 +1,4 @@
-"""The `recipe` command: dispatch to a command module and return its exit code.  Modules are imported on demand."""
+"""Entry point of the `recipe` command: execute a command line and report errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,11 @@ def _answer(words: list[str]) -> int:
 
 
 def _open_streams() -> None:
-    """Where a standard stream is closed, nothing: else the next file that is opened would be taken for it.  What is a terminal gets text only."""
+    """Replace closed standard streams by /dev/null, and filter the output to terminals.
+
+    Otherwise the next opened file would get the descriptor of the closed stream. Terminals get
+    printable text and recipe's own colors only.
+    """
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -56,7 +60,7 @@ def _open_streams() -> None:
 
 
 def _flush(code: int) -> int:
-    """Flush standard output while errors can still be reported."""
+    """Flush standard output while errors can still be reported, and return the exit code."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -69,7 +73,7 @@ def _flush(code: int) -> int:
 
 
 def _unheard() -> int:
-    """Exit quietly after stdout was closed (EPIPE)."""
+    """Discard further output after the reader of stdout has exited (EPIPE), and return 0."""
     _discard()
     return 0
 
@@ -82,7 +86,10 @@ def _discard() -> None:
 
 
 def explain(error: Exception, words: Sequence[str] = ()) -> int:
-    """Print an error in the requested `--format` and return its exit code."""
+    """Print an error, Invalid in the requested `--format`, and return its exit code.
+
+    Errors other than RecipeError and OSError are raised again.
+    """
     from ...errors import Invalid, RecipeError
     from ...planning.ids import readable
 
