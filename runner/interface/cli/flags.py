@@ -253,7 +253,7 @@ def published_below(args: argparse.Namespace) -> Path | None:
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Split words into recipes and INPUT=VALUE pairs, for example `./a=b.yaml` is a recipe."""
+    """Split words into recipes and INPUT=VALUE pairs.  Paths such as `./a=b.yaml` are recipes."""
     names: list[str] = []
     given: dict[str, str] = {}
     for word in words:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 _NEAR, _ALL = 1000, 1_000_000
-"""Number of runs in the first search, and in the second, complete search."""
+"""Number of recent runs to search, and of all runs."""
 BROKEN: Final = ("FAILED", "ACTIVE", "QUEUED")
 """States of the candidates for `--failed`: failed runs, and runs that may have lost their worker."""
 
