@@ -1,4 +1,4 @@
-"""Select the run storage for a command: the workspace, a database or a server (`--to`, `RECIPE_SERVER`)."""
+"""Select the run storage of a command with `--to` and `RECIPE_SERVER`."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ class RunReport(TypedDict):
     seconds: float | None
     progress: ProgressOverview
     fresh: int
-    links: list[dict[str, str]]  # external pages with the run's metrics: step, name and URL
+    links: list[dict[str, str]]  # LinkTo as mappings: step, name and target
     steps: list[StepReport]
 
 

@@ -40,7 +40,7 @@ class Saved(NamedTuple):
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises Invalid, NotFound, CannotRun."""
+    """Execute `recipe config` with one of VERBS.  Raises Invalid, NotFound, CannotRun."""
     words = list(args.words)
     least, most = {
         "save": (1, None),
@@ -169,7 +169,7 @@ def _diff(args: argparse.Namespace, found: Sequence[Saved]) -> int:
 
 
 def _restore(args: argparse.Namespace, found: Sequence[Saved]) -> int:
-    """Write the values into a file and print the matching run command."""
+    """Write the input values into a file and print the matching `recipe run` command."""
     each = found[0]
     target: Path = args.location.root / (args.output or f"{each.name}.json")
     data = json.dumps(dict(each.inputs), indent=2) + "\n"
