@@ -81,7 +81,7 @@ def open_to_work(root: Path, request: Request, *, secrets: bool = True) -> Works
     if not _has_store(root):
         with Workspace.open(
             root, read_only=True, environ={**os.environ, "RECIPE_RUNS": ""}
-        ) as ws:  # it asks for no run
+        ) as ws:  # reading the recipe needs no run database
             ws.asks_secrets = secrets
             read_recipe(ws, request)
     return Workspace.open(root)

@@ -317,7 +317,7 @@ def _loose(words: list[str], taking: dict[str, argparse.Action]) -> list[str]:
 
 def _starting_with(word: str, candidates: Any) -> Iterator[str]:
     for candidate in candidates:
-        # A summary that spans lines or rings bells stays one harmless line.
+        # Line breaks and control characters in a summary become spaces.
         text = "".join(
             char if char.isprintable() or char == "\t" else " " for char in str(candidate)
         )

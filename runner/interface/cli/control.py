@@ -116,7 +116,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _stop(place: Transport, run: str, args: argparse.Namespace) -> int:
-    """Cancel or pause a run, wait until it has stopped, and print its state.  Raises Busy on timeout."""
+    """Cancel or pause a run, wait for its end unless `--no-wait`, and print its state.
+
+    Raises Busy on timeout.
+    """
     keep_hosts = args.verb == "pause" and args.keep_host
     outcome = _stop_run(place, run, args.verb, keep_hosts=keep_hosts)
     if not outcome.done and outcome.state not in FINAL and not args.no_wait:
@@ -168,7 +171,7 @@ def answer_of(outcome: Outcome, verb: str) -> str:
 
 
 def _not_answered(place: Transport, run: str, verb: str) -> Busy:
-    # The worker's name has its process: `HOST process PID`, or `process PID` for one of this machine.
+    # A worker's name contains its PID: `HOST process PID`, or `process PID` for a worker of this machine.
     who = next((f" ({each.worker})" for each in place.workers() if run in each.runs), "")
     to = f" --to {place.name}" if place.name else ""
     fix = (
@@ -196,7 +199,7 @@ def _continue_here(place: Here, run: str, args: argparse.Namespace) -> int:
     row = place.ws.store.runs.get(run)
     if args.driver is not None:
         check_driver(args.driver)
-    # A submitted run stays with the workers, and one of `recipe run` with its terminal.
+    # A submitted run goes to a worker again, and a run of `recipe run` continues in this terminal.
     queue = args.queue or row.due is not None or bool(row.bundle)
     if queue and args.driver is not None:
         raise _driver_stays()

@@ -17,7 +17,7 @@ RECIPE: Final = "Library recipe such as sft@1, NAME for ./NAME.yaml, or a path s
 """Help text of RECIPE arguments."""
 
 RUN: Final = r"last(~[0-9]+)?|[0-9]{8}-[0-9]{6}-[0-9a-f]{6}"
-"""Regular expression of run names, which are never recipe names."""
+"""Regular expression of run IDs, `last` and `last~N`, which are never recipe names."""
 
 
 REQUEST: Final = "Recipe and inputs"
@@ -152,7 +152,7 @@ def request_of(args: argparse.Namespace) -> Any:
     take_stack(args)
     check_driver(args.driver)
     recipe, given, origins = recipe_and_values(args)
-    if os.environ.get("JOB_ID"):  # a platform's pod
+    if os.environ.get("JOB_ID"):  # set in the pod of a training platform
         from ...language import parse
         from .. import pod
 
@@ -269,7 +269,7 @@ def check_driver(name: str) -> None:
     """Check that the driver is installed; `any:…` is checked later.  Raises NotFound."""
     if (
         name == "local" or name.partition(":")[0] == ANY
-    ):  # which it chooses among is read with the settings
+    ):  # the drivers of `any` are checked with the settings
         return
     from ... import extensions
 

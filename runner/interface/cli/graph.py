@@ -120,7 +120,7 @@ def tree(boxes: Mapping[str, Box]) -> list[str]:
     tops = [id for id in boxes if id not in needed]
     lines: list[str] = []
     drawn: set[str] = set()
-    # Without recursion: (id, what stands before its name, what stands before those of its needs, depth).
+    # A stack instead of recursion: id, prefix of its line, prefix of its dependencies' lines, depth.
     waiting = [(id, "", "", 0) for id in reversed(tops)]
     while waiting:
         id, head, below, depth = waiting.pop()

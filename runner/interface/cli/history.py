@@ -276,13 +276,13 @@ def _run_and_step(place: Transport, word: str) -> tuple[str, str]:
     newest = [] if is_of_last else place.list_runs(Listing(1)).runs
     ids = [each.id for each in place.run(newest[0].id).steps] if newest else []
     if newest and (any(word in names(id) for id in ids) or _has_run(place, word, newest[0].recipe)):
-        return newest[0].id, word  # or it did not run in that one
+        return newest[0].id, word  # or the step ran only in an earlier run of this recipe
     name, slash, step = word.partition("/")
     try:
         return place.find(name), step if slash else ""
     except NotFound as error:
         if newest and not slash and _has_run(place, word, None):
-            return newest[0].id, word  # it is one of another recipe
+            return newest[0].id, word  # a step of another recipe
         near = did_you_mean(word, [id.partition("[")[0] for id in ids] + ids)
         raise NotFound(str(error), fix=near or error.fix) from error
 

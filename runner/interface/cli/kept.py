@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         return _path(args)
     if args.step is not None and (
         "=" in args.step.partition("[")[0] or is_path(args.step)
-    ):  # no step, but the first of the words
+    ):  # a recipe or an input, not a step
         args.words.insert(0, args.step)
         args.step = None
     with (open_existing if args.resume else open_to_look)(args.workspace) as ws:

@@ -12,7 +12,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Execute a command line and return its exit code."""
     _open_streams()
     code = _flush(_answer(list(sys.argv[1:] if argv is None else argv)))
-    # Python ends by SIGINT if a KeyboardInterrupt ever left an `exec`, such as that of a dataclass, and forgets it with the next.
+    # If a KeyboardInterrupt left an `exec`, for example that of a dataclass, Python exits by SIGINT. Another `exec` resets this.
     exec("")  # noqa: S102
     return code
 
@@ -30,7 +30,7 @@ def _answer(words: list[str]) -> int:
         return 130
     except BrokenPipeError:
         return _unheard()
-    except SystemExit as end:  # the command line could not be read, or asked for help
+    except SystemExit as end:  # invalid command line, or --help
         return end.code if isinstance(end.code, int) else 0
     except Exception as error:
         return explain(error, words)
@@ -79,7 +79,7 @@ def _unheard() -> int:
 
 
 def _discard() -> None:
-    # Python flushes once more when it ends, and would complain.
+    # Python flushes stdout again at exit, and would print an error.
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, sys.stdout.fileno())
     os.close(nothing)
@@ -93,9 +93,7 @@ def explain(error: Exception, words: Sequence[str] = ()) -> int:
     from ...errors import Invalid, RecipeError
     from ...planning.ids import readable
 
-    if isinstance(
-        error, OSError
-    ):  # the disk, the network, a limit of the system: no bug, wherever it struck
+    if isinstance(error, OSError):  # disk, network or system limit: never a bug of recipe
         if error.strerror is None:
             raise error
         _complain(f"recipe: {f'{error.filename}: ' if error.filename else ''}{error.strerror}\n")
@@ -126,7 +124,7 @@ def explain(error: Exception, words: Sequence[str] = ()) -> int:
 def _complain(text: str) -> None:
     with contextlib.suppress(
         OSError
-    ):  # a log on the disk that is full: the exit code says it still
+    ):  # stderr may go to a full disk; the exit code still reports the error
         sys.stderr.write(text)
         sys.stderr.flush()
 

@@ -228,11 +228,11 @@ def _work(args: argparse.Namespace) -> int:
         handover(number, frame)
         signal.alarm(
             END_WITHIN if handover.asked == 1 else AGAIN
-        )  # its handler is the system's: the process ends, and the kernel lets its run go
+        )  # the default action of SIGALRM ends the process, and the kernel releases the lock on its run
 
     for each in ENDS:
         signal.signal(each, asked)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)  # of a process that `_several` forked
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)  # blocked by `_fork`
 
     if args.tied:
         _end_with(sys.stdin.fileno())
@@ -333,7 +333,7 @@ def _fork(args: argparse.Namespace, workers: set[int], tie: tuple[int, int]) -> 
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
         return
     code = 1
-    os.setpgrp()  # Ctrl-C of the terminal is passed on once
+    os.setpgrp()  # so that Ctrl-C reaches the workers only once, through `_tell`
     kept, ours = tie
     os.close(ours)
     try:

@@ -1,4 +1,4 @@
-"""`recipe report`: summarize a run's time, bottlenecks and cost from stored data.  Read-only."""
+"""`recipe report`: summarize a run's time, bottlenecks and cost from stored data."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def describe_run(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
 
 def _steps(ws: Workspace, row: RunRow, view: RunView) -> list[_Done]:
     """Return the run's steps, started steps first."""
-    there: dict[str, dict[str, float]] = {}  # by place and step, seconds
+    there: dict[str, dict[str, float]] = {}  # seconds by place and step
     for step in view.steps.values():
         for place, seconds in step.spent.items():
             there.setdefault(place, {})[step.id] = seconds
@@ -445,7 +445,9 @@ def _metrics(steps: Sequence[StepReport]) -> list[str]:
         if is_number(value["last"])
     )
     wanted = [name for name in names if is_outcome(name)]
-    columns: list[tuple[str, str, str]] = []  # head, metric, which value of it
+    columns: list[
+        tuple[str, str, str]
+    ] = []  # column header, metric, and its value: last, min or max
     for name in wanted[:_COLUMNS]:
         best = "min" if lower_is_better(name) else "max"
         columns.append((safe_line(name), name, "last"))

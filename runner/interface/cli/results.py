@@ -18,8 +18,8 @@ from .chosen import moment, near_step, open_to_look, recipe_of, sweep_name
 from .flags import JSON_HELP
 
 _LISTED = 60  # table rows per step
-_COMPARED = 20  # most runs that the browser page compares
-_METRICS = 5  # most metrics in a table
+_COMPARED = 20  # maximum number of runs that the web page compares
+_METRICS = 5  # maximum number of metrics in a table
 _TEXT = frozenset({"step", "run", "label", "state", "reason", "where", "best", "made"})
 
 

@@ -613,7 +613,7 @@ def as_text(
         verdict = found.verdicts[n]
         if verdict.answer == "fresh" and quiet:
             continue
-        # What a training on a GPU takes is estimated: an earlier one may have been a smoke without a GPU.
+        # GPU trainings get an estimate instead, because earlier runs may be smoke tests without a GPU.
         known = verdict.answer in ("run", "maybe") and node.id in expected and n not in estimated
         takes = f"  ~{span(expected[node.id])}" if known else ""
         lines.append(f"{verdict.answer:8} {safe_ids(node.id):<{width}}{takes}")

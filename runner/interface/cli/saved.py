@@ -22,7 +22,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Saved(NamedTuple):
-    """A named input set.  The recipe and paths are relative to the workspace."""
+    """A named input set.  The recipe file and input paths are relative to the workspace."""
 
     name: str
     recipe: str
@@ -112,7 +112,7 @@ def _save(ws: Workspace, args: argparse.Namespace, name: str, words: Sequence[st
     request = one_request(ws, argparse.Namespace(**{**vars(args), "words": words}))
     plan = compile_request(
         ws, find(request.recipe, ws.root), request, {}
-    )  # what is no input, or no value of one, is refused now
+    )  # raises Invalid for unknown inputs and invalid values
     kept = as_stored(ws, plan, request)
     saved = Saved(
         name,

@@ -45,9 +45,9 @@ _PACKAGES: Final = (
     "prime-rl",
     "vllm",
 )
-_LISTED: Final = 500  # runs, of which
-_LOOKED_AT: Final = 50  # whole ones are looked at
-_LONGEST: Final = 70  # characters of a value
+_LISTED: Final = 500  # maximum number of runs to read
+_LOOKED_AT: Final = 50  # maximum number of complete runs among them to measure
+_LONGEST: Final = 70  # maximum number of characters of a value
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(datasheet.describe_sheet(sheet), indent=2))
         return 0
-    # Beyond this a line is hard to read; a pipe has no width.
+    # Longer lines are hard to read. A pipe has no width.
     width = (
         min(100, max(40, shutil.get_terminal_size((80, 24)).columns)) if sys.stdout.isatty() else 80
     )
@@ -238,7 +238,7 @@ def estimate_presets(root: Path, recipe: Recipe) -> dict[str | None, list[str]]:
                     for gpu in find_gpus(wants.gpu, wants.gpu_memory)
                 ]
         except (RecipeError, OSError):
-            continue  # `recipe validate` and `recipe plan` say what is wrong
+            continue  # `recipe validate` and `recipe plan` report the error
         if lines := [
             each.brief for each in kinds if each.found is not None or each.seconds is not None
         ]:
@@ -278,7 +278,7 @@ def describe_locks(recipe: Recipe) -> dict[str, str]:
                 "utf-8"
             )
         except (OSError, UnicodeDecodeError):
-            continue  # `recipe plan` says so
+            continue  # `recipe plan` reports the error
         pins = dict(re.findall(r"^([A-Za-z0-9][\w.-]*)==([^\s;\\\\]+)", text, re.MULTILINE))
         if pins:
             main = [f"{package} {pins[package]}" for package in _PACKAGES if package in pins]

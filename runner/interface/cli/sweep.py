@@ -192,7 +192,7 @@ def _search(ws: Workspace, asked: _Asked) -> int:
     from .. import search
 
     args, least, metric = asked.args, asked.args.min is not None, str(asked.metric)
-    search.library()  # before anything is run
+    search.library()  # raises an error if Optuna is missing, before any step runs
     where = sweeps.search_space(
         asked.recipe, asked.given, preset=args.preset, origins=asked.origins, metric=metric
     )
@@ -211,7 +211,7 @@ def _search(ws: Workspace, asked: _Asked) -> int:
                 break
         results = _results(ws, preview(ws, request), metric) if drawn else {}
         if drawn and not results and code == 0 and not args.dry_run:
-            break  # the table says which metrics there are
+            break  # `_print` reports the available metrics
         tried = [search.Trial(values, results.get(n)) for n, values in enumerate(drawn)]
         new = search.propose(
             where,
@@ -296,7 +296,7 @@ def _print(ws: Workspace, request: Request, metric: str | None, *, least: bool) 
                 f'all instances finished, but no step reported the metric "{metric}"', fix=fix
             )
     if found.plan.publish and tables:
-        print()  # below the paths
+        print()  # separate the table from the published paths
     print(
         "\n\n".join(
             "\n".join(as_text(table, found.plan.recipe, None, in_markdown=False))

@@ -262,7 +262,7 @@ def _gc(ws: Workspace, args: argparse.Namespace) -> int:
     what = ", ".join(
         f"{count} {_CALLED.get(kind, kind)}{'' if count == 1 or kind == 'logs' else 's'}"
         for kind, count in counts.items()
-        if count and kind != "agent"  # an agent leaves an empty folder each time
+        if count and kind != "agent"  # every agent leaves an empty directory
     )
     if not args.quiet:
         print(

@@ -266,7 +266,7 @@ def parser_of(verb: str) -> tuple[Parser, Any]:
         add_help=False,
     )
     parser._positionals.title, parser._optionals.title = "Arguments", "Options"
-    for title in flags.SECTIONS:  # the order in which help shows them; empty ones are not shown
+    for title in flags.SECTIONS:  # in the order of help, which omits empty groups
         flags.section(parser, title)
     everywhere = flags.section(parser, flags.GLOBAL)
     everywhere.add_argument("-h", "--help", action="help", help="Show this help and exit")

@@ -98,7 +98,7 @@ class Answer:
     answer: str
     key: str | None
     reasons: list[str]
-    changes: list[Change] | None  # None: there is nothing to compare
+    changes: list[Change] | None  # None if a comparison is impossible
     against: AttemptRow | None
     chosen: str | None
     trace: Trace | None
