@@ -420,7 +420,7 @@ def _evaluate_fix(rule: Rule, scope: Mapping[str, object]) -> dict[str, dict[str
 def _name_settings(
     rule: Rule, scope: Mapping[str, object], found: Mapping[str, object]
 ) -> list[str]:
-    """Return the names of the settings that a rule is about, those that it changes first."""
+    """Return the names of a rule's settings: first those it changes, then those it reads."""
     given = [path for name in rule.given for path in _paths("{{ " + name + " }}")]
     asked = _paths(rule.when)
     read = (_SETTING.fullmatch(key) for key, value in found.items() if value is not None)

@@ -1,8 +1,8 @@
-"""Compute plans and previews in processes of their own, with limits of time, memory and number.
+"""Compute plans and previews in child processes, with limits of time, memory and number.
 
-A plan or a file can be made as large as a stranger likes, and while Python reads it no other request
-of the same process is answered. So each is computed by a child of a process that has everything
-imported, forks in milliseconds, and gives all its memory back at its end.
+Clients can request arbitrarily large plans and files, and a process that reads them answers no other
+request. A fork server with all modules imported therefore forks a child for each of them within
+milliseconds. The child frees all its memory when it exits.
 """
 
 from __future__ import annotations

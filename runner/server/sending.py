@@ -72,7 +72,7 @@ class Stream(Response):
 
 
 async def _pieces(source: Source, follower: Follower) -> AsyncIterator[list[bytes]]:
-    """Yield the messages of a source.
+    """Yield the batches of encoded messages from `source`.
 
     If the store cannot be read, end the stream with the error.
     """

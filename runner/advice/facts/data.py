@@ -131,7 +131,7 @@ def _tasks(files: Iterable[Path]) -> list[str]:
 
 
 def _find_columns(columns: Sequence[str]) -> dict[str, str | None]:
-    """Return the column for each name that trainers expect; None if there is none.
+    """Return the column, or None, for each name that trainers expect.
 
     Columns with the expected name come first, then common alternatives.
     """

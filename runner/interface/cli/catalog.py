@@ -1,4 +1,4 @@
-"""The commands `recipe list`, `validate` and `schema`.  They start nothing."""
+"""`recipe list`, `validate` and `schema`: list and check recipes, and print their JSON Schema."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..tail import safe_line
 from .flags import JSON_HELP, color, split_words
 
 SCHEMA = Path(".recipe", "recipe.schema.json")
-"""Where editors find the schema, below the workspace."""
+"""Path of the JSON Schema for editors, relative to the workspace."""
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -149,7 +149,10 @@ def _validate(args: argparse.Namespace) -> int:
 
 
 def write_schema(workspace: Path) -> Path:
-    """Write the schema file for editors into `.recipe`, ignored by git.  Raises OSError."""
+    """Write the JSON Schema for editors into `.recipe`, which git ignores, and return its path.
+
+    Raises OSError.
+    """
     target = workspace / SCHEMA
     target.parent.mkdir(exist_ok=True)
     for name, text in {**TAGS, target.name: library.schema_text()}.items():

@@ -1,4 +1,4 @@
-"""`recipe check`: known problems of a recipe with its inputs and host, and their fixes.  Read-only."""
+"""`recipe check`: find known problems of a recipe with its inputs and host, and suggest fixes."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _driver(args: argparse.Namespace) -> str:
 
 
 def _host(ws: Workspace, args: argparse.Namespace) -> dict[str, object] | None:
-    """The facts of the host that was named; None where it is this machine, or does not answer."""
+    """Return facts about the selected host: {} if the host fails to answer, None for this machine."""
     name = _driver(args)
     if name == "local":
         return None
@@ -114,7 +114,7 @@ def _host(ws: Workspace, args: argparse.Namespace) -> dict[str, object] | None:
 
 
 def _print_warnings(ws: Workspace, found: Survey) -> None:
-    """Print the stored warnings of up-to-date steps, for example disabled packing."""
+    """Print stored warnings of up-to-date and restorable steps, for example disabled packing."""
     from ...execution.results import warnings_of
     from ...planning.judge import FRESH, RESTORE
 
@@ -173,7 +173,10 @@ def _fix_and_check(
     found: Survey,
     verdict: Verdict,
 ) -> Verdict:
-    """Say what to type and what to write, and look again with what can be typed."""
+    """Print the input values and recipe edits that fix the findings, and check again with the inputs.
+
+    Return the second verdict, or `verdict` if no input value fixes a finding.
+    """
     from ...advice.findings import list_remedies
 
     typed: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""Resolve command-line words to recipes, runs and steps.  Read-only, prints nothing."""
+"""Open the workspace of a command, and resolve its words to recipes, runs and steps."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from ...survey.survey import Survey
 
 _NEAR, _ALL = 1000, 1_000_000
-"""The latest runs, among which is looked first for what was meant; and all."""
+"""Number of runs in the first search for a name, and in the second, complete search."""
 
 
 def add_words(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments for recipes and input values.  The default is the last run of the workspace."""
+    """Add the arguments for recipes and input values; without them, commands use the last run."""
     request = section(parser, REQUEST)
     request.add_argument(
         "words",
@@ -51,9 +51,10 @@ def add_words(parser: argparse.ArgumentParser) -> None:
 
 
 def open_to_look(root: Path) -> Workspace:
-    """The workspace, to look at.  Nothing is made where nothing was run, and where nothing can be written nothing is.
+    """Open the workspace for reading, without creating files in a workspace that has no runs.
 
-    Where it can, the database is opened for writing: what a killed writer left half-written is undone by the next that may write.
+    A writable database is opened for writing, because only a writer can roll back the
+    incomplete transaction of a killed process.
     """
     folder = home(Path(os.path.abspath(root)), os.environ)
     writable = os.access(folder / "recipe.db", os.W_OK) and os.access(folder, os.W_OK)
@@ -61,7 +62,7 @@ def open_to_look(root: Path) -> Workspace:
 
 
 def open_existing(root: Path) -> Workspace:
-    """Open the workspace for changes, without creating one."""
+    """Open the workspace for changes; read-only if it has no database, so that none is created."""
     return Workspace.open(root, read_only=not _has_store(root))
 
 
@@ -70,23 +71,27 @@ def _has_store(root: Path) -> bool:
 
 
 def open_to_work(root: Path, request: Request, *, secrets: bool = True) -> Workspace:
-    """The workspace, to work in.  The first time its recipe is read beforehand: one that cannot be read makes no `.recipe`.
+    """Open the workspace for a run, and create its `.recipe` directory if missing.
 
-    `secrets`: those of the recipe have to be set here.
+    The recipe is read before the directory is created, so that an invalid recipe leaves no
+    `.recipe` behind. With `secrets`, this first reading requires the recipe's secrets to be set.
 
     Raises Invalid, NotFound.
     """
     if not _has_store(root):
         with Workspace.open(
             root, read_only=True, environ={**os.environ, "RECIPE_RUNS": ""}
-        ) as ws:  # it asks for no run
+        ) as ws:  # reading the recipe needs no run database
             ws.asks_secrets = secrets
             read_recipe(ws, request)
     return Workspace.open(root)
 
 
 def requests(ws: Workspace, args: argparse.Namespace) -> list[Request]:
-    """Return the requests for the command line.  Without a recipe, reuse the last run's request, or ./recipe.yaml."""
+    """Return the requests of the command line, one per recipe.
+
+    Without a recipe, the request is that of the last run with the given values, or ./recipe.yaml.
+    """
     words, typed = split_words(args.words)
     given, origins = values_of(args, typed)
     names = [library.resolve(args.location, word) for word in words]
@@ -131,7 +136,10 @@ def one_request(ws: Workspace, args: argparse.Namespace) -> Request:
 
 
 def recipe_of(ws: Workspace, location: Location, word: str | None) -> str:
-    """Return the recipe id for an id, name or file; for None, the last run's recipe.  Raises NotFound, Invalid."""
+    """Return the id of a recipe that has runs, given its id, name or file; for None, of the last run.
+
+    Raises NotFound, Invalid.
+    """
     versions: list[str] = []
     newest = ws.store.runs.latest(last=1)
     if not newest:
@@ -171,7 +179,7 @@ def sweep_name(recipe: str) -> str:
 
 
 def has_run(ws: Workspace, word: str, recipe: str | None) -> bool:
-    """Return True if a recent run of the recipe, or of any recipe for None, has a step named `word`."""
+    """Return True if one of the last 50 runs of `recipe` (None: any recipe) has a step `word`."""
     return any(
         word in names(step)
         for row in ws.store.runs.latest(recipe=recipe, last=50)
@@ -180,9 +188,10 @@ def has_run(ws: Workspace, word: str, recipe: str | None) -> bool:
 
 
 def makers(ws: Workspace, row: RunRow, word: str) -> list[AttemptRow]:
-    """The attempts that made the results which a run found fresh for a step, or for all its instances; else those begun last.
+    """Return the attempts that produced a step's cached results, one per matrix instance.
 
-    The step may be one of another recipe: then the last run that has it.  Empty where it never ran here.
+    Without a cached result, return the step's latest attempts: in this run's recipe, otherwise in
+    the last run of any recipe with this step. Empty if the step never ran in this workspace.
     """
     asked = request_of_run(row)
     traces = []
@@ -219,7 +228,10 @@ def makers(ws: Workspace, row: RunRow, word: str) -> list[AttemptRow]:
 
 
 def find_nodes(found: Survey, word: str) -> list[int]:
-    """Return the nodes for a step name, including matrix instances and the steps of a nested recipe."""
+    """Return the node numbers of a step, including matrix instances and steps of a nested recipe.
+
+    Raises NotFound, and CannotRun for a step that is not expanded yet.
+    """
     nodes = found.plan.nodes
     if chosen := found.plan.nodes_named(word):
         return sorted(chosen)
@@ -238,7 +250,7 @@ def find_nodes(found: Survey, word: str) -> list[int]:
 
 
 def near_step(word: str, ids: list[str]) -> str:
-    """Return a suggestion for an unknown step name, or the list of steps."""
+    """Return a spelling suggestion for an unknown step name, or the list of steps."""
     heads = list(dict.fromkeys(map(bare, ids)))
     return did_you_mean(word, heads + ids) or f"its steps: {', '.join(heads[:10])}" + (
         ", …" if len(heads) > 10 else ""
@@ -251,7 +263,7 @@ def moment(at: float) -> str:
 
 
 def title(found: Survey) -> str:
-    """Format a recipe id with its inputs."""
+    """Format a recipe id with its file, preset and inputs."""
     words = [found.request.recipe] if found.request.recipe != found.plan.recipe else []
     words += [f"preset {found.request.preset}"] if found.request.preset else []
     words += [f"{name}={value}" for name, value in found.request.inputs.items()]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...api.values import Status
 
 _LISTED, _STEPS = 10, 50
-"""Steps that only one run has, and that differ, which are listed."""
+"""Number of listed steps that only one run has, and of listed steps that differ."""
 
 
 def tell(a: Status, b: Status, found: Differences, args: argparse.Namespace) -> None:
@@ -63,7 +63,7 @@ def _head(run: Status) -> str:
 
 
 def _of_steps(steps: Sequence[StepDifference], *, all: bool) -> list[str]:
-    """Return the lines for the differing steps of both runs."""
+    """Return lines for the steps of both runs that differ; at most 50 steps unless `all`."""
     differing = [
         step
         for step in steps

@@ -1,8 +1,9 @@
-"""Shell completion: what may stand where the cursor is, and the few lines of bash, zsh or fish that ask.  Reads recipes as YAML, right or wrong.
+"""`recipe completion`: print the completion script of a shell, and list completions for the script.
 
-A shell calls `recipe __complete WORD…`, the last word being the unfinished one.  An answer is one candidate a line, with a tab and its meaning where
-it has one; the lines `:files` and `:folders` ask the shell for paths of its own.  Whatever goes wrong, the answer is empty: a prompt is no place for
-errors.
+The script calls `recipe __complete WORD…` with the unfinished word last. The output has one
+candidate per line, followed by a tab and a description if there is one. The lines `:files` and
+`:folders` ask the shell to complete paths. Errors print nothing, because they would garble the
+prompt. Recipes are read as plain YAML, so that invalid recipes work too.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def answer(words: Sequence[str]) -> int:
-    """Execute `recipe __complete WORD…`."""
+    """Print the candidates of `recipe __complete WORD…`, and return 0 even after an error."""
     try:
         for candidate in dict.fromkeys(candidates(list(words))):
             print(candidate)
@@ -110,7 +111,7 @@ def answer(words: Sequence[str]) -> int:
 
 
 def candidates(words: list[str]) -> Iterator[str]:
-    """Yield completions of the last of `words`, the command line after `recipe`."""
+    """Yield completions of the last word; `words` is the command line after `recipe`."""
     if len(words) > 1 and words[-2] == "--":  # fish puts -- before the unfinished word
         del words[-2]
     *before, word = words or [""]
@@ -147,7 +148,7 @@ def _verbs(word: str) -> Iterator[str]:
 
 
 def _flags(parser: argparse.ArgumentParser, word: str) -> Iterator[str]:
-    """Yield the flags that start with `word`, short flags only for `-` and one letter."""
+    """Yield the flags that start with `word`; short flags only if `word` has one or two characters."""
     shows_short = word != "--" and len(word) < 3
     known = [
         f"{option}\t{action.help}" if action.help else option
@@ -186,7 +187,7 @@ def _values(
 def _words(
     verb: str, parser: argparse.ArgumentParser, word: str, loose: list[str], place: Location
 ) -> Iterator[str]:
-    """Yield completions for positional arguments: recipes, inputs, steps and choices."""
+    """Yield completions for a positional argument: choices, input values, steps, inputs, recipes."""
     places = [action for action in parser._actions if not action.option_strings]
     choice = next((action.choices for action in places if action.choices is not None), None)
     if choice is not None:
@@ -210,7 +211,7 @@ def _words(
 
 
 def _input_names(word: str, loose: list[str], place: Location) -> Iterator[str]:
-    """Yield the recipe's inputs without a value in `loose`, except secrets."""
+    """Yield `NAME=` for the recipe's inputs that have no value in `loose`, except secrets."""
     inputs = _section(_recipe(loose, place), "inputs")
     given = {each.partition("=")[0] for each in loose}
     names = (
@@ -222,7 +223,7 @@ def _input_names(word: str, loose: list[str], place: Location) -> Iterator[str]:
 
 
 def _recipes(word: str, place: Location) -> Iterator[str]:
-    """Yield library recipes, then recipes of the current directory."""
+    """Yield library recipes, then recipe files of the current directory."""
     from ...language import library
 
     entries = (f"{entry.id}\t{entry.summary}" for entry in library.entries())
@@ -255,7 +256,7 @@ def _input_values(recipe: Any, name: str, value: str) -> Iterator[str]:
 
 
 def _recipe(words: Sequence[str], place: Location) -> Any:
-    """Return the content of the named recipe without validation; an empty mapping if unreadable."""
+    """Return the unvalidated content of the first readable recipe; an empty mapping if none is."""
     from ...language import document, library
 
     named = [word for before, word in pairwise(words) if before in ("-f", "--file")]
@@ -304,7 +305,7 @@ def _location_of(words: Sequence[str]) -> Location:
 
 
 def _loose(words: list[str], taking: dict[str, argparse.Action]) -> list[str]:
-    """Return the positional words and the file name passed with `--file`."""
+    """Return the positional words, and the value of `--file` as a path."""
     found = []
     for before, word in zip(["", *words], words, strict=False):
         if word.startswith("-"):
@@ -316,7 +317,7 @@ def _loose(words: list[str], taking: dict[str, argparse.Action]) -> list[str]:
 
 def _starting_with(word: str, candidates: Any) -> Iterator[str]:
     for candidate in candidates:
-        # A summary that spans lines or rings bells stays one harmless line.
+        # Line breaks and control characters in a summary become spaces.
         text = "".join(
             char if char.isprintable() or char == "\t" else " " for char in str(candidate)
         )

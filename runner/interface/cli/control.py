@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from ..handle.transport import Transport
 
 PATIENCE: Mapping[str, float] = {"cancel": 60.0, "pause": 360.0}
-"""Seconds that a request is waited for: what is cancelled may save for 30; a training that is paused ends its step first."""
+"""Seconds to wait for a run to stop. Cancelled steps have 30 seconds to save; paused training first
+finishes its current step."""
 LOOK = 0.2
-"""Seconds between two looks whether what was asked is done."""
+"""Seconds between two checks of the run's state."""
 ENDS: Mapping[str, Literal["CANCELLED", "PAUSED"]] = {"cancel": "CANCELLED", "pause": "PAUSED"}
 
 
@@ -115,7 +116,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _stop(place: Transport, run: str, args: argparse.Namespace) -> int:
-    """Cancel or pause a run and wait for its worker.  Raises Busy on timeout."""
+    """Cancel or pause a run, wait for its end unless `--no-wait`, and print its state.
+
+    Raises Busy on timeout.
+    """
     keep_hosts = args.verb == "pause" and args.keep_host
     outcome = _stop_run(place, run, args.verb, keep_hosts=keep_hosts)
     if not outcome.done and outcome.state not in FINAL and not args.no_wait:
@@ -133,7 +137,7 @@ def _stop_run(place: Transport, run: str, verb: str, *, keep_hosts: bool) -> Out
 
 
 def _wait_for_end(place: Transport, run: str, verb: str, *, keep_hosts: bool) -> Outcome:
-    """Wait until a run is cancelled or paused.  Raises Busy on timeout."""
+    """Wait until a run is cancelled, paused or finished.  Raises Busy on timeout."""
     deadline = time.monotonic() + PATIENCE[verb]
     while True:
         now = place.run(run)
@@ -153,7 +157,7 @@ def _prioritize(place: Transport, run: str, args: argparse.Namespace) -> int:
 
 
 def answer_of(outcome: Outcome, verb: str) -> str:
-    """Return a sentence with the outcome of a request."""
+    """Describe the outcome of a cancel, pause or resume request."""
     run, state = outcome.run, outcome.state
     if not outcome.done and state not in FINAL:
         if verb == "resume":
@@ -167,7 +171,7 @@ def answer_of(outcome: Outcome, verb: str) -> str:
 
 
 def _not_answered(place: Transport, run: str, verb: str) -> Busy:
-    # The worker's name has its process: `HOST process PID`, or `process PID` for one of this machine.
+    # A worker's name contains its PID: `HOST process PID`, or `process PID` for a worker of this machine.
     who = next((f" ({each.worker})" for each in place.workers() if run in each.runs), "")
     to = f" --to {place.name}" if place.name else ""
     fix = (
@@ -188,11 +192,14 @@ def _continue(place: Transport, run: str, args: argparse.Namespace) -> int:
 
 
 def _continue_here(place: Here, run: str, args: argparse.Namespace) -> int:
-    """Resume or retry a local run, in this terminal unless it belongs to a worker."""
+    """Resume or retry a run of this workspace: in this terminal, or queued if it was submitted.
+
+    Raises Invalid if `--driver` is given for a queued run.
+    """
     row = place.ws.store.runs.get(run)
     if args.driver is not None:
         check_driver(args.driver)
-    # A submitted run stays with the workers, and one of `recipe run` with its terminal.
+    # A submitted run goes to a worker again, and a run of `recipe run` continues in this terminal.
     queue = args.queue or row.due is not None or bool(row.bundle)
     if queue and args.driver is not None:
         raise _driver_stays()

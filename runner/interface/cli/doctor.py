@@ -1,4 +1,4 @@
-"""`recipe doctor`: check this machine, the workspace, or a driver's hosts.  Read-only."""
+"""`recipe doctor`: check this machine and the workspace, or a driver's hosts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...hosts.probe import Finding
 from .flags import JSON_HELP
 
 _PACKAGES: Final = ("torch", "accelerate", "transformers", "peft")
-_FICLONE: Final = 0x40049409  # share the bytes of one file with another, linux/fs.h
+_FICLONE: Final = 0x40049409  # ioctl that shares the data of one file with another (linux/fs.h)
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -72,9 +72,7 @@ def _away(args: argparse.Namespace) -> list[Finding]:
     from ...storage.records.store import home
     from .flags import check_driver
 
-    name = (
-        "ssh" if args.driver == "local" else args.driver
-    )  # only one has hosts that are named like this
+    name = "ssh" if args.driver == "local" else args.driver  # `--host` alone means the driver ssh
     check_driver(name)
     root = Path(os.path.abspath(args.workspace))
     config, at = load(root, os.environ), str(home(root, os.environ))
@@ -92,11 +90,11 @@ def _software() -> Iterator[Finding]:
     import sqlite3
 
     version = ".".join(map(str, sys.version_info[:3]))
-    yield Finding("ok", "python", version)  # an older one does not install us
+    yield Finding("ok", "python", version)  # recipe cannot be installed with an unsupported version
     if sqlite3.sqlite_version_info >= (3, 51, 3):
         yield Finding("ok", "sqlite", sqlite3.sqlite_version)
     else:
-        # Not an error: the store never uses the write-ahead log, whose bug it is.
+        # Not an error: the bug is in the write-ahead log, which the store never uses.
         yield Finding(
             "ok",
             "sqlite",
@@ -173,7 +171,7 @@ def _machine() -> Iterator[Finding]:
 
 
 def _extensions() -> Iterator[Finding]:
-    """What other packages bring, where any does."""
+    """Yield findings on recipes and drivers from other installed packages, and on faulty packages."""
     from ... import extensions
     from ...language import library
 
@@ -185,7 +183,7 @@ def _extensions() -> Iterator[Finding]:
 
 
 def _overlay(folder: Path) -> Finding:
-    """Whether steps here may change their inputs."""
+    """Return a finding on overlays in `folder`, which let steps write to their inputs."""
     from ...hosts.place.overlays import BREAKS, find_refusal
 
     what = 'inputs = "overlay"'
@@ -286,7 +284,7 @@ def _reflinks(folder: Path) -> bool:
 
 
 def _training() -> Iterator[Finding]:
-    """Yield findings on training packages, with versions from their metadata; imports would take seconds."""
+    """Yield findings on training packages; versions are read from metadata, as imports take seconds."""
     from importlib.metadata import PackageNotFoundError, version
 
     from drivers import install_line

@@ -1,4 +1,7 @@
-"""`recipe fetch` of a server: what a run made comes over its API.  In a workspace it comes from the shared store, to where the recipe says."""
+"""`recipe fetch --to SERVER`: download a run's outputs over the server's API.
+
+Without a server, `stores.py` fetches the outputs from the shared store into their published paths.
+"""
 
 from __future__ import annotations
 

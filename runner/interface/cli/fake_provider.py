@@ -1,4 +1,4 @@
-"""`recipe fake-provider`: a free GPU provider for tests, with injected faults and a cost ledger."""
+"""`recipe fake-provider`: start a local fake GPU provider for tests, with faults on request."""
 
 from __future__ import annotations
 

@@ -14,10 +14,10 @@ from ...settings import ANY
 from ..pairs import parse_pairs
 
 RECIPE: Final = "Library recipe such as sft@1, NAME for ./NAME.yaml, or a path such as ./pipeline.yaml (default: recipe.yaml)"
-"""Which recipe a word means, as help."""
+"""Help text of RECIPE arguments."""
 
 RUN: Final = r"last(~[0-9]+)?|[0-9]{8}-[0-9]{6}-[0-9a-f]{6}"
-"""What is the name of a run, and of no recipe."""
+"""Regular expression of run IDs, `last` and `last~N`, which are never recipe names."""
 
 
 REQUEST: Final = "Recipe and inputs"
@@ -29,10 +29,10 @@ RESULTS: Final = "Results"
 OUTPUT: Final = "Output"
 GLOBAL: Final = "Global options"
 SECTIONS: Final = (REQUEST, STEPS, EXECUTION, WHERE, COST, RESULTS, OUTPUT, GLOBAL)
-"""The subjects by which help groups flags, in its order."""
+"""Titles of the flag groups in help, in order."""
 
 RUN_HELP: Final = "Run ID or a unique part of it, a run name, `last` or `last~1`"
-"""How a word names a run, as help."""
+"""Help text of RUN arguments."""
 JSON_HELP: Final = "Print JSON"
 EVENTS_HELP: Final = "Print one JSON event per line"
 
@@ -51,7 +51,10 @@ def positive(text: str) -> int:
 
 
 def add_request(parser: argparse.ArgumentParser, *, also_updates: str = "") -> None:
-    """Add the words and flags that say what to run and where; `also_updates`: what else `--update` does."""
+    """Add the recipe, its inputs, and the flags for the driver, hosts, outputs and store.
+
+    `also_updates` is appended to the help of `--update`.
+    """
     from ...storage.workspace import results_place
 
     request = section(parser, REQUEST)
@@ -118,7 +121,10 @@ def add_where(parser: argparse.ArgumentParser) -> None:
 
 
 def recipe_and_values(args: argparse.Namespace) -> tuple[str, dict[str, object], dict[str, str]]:
-    """Return the recipe, the input values and the value files.  Raises NotFound, Invalid."""
+    """Return the recipe, the input values, and the file of each value that comes from a file.
+
+    Raises NotFound, Invalid.
+    """
     from ...language import library
 
     words, name = list(args.inputs), args.recipe
@@ -136,14 +142,17 @@ def recipe_and_values(args: argparse.Namespace) -> tuple[str, dict[str, object],
 
 
 def request_of(args: argparse.Namespace) -> Any:
-    """Return the Request for the command line.  Raises NotFound, Invalid."""
+    """Return the Request of the command line; apply `--stack` to `args` first.
+
+    Raises NotFound, Invalid.
+    """
     from ...language import library
     from ...survey.request import Request
 
     take_stack(args)
     check_driver(args.driver)
     recipe, given, origins = recipe_and_values(args)
-    if os.environ.get("JOB_ID"):  # a platform's pod
+    if os.environ.get("JOB_ID"):  # set in the pod of a training platform
         from ...language import parse
         from .. import pod
 
@@ -163,7 +172,10 @@ def request_of(args: argparse.Namespace) -> Any:
 
 
 def take_stack(args: argparse.Namespace) -> None:
-    """Take what `--stack` says where no flag says otherwise.  Raises NotFound, and Invalid where a flag names another driver."""
+    """Set the driver, store and node count of `--stack` in `args`; other flags take precedence.
+
+    Raises NotFound, and Invalid if `--driver` or `--host` contradicts the stack's driver.
+    """
     if not getattr(args, "stack", ""):
         return
     from ... import settings
@@ -213,7 +225,10 @@ def add_values(parser: argparse.ArgumentParser) -> None:
 def values_of(
     args: argparse.Namespace, typed: Mapping[str, str]
 ) -> tuple[dict[str, object], dict[str, str]]:
-    """The values that files and words give, and the files of those that words do not replace.  Raises Invalid, NotFound."""
+    """Return the input values from files, words and `--set`, and the file of each value from a file.
+
+    Words and `--set` take precedence over files. Raises Invalid, NotFound.
+    """
     words: dict[str, object] = {
         **typed,
         **parse_pairs(
@@ -233,12 +248,12 @@ def values_of(
 
 
 def published_below(args: argparse.Namespace) -> Path | None:
-    """Return the `--out` path relative to the workspace."""
+    """Return the `--out` directory relative to the workspace; None without a local `--out`."""
     return Path(args.location.typed(str(args.out))) if isinstance(args.out, Path) else None
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Split words into recipes and INPUT=VALUE pairs."""
+    """Split words into recipes and INPUT=VALUE pairs.  Paths such as `./a=b.yaml` are recipes."""
     names: list[str] = []
     given: dict[str, str] = {}
     for word in words:
@@ -251,10 +266,10 @@ def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def check_driver(name: str) -> None:
-    """Check that a driver of this name exists.  Raises NotFound."""
+    """Check that the driver is installed; `any:…` is checked later.  Raises NotFound."""
     if (
         name == "local" or name.partition(":")[0] == ANY
-    ):  # which it chooses among is read with the settings
+    ):  # the drivers of `any` are checked with the settings
         return
     from ... import extensions
 
@@ -274,7 +289,7 @@ def color(stream: Any) -> bool:
 
 
 def ask_consent(question: str, unasked: RecipeError) -> bool:
-    """Ask the user for confirmation.  Raises `unasked` without a terminal."""
+    """Ask the user a yes-or-no question.  Raises `unasked` if stdin is not a terminal."""
     if not sys.stdin.isatty():
         raise unasked
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from ...survey.survey import Survey
 
 COLLAPSED: Final = 10
-"""More instances of one matrix than this are one node of a drawing."""
+"""Maximum number of matrix instances that are drawn as separate nodes."""
 
 DEEPEST: Final = 100
-"""Levels of the tree that are drawn: a chain of thousands would be mostly indentation."""
+"""Maximum depth of the printed tree; a chain of thousands of steps would be mostly indentation."""
 
 _COLOURS: Final = {
     "fresh": "#d5f0d5",
@@ -75,7 +75,10 @@ class Box:
 
 
 def draw(found: Survey) -> dict[str, Box]:
-    """Return the plan's boxes by id, in plan order.  Matrices of more than ten instances become one box each."""
+    """Return the plan's boxes by id, in plan order, followed by the steps that are not expanded yet.
+
+    A matrix of more than COLLAPSED instances becomes one box.
+    """
     steps = found.plan.graph
     answer = dict(zip(steps, (verdict.answer for verdict in found.verdicts), strict=True))
     instances = Counter(map(_family, steps))
@@ -109,12 +112,15 @@ def draw(found: Survey) -> dict[str, Box]:
 
 
 def tree(boxes: Mapping[str, Box]) -> list[str]:
-    """Return a dependency tree from the last steps.  Repeated steps are abbreviated with `…`."""
+    """Return the lines of a dependency tree, from the steps on which no step depends.
+
+    `…` marks a step whose dependencies are left out: it is printed above, or too deep.
+    """
     needed = {need for box in boxes.values() for need in box.needs}
     tops = [id for id in boxes if id not in needed]
     lines: list[str] = []
     drawn: set[str] = set()
-    # Without recursion: (id, what stands before its name, what stands before those of its needs, depth).
+    # A stack instead of recursion: id, prefix of its line, prefix of its dependencies' lines, depth.
     waiting = [(id, "", "", 0) for id in reversed(tops)]
     while waiting:
         id, head, below, depth = waiting.pop()
@@ -141,7 +147,7 @@ def tree(boxes: Mapping[str, Box]) -> list[str]:
 
 
 def mermaid(boxes: Mapping[str, Box]) -> list[str]:
-    """Return a Mermaid flowchart with arrows from dependencies to dependents."""
+    """Return the lines of a Mermaid flowchart, with arrows from dependencies to dependents."""
     number = {id: f"s{n}" for n, id in enumerate(boxes)}
     lines = ["flowchart LR"]
     lines += [
@@ -158,7 +164,7 @@ def mermaid(boxes: Mapping[str, Box]) -> list[str]:
 
 
 def dot(boxes: Mapping[str, Box], name: str) -> list[str]:
-    """Return a Graphviz graph."""
+    """Return the lines of a Graphviz graph, with arrows from dependencies to dependents."""
     lines = [
         f"digraph {_quote(name)} {{",
         "  rankdir=LR; node [shape=box, style=filled, fontname=sans];",
@@ -172,7 +178,7 @@ def dot(boxes: Mapping[str, Box], name: str) -> list[str]:
 
 
 def as_json(found: Survey) -> Mapping[str, object]:
-    """Return all nodes and edges without collapsing matrices."""
+    """Return all nodes and edges for JSON output, without collapsing matrices."""
     plan = found.plan
     nodes = [
         {

@@ -1,4 +1,4 @@
-"""`recipe runs`, `logs` and `diff`: list and compare stored runs, and print logs.  Read-only."""
+"""`recipe runs`, `logs` and `diff`: list and compare stored runs, and print their logs."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 
 _NEAR, _ALL = 1000, 1_000_000
-"""The latest runs are looked at first, then all."""
+"""Number of recent runs to search, and of all runs."""
 BROKEN: Final = ("FAILED", "ACTIVE", "QUEUED")
-"""States of runs among which are those that failed, or have lost their worker."""
+"""States of the candidates for `--failed`: failed runs, and runs that may have lost their worker."""
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -146,7 +146,7 @@ COLUMNS: Final = (
     "RUN", "BEGAN", "STATE", "RAN", "FRESH", "FAILED", "TIME", "COST", "RECIPE", "INPUTS", "USER", "LABEL",
 )  # fmt: skip
 SOMETIMES: Final = frozenset({"COST", "USER", "LABEL"})
-"""Columns that are left out where nothing is in them."""
+"""Columns that are omitted if they are empty."""
 RIGHT: Final = frozenset({"RAN", "FRESH", "FAILED", "TIME", "COST"})
 
 
@@ -162,7 +162,7 @@ def _table(found: Sequence[Status]) -> list[str]:
 
 
 def _cells(row: Status, *, several: bool) -> dict[str, str]:
-    """Return the table cells of a run, with the user if `several`."""
+    """Return the table cells of a run; the user only if runs of several users are listed."""
     took = overview(row)["seconds"]
     words = [*([row.name] if row.name else []), *(f"#{tag}" for tag in row.tags)]
     words += [f"({row.note})"] if row.note else []
@@ -217,7 +217,7 @@ def _logs(place: Transport, args: argparse.Namespace) -> int:
 def _choose_attempts(
     place: Transport, run: str, step: str, args: argparse.Namespace
 ) -> list[LogPart]:
-    """Return the last attempt of each step, or the requested one.  Raises NotFound if missing."""
+    """Return the last attempt of each step, or attempt `--attempt`.  Raises NotFound if missing."""
     found: list[Attempt] = []
     going: dict[str, Attempt] = {}
     for event in carry_out(place, core.events(run, 0, False)):
@@ -235,7 +235,10 @@ def _choose_attempts(
 def _logs_of_others(
     place: Transport, args: argparse.Namespace, run: str, step: str, writer: Writer
 ) -> int:
-    """Print the logs of the attempts that produced the run's cached results.  Raises NotFound for an unknown step."""
+    """Print the logs of the earlier attempts that produced the step's cached result.
+
+    Raises NotFound if the step is not part of the run and never ran here.
+    """
     steps = {each.id: each.state for each in place.run(run).steps}
     state = next((each for id, each in steps.items() if step in names(id)), "")
     made = []
@@ -259,24 +262,27 @@ def _logs_of_others(
 
 
 def earlier(ended: float, run: str) -> str:
-    """Describe the origin run and age of a cached result."""
+    """Format the run that created a cached result, and its age: `from run RUN, 3m ago`."""
     return f"from run {run}, {span(max(0.0, time.time() - ended))} ago"
 
 
 def _run_and_step(place: Transport, word: str) -> tuple[str, str]:
-    """Parse a step of the last run, a run, or a run with a step.  An empty step means all steps."""
+    """Return the run and the step of STEP (in the last run), RUN or RUN/STEP.
+
+    The step is empty for RUN, which means all steps. Raises NotFound.
+    """
     word = stored_form(word)
     is_of_last = word.partition("/")[0].partition("~")[0] == "last"
     newest = [] if is_of_last else place.list_runs(Listing(1)).runs
     ids = [each.id for each in place.run(newest[0].id).steps] if newest else []
     if newest and (any(word in names(id) for id in ids) or _has_run(place, word, newest[0].recipe)):
-        return newest[0].id, word  # or it did not run in that one
+        return newest[0].id, word  # or the step ran only in an earlier run of this recipe
     name, slash, step = word.partition("/")
     try:
         return place.find(name), step if slash else ""
     except NotFound as error:
         if newest and not slash and _has_run(place, word, None):
-            return newest[0].id, word  # it is one of another recipe
+            return newest[0].id, word  # a step of another recipe
         near = did_you_mean(word, [id.partition("[")[0] for id in ids] + ids)
         raise NotFound(str(error), fix=near or error.fix) from error
 
@@ -332,7 +338,10 @@ def _diff(place: Transport, args: argparse.Namespace) -> int:
 
 
 def _runs_to_compare(place: Transport, a: str | None, b: str | None) -> tuple[str, str]:
-    """Return the two runs to compare, by default the last run and its recipe's previous run.  Raises NotFound."""
+    """Return the two runs to compare, by default the last run and the previous run of its recipe.
+
+    Raises NotFound.
+    """
     second = place.find(b or "last")
     first = place.find(a) if a else second
     if b is not None or first != second:

@@ -1,4 +1,4 @@
-"""`recipe import`: draft a recipe from another tool's file and list unsupported features.  Never overwrites files."""
+"""`recipe import`: draft a recipe from another tool's file, without overwriting files."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _explain(path: Path, shown: Path, made: Imported) -> None:
-    """Say what has to be looked at, and what `recipe validate` would."""
+    """Print the points to check in the draft, and the command to run next."""
     lines = [f"check: {line}" for line in made.look]
     try:
         parse.load(path)
@@ -136,7 +136,7 @@ def _parse_target(word: str) -> str:
 
 
 def _snakemake(name: str, source: Path, root: Path, args: argparse.Namespace) -> Imported:
-    """Raises NotFound, CannotRun."""
+    """Draft a recipe from a Snakefile, which Snakemake executes.  Raises NotFound, CannotRun."""
     from ..importing_snakemake import from_snakemake, rules_of
 
     if not source.is_file():
@@ -154,7 +154,10 @@ def _snakemake(name: str, source: Path, root: Path, args: argparse.Namespace) ->
 
 
 def _python_of_snakemake() -> str:
-    """Return the Python with Snakemake: the one of the program on PATH, otherwise our own.  Raises CannotRun."""
+    """Return a Python that has Snakemake: that of `snakemake` on PATH, otherwise recipe's own.
+
+    Raises CannotRun if Snakemake is not installed.
+    """
     program = shutil.which("snakemake")
     if program is not None:
         with open(program, "rb") as file:
@@ -204,7 +207,10 @@ def _dvc(name: str, source: Path, pipeline: Table, root: Path) -> Imported:
 
 
 def _base(source: Path, root: Path) -> str:
-    """Return a file's directory relative to the workspace root.  Raises CannotRun."""
+    """Return a file's directory relative to the workspace root, empty for the root itself.
+
+    Raises CannotRun if the file is outside the workspace.
+    """
     home, top = source.resolve().parent, root.resolve()
     if not home.is_relative_to(top):
         raise CannotRun(
@@ -225,7 +231,7 @@ def _params(path: Path) -> Any:
 
 
 def _folders(lock: Path) -> set[str]:
-    """Return the outputs recorded as directories in the pipeline's lock file."""
+    """Return the outputs that are directories, according to dvc.lock."""
     if not lock.is_file():
         return set()
     stages = _read(lock, lock.name).get("stages") or {}

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         return _path(args)
     if args.step is not None and (
         "=" in args.step.partition("[")[0] or is_path(args.step)
-    ):  # no step, but the first of the words
+    ):  # a recipe or an input, not a step
         args.words.insert(0, args.step)
         args.step = None
     with (open_existing if args.resume else open_to_look)(args.workspace) as ws:
@@ -156,7 +156,7 @@ def _resume(
 
 
 def _command_of(request: Request) -> str:
-    """The line that asks for the same."""
+    """Return the `recipe run` command line of a request."""
     given = [
         f"{name}={value if isinstance(value, str) else json.dumps(value)}"
         for name, value in request.inputs.items()
@@ -231,7 +231,7 @@ def _path(args: argparse.Namespace) -> int:
 
 
 def _outputs(found: Survey, word: str) -> list[tuple[int, str]]:
-    """Return the outputs for STEP.OUTPUT or STEP.  Raises NotFound."""
+    """Return node number and name of the outputs for STEP.OUTPUT or STEP.  Raises NotFound."""
     every = [
         (n, node.id, output.name)
         for n, node in enumerate(found.plan.nodes)
@@ -261,7 +261,10 @@ def _outputs(found: Survey, word: str) -> list[tuple[int, str]]:
 
 
 def place(ws: Workspace, found: Survey, n: int, output: str) -> str:
-    """Return an output's path: the published path if up to date, otherwise the stored copy.  Raises CannotRun."""
+    """Return an output's path: the published path if it is up to date, otherwise the stored copy.
+
+    Raises CannotRun if the output is neither published nor stored.
+    """
     node, made = found.plan.nodes[n], found.made.get(n)
     content = made.outputs.get(output) if made is not None else None
     if content is None:

@@ -1,4 +1,4 @@
-"""The `recipe` command: dispatch to a command module and return its exit code.  Modules are imported on demand."""
+"""Entry point of the `recipe` command: execute a command line and report errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Execute a command line and return its exit code."""
     _open_streams()
     code = _flush(_answer(list(sys.argv[1:] if argv is None else argv)))
-    # Python ends by SIGINT if a KeyboardInterrupt ever left an `exec`, such as that of a dataclass, and forgets it with the next.
+    # If a KeyboardInterrupt left an `exec`, for example that of a dataclass, Python exits by SIGINT. Another `exec` resets this.
     exec("")  # noqa: S102
     return code
 
@@ -30,14 +30,18 @@ def _answer(words: list[str]) -> int:
         return 130
     except BrokenPipeError:
         return _unheard()
-    except SystemExit as end:  # the command line could not be read, or asked for help
+    except SystemExit as end:  # invalid command line, or --help
         return end.code if isinstance(end.code, int) else 0
     except Exception as error:
         return explain(error, words)
 
 
 def _open_streams() -> None:
-    """Where a standard stream is closed, nothing: else the next file that is opened would be taken for it.  What is a terminal gets text only."""
+    """Replace closed standard streams by /dev/null, and filter the output to terminals.
+
+    Otherwise the next opened file would get the descriptor of the closed stream. Terminals get
+    printable text and recipe's own colors only.
+    """
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -56,7 +60,7 @@ def _open_streams() -> None:
 
 
 def _flush(code: int) -> int:
-    """Flush standard output while errors can still be reported."""
+    """Flush standard output while errors can still be reported, and return the exit code."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -69,26 +73,27 @@ def _flush(code: int) -> int:
 
 
 def _unheard() -> int:
-    """Exit quietly after stdout was closed (EPIPE)."""
+    """Discard further output after the reader of stdout has exited (EPIPE), and return 0."""
     _discard()
     return 0
 
 
 def _discard() -> None:
-    # Python flushes once more when it ends, and would complain.
+    # Python flushes stdout again at exit, and would print an error.
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, sys.stdout.fileno())
     os.close(nothing)
 
 
 def explain(error: Exception, words: Sequence[str] = ()) -> int:
-    """Print an error in the requested `--format` and return its exit code."""
+    """Print an error, Invalid in the requested `--format`, and return its exit code.
+
+    Errors other than RecipeError and OSError are raised again.
+    """
     from ...errors import Invalid, RecipeError
     from ...planning.ids import readable
 
-    if isinstance(
-        error, OSError
-    ):  # the disk, the network, a limit of the system: no bug, wherever it struck
+    if isinstance(error, OSError):  # disk, network or system limit: never a bug of recipe
         if error.strerror is None:
             raise error
         _complain(f"recipe: {f'{error.filename}: ' if error.filename else ''}{error.strerror}\n")
@@ -119,7 +124,7 @@ def explain(error: Exception, words: Sequence[str] = ()) -> int:
 def _complain(text: str) -> None:
     with contextlib.suppress(
         OSError
-    ):  # a log on the disk that is full: the exit code says it still
+    ):  # stderr may go to a full disk; the exit code still reports the error
         sys.stderr.write(text)
         sys.stderr.flush()
 

@@ -1,4 +1,8 @@
-"""`recipe new`: write a recipe to begin with.  Decides names and places, and never replaces a file; what a recipe says is in `recipes/scaffold/`."""
+"""`recipe new`: create a recipe from the template, a script or a library recipe.
+
+This module chooses names and paths, and never replaces a file. The template is in
+`recipes/scaffold/`.
+"""
 
 from __future__ import annotations
 
@@ -90,9 +94,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write(location: Location, path: Path, files: dict[str, str]) -> list[str]:
-    """Write files, by their paths from the folder of the recipe `path`, whose first line then names the schema for editors.  All or nothing.
+    """Create the recipe `path` and its other files, all or none, and return their paths to show.
 
-    Returns what was written, as shown to people.  Raises NotFound when one is there already, CannotRun when one cannot be written.
+    `files` maps paths relative to the recipe's directory to contents. A comment with the JSON Schema
+    for editors is added at the top of the recipe.
+
+    Raises NotFound if a file exists, CannotRun if a file cannot be written.
     """
     folder = (location.here / path).parent
     for file in files:
@@ -148,7 +155,7 @@ def _show_path(path: Path) -> str:
 
 
 def _from_root(location: Location, path: Path) -> str:
-    """A path as recipes below the workspace name it; one elsewhere from its own folder."""
+    """Return a path relative to the workspace; only its name if it is outside the workspace."""
     root, there = os.path.abspath(location.root), os.path.abspath(location.here / path)
     return (
         os.path.relpath(there, root)
@@ -158,7 +165,10 @@ def _from_root(location: Location, path: Path) -> str:
 
 
 def _scaffold(name: str, shown: str, programs_at: str) -> dict[str, str]:
-    """The files of a recipe that trains something small, and of its programs, which recipes find at `programs_at`."""
+    """Return the files of the template: a recipe that trains a small model, and its programs.
+
+    `programs_at` is the directory of the programs, as the recipe refers to it.
+    """
     source = shipped() / "recipes" / "scaffold"
     text = (source / "scaffold.yaml").read_text("utf-8").replace("FILE", shown)
     recipe = text.replace("scaffold/", f"{programs_at}/").replace("scaffold", name)
@@ -169,7 +179,10 @@ def _scaffold(name: str, shown: str, programs_at: str) -> dict[str, str]:
 
 
 def _tailor(args: argparse.Namespace, path: Path, name: str) -> tuple[dict[str, str], list[str]]:
-    """Draft a recipe that uses a library recipe on a GPU type, with notes for the user.  Raises Invalid, NotFound, CannotRun."""
+    """Draft a recipe that uses a library recipe on a GPU type; return its file, and notes to print.
+
+    Raises Invalid, NotFound, CannotRun.
+    """
     from ...advice.estimates import load_hardware
     from ...language import parse
     from ...storage.workspace import Workspace
@@ -205,7 +218,10 @@ def _tailor(args: argparse.Namespace, path: Path, name: str) -> tuple[dict[str, 
 
 
 def _draft_script(location: Location, recipe: Path, name: str, script: Path) -> Draft:
-    """Draft a recipe for a script.  Raises NotFound, Invalid."""
+    """Draft a recipe for a script, with the files that the script imports.
+
+    Raises NotFound, Invalid, CannotRun.
+    """
     from dataclasses import replace
 
     from ...language.imports import Start
@@ -264,7 +280,7 @@ def _draft_script(location: Location, recipe: Path, name: str, script: Path) -> 
 
 
 def _module(home: Path, folders: Sequence[str], target: str) -> str:
-    """The module below `home` that a dotted name leads into; empty for one of a package."""
+    """Return the module below `home` with the longest matching prefix of a dotted name; else empty."""
     parts = target.split(".")
     for n in range(len(parts), 0, -1):
         path = "/".join(parts[:n])
@@ -274,7 +290,7 @@ def _module(home: Path, folders: Sequence[str], target: str) -> str:
 
 
 def _config(home: Path, script: Path, folder: str, name: str) -> Config | None:
-    """A configuration of Hydra, as it is below `home`."""
+    """Read a Hydra configuration file and its groups; None if the file is missing or outside `home`."""
     from ...language import document
     from ..script_hydra import Config, targets_of
 

@@ -98,7 +98,11 @@ def _ask_drivers(
     wanted: Callable[[bool], Mapping[str, Asked]],
     where: Mapping[str, str],
 ) -> list[tuple[str, Shelf]]:
-    """What each driver offers; `wanted` has the wishes for a cluster, and those for any other."""
+    """Return the offers of each driver for each step, as pairs of step and shelf.
+
+    `wanted` returns the requirements by step, given True for a cluster and False for other drivers.
+    Raises CannotRun.
+    """
     drivers, not_installed = offering.priced_drivers(ws, asked)
     if not drivers:
         extras = [name for name in not_installed if name in DRIVERS] or ["vastai"]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...api.values import Failed, Status, StepStatus
 
 SHOWN: Final = ("loss", "train_loss", "eval_loss")
-"""Numbers of a training that are shown beside how far it is."""
+"""Training metrics that are shown next to a step's progress."""
 
 
 def show(found: Status, args: argparse.Namespace) -> int:
@@ -80,7 +80,7 @@ def show(found: Status, args: argparse.Namespace) -> int:
 
 
 def _waits(found: Status) -> str:
-    """Why a run waits, what helps, and its place."""
+    """Return why a run waits, the remedy, and its position in the queue; empty if it does not wait."""
     if found.waits is None:
         return ""
     fix = f"; {found.waits.fix}" if found.waits.fix else ""
@@ -88,7 +88,7 @@ def _waits(found: Status) -> str:
 
 
 def _activity_of(step: StepStatus) -> str:
-    """Return the progress of a running step, or the reason for its state."""
+    """Return the progress of a running step; for other steps, the reason for their state."""
     at, total, percent, eta = step.progress
     if step.state != "RUNNING":
         return safe_line(step.reason)
@@ -104,7 +104,7 @@ def _activity_of(step: StepStatus) -> str:
 
 
 def _failure(failed: Failed) -> list[str]:
-    """Return a run's failure with the last log lines of the failed step."""
+    """Return lines with a run's failure, the last log lines of the failed step, and the fix."""
     name = safe_ids(failed.step)
     text = [
         f"{name}: failed: {safe_ids(failed.words)}" if name else f"failed: {safe_ids(failed.words)}"
@@ -114,7 +114,7 @@ def _failure(failed: Failed) -> list[str]:
 
 
 def plain(found: NamedTuple) -> dict[str, object]:
-    """Convert a named tuple to a JSON-ready mapping."""
+    """Convert a named tuple to a mapping for JSON output."""
     return {name: _as_json(value) for name, value in found._asdict().items()}
 
 

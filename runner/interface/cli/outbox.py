@@ -13,7 +13,7 @@ from ...storage.workspace import Workspace
 from .flags import JSON_HELP
 
 REASON = 60
-"""Characters of the reason of the last failure that are shown."""
+"""Maximum number of characters printed of the last failure's reason."""
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:

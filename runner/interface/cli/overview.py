@@ -29,7 +29,7 @@ class ProgressOverview(TypedDict):
 
 
 class RunOverview(TypedDict):
-    """Summary of a run in `--json` output.  Times are in seconds."""
+    """Summary of a run in `--json` output.  `created` and `ended` are seconds since the epoch."""
 
     id: str
     name: str

@@ -1,4 +1,7 @@
-"""`recipe pack`: name a dataset by what it holds, write it as shards, check it.  Says what differs; the formats are `storage.packed`'s."""
+"""`recipe pack`: print a dataset's content id, archive it in tar shards, or verify an archive.
+
+`storage.content.packed` defines the formats.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +121,10 @@ def _pack(ws: Workspace, args: argparse.Namespace) -> int:
 
 
 def _there(ws: Workspace, args: argparse.Namespace) -> Path:
-    """The dataset on this disk.  One that has an address is what its server has now; where that is here from before it is not fetched again."""
+    """Return the dataset's path; download the current version of an address unless already here.
+
+    Raises NotFound.
+    """
     path = ws.absolute(args.location.typed(args.path))
     if path.exists():
         return path
@@ -139,7 +145,7 @@ def _there(ws: Workspace, args: argparse.Namespace) -> Path:
 
 
 def _address(word: str) -> str:
-    """As an input of type dataset takes it.  Raises NotFound."""
+    """Return an address in the form that inputs of type `dataset` accept.  Raises NotFound."""
     try:
         return str(convert(Input("dataset", "dataset"), word))
     except BadValue as error:
@@ -147,7 +153,10 @@ def _address(word: str) -> str:
 
 
 def _look(ws: Workspace, path: Path) -> tuple[Content, list[Entry]]:
-    """What is at `path`, hashed where in doubt."""
+    """Return the content id and manifest of `path`; only files that may have changed are hashed.
+
+    Raises Changed if the file disappears.
+    """
     if path.is_dir():
         manifest = ws.cache.entries(str(path))
         return packed.content_of(manifest, "t"), manifest
@@ -213,7 +222,7 @@ def _many(count: int, word: str, plural: str = "") -> str:
 
 
 def _check(ws: Workspace, args: argparse.Namespace) -> int:
-    """Verify a packed dataset against its own manifest."""
+    """Verify an archive against its own manifest; return 1 if it has faults."""
     folder = ws.absolute(args.location.typed(args.verify))
     pack = packed.read(folder)
     with Bar(args, "checking") as bar:
@@ -231,7 +240,7 @@ def _check(ws: Workspace, args: argparse.Namespace) -> int:
 
 
 def _compare(ws: Workspace, args: argparse.Namespace) -> int:
-    """Compare a dataset with a pack or an id."""
+    """Compare a dataset with an archive or an id; return 1 if they differ."""
     path = _there(ws, args)
     wanted, before = _expected_content(ws, args)
     if path.is_dir():
@@ -275,7 +284,7 @@ def _compare(ws: Workspace, args: argparse.Namespace) -> int:
 def _expected_content(
     ws: Workspace, args: argparse.Namespace
 ) -> tuple[Content, list[Entry] | None]:
-    """The content that is expected, and its manifest where it is known."""
+    """Return the expected content id, and its manifest or None if it is not stored here."""
     word = args.verify
     if re.fullmatch(r"[fxt]:[0-9a-f]{64}", word):
         return Content(word), input_manifests.load_entries(ws, word) if word[0] == "t" else None
@@ -287,7 +296,7 @@ def _expected_content(
 
 
 class Bar:
-    """A terminal progress bar with speed and remaining time; silent without a terminal."""
+    """A progress bar with speed and remaining time; prints nothing without a terminal."""
 
     def __init__(self, args: argparse.Namespace, what: str) -> None:
         self._what = what

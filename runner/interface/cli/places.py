@@ -1,4 +1,4 @@
-"""Select the run storage for a command: the workspace, a database or a server (`--to`, `RECIPE_SERVER`)."""
+"""Select the run storage of a command with `--to` and `RECIPE_SERVER`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..handle.transport import Transport
 
 HERE: Final = "here"
-"""The value of `--to` that means this workspace, whatever RECIPE_SERVER says."""
+"""Value of `--to` that selects this workspace even if RECIPE_SERVER is set."""
 SERVERS_TAKE: Final[Mapping[str, frozenset[str]]] = {
     "submit": frozenset(
         {
@@ -45,14 +45,16 @@ SERVERS_TAKE: Final[Mapping[str, frozenset[str]]] = {
     "queue": frozenset({"json"}),
     "fetch": frozenset({"run", "out", "overwrite", "json"}),
 }
-"""What of each verb's command line means something to a server."""
+"""Arguments of each verb that apply to runs on a server."""
 _ALWAYS: Final = frozenset({"to", "quiet", "verbose", "workspace", "help"})
 
 
 def choose(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Note in `args.server` the server that a verb is done at, empty for none; a database becomes the one that runs are kept in.
+    """Set `args.server` to the URL of `--to` or RECIPE_SERVER; empty for a workspace or database.
 
-    Raises Invalid for an address that is neither, and with everything that was given and a server would not heed.
+    A database URL is stored in RECIPE_RUNS, which selects the database for runs.
+
+    Raises Invalid for other addresses, and if the command line has arguments that a server ignores.
     """
     address = args.to or os.environ.get("RECIPE_SERVER", "")
     args.server = ""
@@ -69,7 +71,10 @@ def choose(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 
 
 def place_of(args: argparse.Namespace) -> Transport:
-    """Return the run storage for requests.  Raises RecipeError."""
+    """Return a Transport to the server `args.server` or the workspace, for changes.
+
+    Raises RecipeError.
+    """
     from ..handle.here import Here
     from ..handle.there import There
     from .chosen import open_existing
@@ -78,7 +83,10 @@ def place_of(args: argparse.Namespace) -> Transport:
 
 
 def looked_at(args: argparse.Namespace) -> Transport:
-    """Return the run storage for reading.  Raises RecipeError."""
+    """Return a Transport to the server `args.server` or the workspace, for reading.
+
+    Raises RecipeError.
+    """
     from ..handle.here import Here
     from ..handle.there import There
     from .chosen import open_to_look
@@ -87,7 +95,10 @@ def looked_at(args: argparse.Namespace) -> Transport:
 
 
 def recipe_at(place: Transport, args: argparse.Namespace) -> str:
-    """Return the recipe id for `args.recipe`.  Raises NotFound, Invalid."""
+    """Return the recipe id for `args.recipe`; a name that the server does not know is unchanged.
+
+    Raises NotFound, Invalid.
+    """
     from ..handle.here import Here
     from .chosen import recipe_of
 
@@ -99,7 +110,7 @@ def recipe_at(place: Transport, args: argparse.Namespace) -> str:
 
 
 def whereabouts(place: Transport) -> str:
-    """Where runs were looked for."""
+    """Describe the searched run storage in a message: `at NAME` or `in this workspace`."""
     return f"at {place.name}" if place.name else "in this workspace"
 
 

@@ -32,11 +32,11 @@ from .flags import EVENTS_HELP, check_driver, positive, request_of, split_words,
 
 ENDS = (signal.SIGTERM, signal.SIGINT)
 END_WITHIN = 28
-"""Seconds after the first signal, in which a worker that cannot hand over in order ends all the same."""
+"""Seconds from the first signal until the worker exits, even if it has not handed over its run."""
 AGAIN = 2
-"""The same after the second."""
+"""Seconds from the second signal until the worker exits."""
 OWN = ""
-"""`--workspace` without a folder."""
+"""Value of `--workspace` without a directory."""
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -175,7 +175,10 @@ def _submit(args: argparse.Namespace) -> int:
 
 
 def _say_where_data_goes(args: argparse.Namespace) -> None:
-    """Name the drivers of a run stored here that may choose among several; a server's settings are in its plan."""
+    """Print which drivers may receive the run's data, if the run may choose among several.
+
+    Prints nothing for a run on a server, because the server's own settings apply.
+    """
     if args.server or (not args.stack and args.driver.partition(":")[0] != ANY):
         return
     from ...hosts.renting.several import data_notice
@@ -188,7 +191,7 @@ def _say_where_data_goes(args: argparse.Namespace) -> None:
 
 
 def _new(args: argparse.Namespace) -> New:
-    """The run that is asked for.  Raises Invalid."""
+    """Return the run to submit.  Raises Invalid, NotFound."""
     ticket = Ticket(
         args.priority, args.not_before, args.key, dict(args.label), args.user, here=args.here
     )
@@ -207,7 +210,7 @@ def _new(args: argparse.Namespace) -> New:
 
 
 def _place_for(new: New, args: argparse.Namespace) -> Transport:
-    """What is to keep the run.  The first run of a folder makes its store."""
+    """Return the server or workspace that stores the run; create the workspace's store if missing."""
     if args.server:
         return There(args.server)
     secrets = args.here or not os.environ.get("RECIPE_RUNS")
@@ -225,11 +228,11 @@ def _work(args: argparse.Namespace) -> int:
         handover(number, frame)
         signal.alarm(
             END_WITHIN if handover.asked == 1 else AGAIN
-        )  # its handler is the system's: the process ends, and the kernel lets its run go
+        )  # the default action of SIGALRM ends the process, and the kernel releases the lock on its run
 
     for each in ENDS:
         signal.signal(each, asked)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)  # of a process that `_several` forked
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)  # blocked by `_fork`
 
     if args.tied:
         _end_with(sys.stdin.fileno())
@@ -261,7 +264,7 @@ def _work(args: argparse.Namespace) -> int:
 
 
 def _end_with(handle: int) -> None:
-    """Ask this process to hand over and end when nothing writes to a pipe any more."""
+    """Send SIGTERM to this process when all writers of the pipe `handle` have closed it."""
 
     def watch() -> None:
         while os.read(handle, 4096):
@@ -272,7 +275,7 @@ def _end_with(handle: int) -> None:
 
 
 def _own(named: str) -> Path:
-    """The folder in which a worker of many workspaces works, made where it is not there."""
+    """Return the directory of a worker for several workspaces; create it if missing."""
     base = os.environ.get("RECIPE_HOME") or str(data_folder(os.environ))
     root = Path(os.path.abspath(named or f"{base}/worker"))
     root.mkdir(parents=True, exist_ok=True)
@@ -280,10 +283,10 @@ def _own(named: str) -> Path:
 
 
 def _several(args: argparse.Namespace) -> int:
-    """Run as many workers as were asked for, each in a process; one that dies is replaced.
+    """Start `--concurrency` worker processes, replace those killed by a signal, and wait for all.
 
-    They end with this process however that ends, also by SIGKILL, so that no worker without a
-    supervisor takes runs. The kernel closes the pipe that ties them to it.
+    The workers exit when this process ends, even by SIGKILL, so that no worker claims runs without
+    a supervisor: the kernel then closes the pipe that the workers watch.
     """
     handover, workers = Handover(), set[int]()
     tie = os.pipe()
@@ -319,9 +322,10 @@ def _tell(workers: set[int]) -> None:
 
 
 def _fork(args: argparse.Namespace, workers: set[int], tie: tuple[int, int]) -> None:
-    """Add a process that works.  A signal waits until it is known here, and there until it is heeded.
+    """Fork a worker process and add its pid to `workers`.
 
-    `tie` is a pipe to which only this process writes, as long as it lives.
+    Signals are blocked until the pid is added here, and until the handlers are set in the worker.
+    `tie` is a pipe whose write end only this process keeps open.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
     if pid := os.fork():
@@ -329,7 +333,7 @@ def _fork(args: argparse.Namespace, workers: set[int], tie: tuple[int, int]) -> 
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
         return
     code = 1
-    os.setpgrp()  # Ctrl-C of the terminal is passed on once
+    os.setpgrp()  # so that Ctrl-C reaches the workers only once, through `_tell`
     kept, ours = tie
     os.close(ours)
     try:

@@ -1,4 +1,4 @@
-"""`recipe queue`: list waiting runs with their reasons, and workers.  Read-only."""
+"""`recipe queue`: list the workers, and the queued runs with the reason why each waits."""
 
 from __future__ import annotations
 

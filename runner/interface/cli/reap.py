@@ -155,7 +155,10 @@ def run(args: argparse.Namespace) -> int:
 async def _strange(
     only: str | None, root: Path, installation: str | None
 ) -> tuple[list[Lease], list[str]]:
-    """The machines that bear our mark, or that of another installation, and of which no lease is known; and which providers could not be asked."""
+    """Return machines that are missing in the ledger, and a message per provider that fails to answer.
+
+    Only machines tagged by this installation, or by `installation` if given, are listed.
+    """
     config = settings.load(root, os.environ)
     with Ledger.open(of_user(os.environ), read_only=True) as ledger:
         names = {row.driver for row in ledger.living_leases() if row.price}
@@ -165,11 +168,11 @@ async def _strange(
         try:
             driver = driver_of(name, config.driver(name), (), str(home(root, os.environ)))
         except CannotRun:
-            continue  # it has no lease in the ledger, or `_end` says what is wrong
+            continue  # it has no lease in the ledger, or `end_leases` reports the problem
         except Invalid as error:
             if rents(
                 name
-            ):  # servers of one's own bear no mark, and may have no hosts but the head of a stack
+            ):  # the user's own servers have no tags, and may have no hosts except a stack's head
                 silent.append(f"cannot list the machines of this installation at {name}: {error}")
             continue
         try:
@@ -185,7 +188,11 @@ async def _strange(
 
 
 def _enter_in_ledger(args: argparse.Namespace, strange: Sequence[Lease]) -> list[Lease]:
-    """Enter in the ledger what was asked for by its key, or, to be ended, all that is unknown.  Raises NotFound, Invalid."""
+    """Add untracked machines to the ledger, and return their leases.
+
+    These are the machines of `--adopt` (with `--installation`, of the given keys), or with
+    `--unknown` all of them, for termination. Raises NotFound, Invalid.
+    """
     named = [args.adopt] if args.installation is None else args.keys
     chosen = [lease for lease in strange if args.unknown or lease.key in named]
     if args.adopt and not chosen:
@@ -208,7 +215,7 @@ def _enter_in_ledger(args: argparse.Namespace, strange: Sequence[Lease]) -> list
 
 
 def _ask_to_end(args: argparse.Namespace, lines: Sequence[str], option: str) -> bool:
-    """Ask the user to confirm the termination.  Raises Invalid without a terminal."""
+    """Ask the user to confirm the termination, unless `--yes`.  Raises Invalid without a terminal."""
     if args.yes:
         return True
     unasked = Problem(
@@ -242,7 +249,7 @@ def _choose_leases(
 
 
 def _left_alone(fate: reaper.Fate) -> bool:
-    """Whether a lease is in use, or is a stack's: then it is not of a dead run."""
+    """Return True if a run uses the lease or a stack keeps it, so that `--dead` must spare it."""
     return fate.reason in ("at-work", "kept")
 
 

@@ -1,4 +1,4 @@
-"""`recipe report`: summarize a run's time, bottlenecks and cost from stored data.  Read-only."""
+"""`recipe report`: summarize a run's time, bottlenecks and cost from stored data."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ _COLUMNS = 5  # metrics of a table
 
 
 class _Done(NamedTuple):
-    """A step, and where what its attempts reported is read."""
+    """A step with its finished attempts, its cost, and its running attempt."""
 
     view: StepView
-    tries: Sequence[AttemptRow]  # those that are over
+    tries: Sequence[AttemptRow]  # finished attempts
     usd: float
-    going: Attempt | None = None  # the attempt that runs
+    going: Attempt | None = None  # the running attempt
 
     @property
     def state(self) -> str:
-        """Its state; one that others left behind was stopped."""
+        """Return the step's state; STOPPED for a started step that the run then skipped."""
         stopped = self.view.state == "SKIPPED" and self.view.attempts
         return "STOPPED" if stopped else self.view.state
 
@@ -127,7 +127,10 @@ def _costs(found: costs.Costs, args: argparse.Namespace) -> int:
 
 
 def _html(ws: Workspace, row: RunRow, output: str | None) -> int:
-    """Write the report as an HTML page.  Raises CannotRun on a write error."""
+    """Write the report as an HTML page to a file or stdout.
+
+    Raises CannotRun for a file inside `.recipe`.
+    """
     from ..page import of_run
 
     text = of_run(ws, row.id, ws.run_views.summaries([row])[0].word)
@@ -148,7 +151,7 @@ def _html(ws: Workspace, row: RunRow, output: str | None) -> int:
 
 
 class Part(TypedDict):
-    """A phase of a training step."""
+    """Mean duration of a phase of a training step, and its fraction of the step."""
 
     seconds: float
     share: float
@@ -179,25 +182,25 @@ class Value(TypedDict):
 
 
 class StepReport(TypedDict):
-    """A started step in `--json` output.  Memory is in bytes."""
+    """A step in `--json` output.  Memory is in bytes."""
 
     id: str
     state: str
-    reason: str  # why its last attempt failed, or `stalled` for one that tells no more steps
-    detail: str  # the words of its failure
-    exit: int | None  # the exit code of one that failed
+    reason: str  # failure kind of the last attempt, or `stalled` if the running step reports no progress
+    detail: str  # failure message
+    exit: int | None  # exit code of a failed step
     fix: str
     warnings: list[str]
     attempts: int
     seconds: float | None
     peak_memory: int | None
-    usd: float  # its share of the machines that were rented
+    usd: float  # the step's part of the cost of rented machines
     metrics: dict[str, Value]
-    kept: bool  # whether all that its metrics are read from is kept
+    kept: bool  # whether the sources of all its metrics are still stored
     training: Training | None
     machine: dict[
         str, float
-    ]  # what it used of its machine: means, and the most; empty for a step of less than 5 seconds
+    ]  # mean and peak usage of its machine; empty for a step of less than 5 seconds
 
 
 class RunReport(TypedDict):
@@ -212,14 +215,12 @@ class RunReport(TypedDict):
     seconds: float | None
     progress: ProgressOverview
     fresh: int
-    links: list[
-        dict[str, str]
-    ]  # where else its numbers can be looked at: of which step, what, and where
+    links: list[dict[str, str]]  # LinkTo as mappings: step, name and target
     steps: list[StepReport]
 
 
 def describe_run(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
-    """Return the report of a run for JSON output.  Raises NotFound for an unknown step."""
+    """Return the report of a run for JSON output.  Raises NotFound if `step` is not part of the run."""
     view = ws.run_views.of(row)
     seconds = row.ended - row.created if row.ended is not None else None
     if seconds is None and ws.store.runs.live(row.id):
@@ -254,8 +255,8 @@ def describe_run(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
 
 
 def _steps(ws: Workspace, row: RunRow, view: RunView) -> list[_Done]:
-    """Return the started steps and the pending steps."""
-    there: dict[str, dict[str, float]] = {}  # by place and step, seconds
+    """Return the run's steps, started steps first."""
+    there: dict[str, dict[str, float]] = {}  # seconds by place and step
     for step in view.steps.values():
         for place, seconds in step.spent.items():
             there.setdefault(place, {})[step.id] = seconds
@@ -298,7 +299,7 @@ def _report_of(ws: Workspace, run: str, done: _Done, inputs: Mapping[str, Any]) 
         "machine": samples.summarize_samples([*(each for row in done.tries for each in samples.load_samples(ws, row)), *live_samples]),
     }  # fmt: skip
     if len(lines) < 2 and found is None:
-        return report  # numbers of a whole step, an evaluation's say, and no training
+        return report  # metrics of a whole step, such as an evaluation, not of a training
     last = lines[-1]
     gpu = last.get("gpu")
     training: Training = {
@@ -425,7 +426,7 @@ def as_text(run: RunReport) -> list[str]:
 
 
 def _alike(steps: Sequence[StepReport]) -> Iterator[list[StepReport]]:
-    """Group the steps with metrics by matrix."""
+    """Yield the steps with outcome metrics, grouped by name without matrix values."""
     groups: dict[str, list[StepReport]] = {}
     for step in steps:
         if any(
@@ -436,7 +437,7 @@ def _alike(steps: Sequence[StepReport]) -> Iterator[list[StepReport]]:
 
 
 def _metrics(steps: Sequence[StepReport]) -> list[str]:
-    """Return a table of the last metric values, with earlier best values."""
+    """Return a table of the last metric values, with the best value if any step's best was earlier."""
     names = dict.fromkeys(
         name
         for step in steps
@@ -444,7 +445,9 @@ def _metrics(steps: Sequence[StepReport]) -> list[str]:
         if is_number(value["last"])
     )
     wanted = [name for name in names if is_outcome(name)]
-    columns: list[tuple[str, str, str]] = []  # head, metric, which value of it
+    columns: list[
+        tuple[str, str, str]
+    ] = []  # column header, metric, and its value: last, min or max
     for name in wanted[:_COLUMNS]:
         best = "min" if lower_is_better(name) else "max"
         columns.append((safe_line(name), name, "last"))

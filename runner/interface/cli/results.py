@@ -18,8 +18,8 @@ from .chosen import moment, near_step, open_to_look, recipe_of, sweep_name
 from .flags import JSON_HELP
 
 _LISTED = 60  # table rows per step
-_COMPARED = 20  # most runs that the browser page compares
-_METRICS = 5  # most metrics in a table
+_COMPARED = 20  # maximum number of runs that the web page compares
+_METRICS = 5  # maximum number of metrics in a table
 _TEXT = frozenset({"step", "run", "label", "state", "reason", "where", "best", "made"})
 
 
@@ -99,7 +99,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _choose_step(found: Sequence[Result], step: str, recipe: str) -> list[Result]:
-    """Return the results of a step, or of the inner steps with its name.  Raises NotFound."""
+    """Return the results of a step, or of the steps with this name in nested recipes.
+
+    Raises NotFound.
+    """
     chosen = [result for result in found if step in names(result.step)]
     if not chosen:
         chosen = [result for result in found if step in inner_names(result.step)]
@@ -115,7 +118,7 @@ def _choose_step(found: Sequence[Result], step: str, recipe: str) -> list[Result
 def _choose_sortable(
     tables: Sequence[Comparison], column: str, recipe: str, found: Sequence[Result]
 ) -> list[Comparison]:
-    """Return the tables with the sort column.  Raises NotFound if no table has the column."""
+    """Return the tables that have the column.  Raises NotFound if none has the column."""
     sortable = [table for table in tables if table.has(column)]
     if not sortable:
         known = sorted({name for result in found for name in (*result.values, *result.metrics)})
@@ -153,7 +156,7 @@ def _print_text(
 
 
 def _open_comparison(args: argparse.Namespace, tables: Sequence[Comparison]) -> int:
-    """Open a browser page that compares the runs with the newest results.  Raises NotFound if no result exists."""
+    """Open the comparison page of the runs with the newest results.  Raises NotFound without results."""
     from .serve import page
 
     made = {result.run: result.made for table in tables for result in table.results}
@@ -232,7 +235,8 @@ def _table_cells(
 ) -> tuple[list[list[str]], set[int]]:
     """Return the header and rows of a table, and the indices of its right-aligned columns.
 
-    With `has_marks`, the first column marks the best result. In Markdown, the best result's first cell is bold.
+    With `has_marks`, the first column marks the best result. In Markdown, the first cell of the
+    best result is bold.
     """
     header = [safe_line(name).upper() if name in OWN else safe_line(name) for name in columns]
     text = [["", *header] if has_marks else header]

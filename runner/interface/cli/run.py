@@ -53,9 +53,9 @@ if TYPE_CHECKING:
 
 
 LINES = 20
-"""Of a file that a step writes first: so many are shown."""
+"""Maximum number of printed lines of a file that a step writes before its command."""
 LARGE = 1 << 20
-"""Of a recipe file: bytes; above it only `validate` looks for what is suspect."""
+"""Maximum size in bytes of a recipe that `plan` checks for suspicious parts, as `validate` does."""
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -137,7 +137,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def _add_execution(parser: argparse.ArgumentParser, verb: str) -> None:
-    """Add the execution flags."""
+    """Add the flags of the verbs that execute runs, `run` and `submit`."""
     results = section(parser, RESULTS)
     results.add_argument(
         "--name",
@@ -236,7 +236,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def done(ws: Workspace, request: Request, args: argparse.Namespace, *, more: bool = False) -> int:
-    """Run it, or say what would be done, as the flags ask; the exit code.  `more`: as for `carried_out`."""
+    """Execute a request, or print its plan with `--dry-run` and `plan`; return the exit code.
+
+    Rentals above the cost setting `confirm` need the user's consent. `more` is as in `carried_out`.
+    """
     choice = choice_of(args)
     if args.verb == "plan" or args.dry_run:
         from ...api.plans import plan_run
@@ -252,9 +255,11 @@ def done(ws: Workspace, request: Request, args: argparse.Namespace, *, more: boo
 
 
 def _in_cluster(ws: Workspace, args: argparse.Namespace) -> int:
-    """Have a job of the cluster carry out this command line, for login nodes that end long processes and laptops that are closed.
+    """Submit a cluster job that executes this command line, and print how to follow the job.
 
-    Prints how to follow it.  Raises CannotRun, Infrastructure.
+    The run then survives a login node that kills long processes, and a laptop that is closed.
+
+    Raises CannotRun, Infrastructure.
     """
     import asyncio
 
@@ -321,7 +326,10 @@ def settings_of(args: argparse.Namespace) -> Settings:
 
 
 def _rents(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
-    """What would be rented, and what next; nothing where the driver rents nothing."""
+    """Return plan lines on offers, possible recipients of data, multi-node machines and sent secrets.
+
+    Empty for the driver `local` or if no step would run.
+    """
     if args.driver == "local" or not found.todo:
         return []
     from ...execution.refusals import find_sent_secrets, find_signed_addresses
@@ -361,7 +369,11 @@ def _head(ws: Workspace, args: argparse.Namespace) -> Head | None:
 
 
 def _crews(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
-    """How many machines each step of several nodes has, beside the head of the stack if it has one."""
+    """Return plan lines with the number of machines of each multi-node step.
+
+    If the stack has a head, they list the head and the number of rented workers instead. Empty if
+    the machines cannot work together.
+    """
     head = _head(ws, args)
     if head is None and not any(each.traits.joins for each in _renting_drivers(ws, args).values()):
         return []
@@ -416,7 +428,10 @@ def _renting_drivers(ws: Workspace, args: argparse.Namespace) -> dict[str, Drive
 
 
 def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str, list[Shelf]]:
-    """Return the drivers' offers for each step that rents."""
+    """Return the drivers' offers by step, for the steps that need a rented machine.
+
+    Raises CannotRun if the machines cannot serve a multi-node step.
+    """
     import asyncio
 
     from ...hosts.renting import offering
@@ -449,7 +464,11 @@ def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str
 def _ask_about_cost(
     ws: Workspace, request: Request, choice: Choice, args: argparse.Namespace
 ) -> bool:
-    """Ask the user to confirm costs above the setting `confirm`.  Raises Invalid without a terminal."""
+    """Return True if the run may rent; ask the user about costs above the setting `confirm`.
+
+    Raises Invalid if the question needs a terminal, and without a terminal and `--unattended` for
+    machines that nothing shuts down.
+    """
     if args.driver == "local":
         return True
     from ...hosts.renting import offering
@@ -540,10 +559,11 @@ def carried_out(
     *,
     more: bool = False,
 ) -> int:
-    """Run it, shown as the flags say; the exit code.  `resumed`: the run that goes on with it.
+    """Execute the run with the output that the flags select, and return the exit code.
 
-    Ctrl-C asks that nothing more is started.  Where it came while the last steps ended there was nothing more: all that was asked for is made, and
-    the next run would find everything fresh.  So that is 0, unless the caller itself would go on with `more`.
+    `resumed` is the id of a run to resume. After Ctrl-C, no more steps start. If the run completes
+    all the same, the code is 0, because the next run would find everything up to date. With `more`,
+    which announces further runs of the caller, the code is 130 so that the caller stops.
     """
     from ...logs import redirect_lines
     from ..console import Live, for_stream
@@ -593,7 +613,7 @@ def as_text(
         verdict = found.verdicts[n]
         if verdict.answer == "fresh" and quiet:
             continue
-        # What a training on a GPU takes is estimated: an earlier one may have been a smoke without a GPU.
+        # GPU trainings get an estimate instead, because earlier runs may be smoke tests without a GPU.
         known = verdict.answer in ("run", "maybe") and node.id in expected and n not in estimated
         takes = f"  ~{span(expected[node.id])}" if known else ""
         lines.append(f"{verdict.answer:8} {safe_ids(node.id):<{width}}{takes}")
@@ -637,7 +657,7 @@ def _estimate_steps(ws: Workspace, found: Survey) -> dict[int, StepEstimate]:
 
 
 def _first_lines(text: str) -> list[str]:
-    """Return the first lines of a text, with a count of the omitted lines."""
+    """Return the first LINES lines of a text, and a line with the count of the others."""
     lines = [safe_line(line) for line in text.splitlines()]
     return lines if len(lines) <= LINES else [*lines[:LINES], f"… {len(lines) - LINES} more lines"]
 
@@ -690,7 +710,7 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping
 
 
 def _run_preflight(ws: Workspace, found: Survey, args: argparse.Namespace) -> Verdict | None:
-    """Check the preflight rules for the steps to run, without contacting hosts."""
+    """Check the preflight rules for the steps to run, without contacting hosts; None without steps."""
     if not (numbers := nodes_to_check(found)):
         return None
     from ...advice import preflight
@@ -718,7 +738,10 @@ def _print_findings(verdict: Verdict | None, found: Survey, args: argparse.Names
 
 
 def _warn(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
-    """What is suspect in the recipe; looking for it takes a second reading, which a run does without."""
+    """Print warnings about suspicious parts of the recipe.
+
+    The recipe is parsed a second time for this, so only plans print these warnings.
+    """
     if args.quiet or found.source.stat().st_size > LARGE:
         return
     from ...language import document, empty_reads, parse, unread

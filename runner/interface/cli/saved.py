@@ -22,7 +22,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Saved(NamedTuple):
-    """A named input set.  The recipe and paths are relative to the workspace."""
+    """A named input set.  The recipe file and input paths are relative to the workspace."""
 
     name: str
     recipe: str
@@ -40,7 +40,7 @@ class Saved(NamedTuple):
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises Invalid, NotFound, CannotRun."""
+    """Execute `recipe config` with one of VERBS.  Raises Invalid, NotFound, CannotRun."""
     words = list(args.words)
     least, most = {
         "save": (1, None),
@@ -112,7 +112,7 @@ def _save(ws: Workspace, args: argparse.Namespace, name: str, words: Sequence[st
     request = one_request(ws, argparse.Namespace(**{**vars(args), "words": words}))
     plan = compile_request(
         ws, find(request.recipe, ws.root), request, {}
-    )  # what is no input, or no value of one, is refused now
+    )  # raises Invalid for unknown inputs and invalid values
     kept = as_stored(ws, plan, request)
     saved = Saved(
         name,
@@ -169,7 +169,7 @@ def _diff(args: argparse.Namespace, found: Sequence[Saved]) -> int:
 
 
 def _restore(args: argparse.Namespace, found: Sequence[Saved]) -> int:
-    """Write the values into a file and print the matching run command."""
+    """Write the input values into a file and print the matching `recipe run` command."""
     each = found[0]
     target: Path = args.location.root / (args.output or f"{each.name}.json")
     data = json.dumps(dict(each.inputs), indent=2) + "\n"

@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _load_server() -> ModuleType:
-    """Import the server and handle SIGTERM like Ctrl-C.  Raises Infrastructure if the server is not installed."""
+    """Import the server and handle SIGTERM like Ctrl-C.  Raises Infrastructure without the server."""
     try:
         from ...server import serving
     except ModuleNotFoundError as error:
@@ -113,7 +113,10 @@ def _load_server() -> ModuleType:
 
 
 def page(workspace: Path, place: str, *, port: int = 0, opens: bool = True) -> int:
-    """Open a run's page on the running server, or start a server that stops on Ctrl-C."""
+    """Open the web interface at the running server, or start a server that stops on Ctrl-C.
+
+    `place` is appended to the page's address, for example `&run=ID`.
+    """
     serving = _load_server()
     if (found := serving.find_server(workspace)) is not None:
         address, token = found
@@ -136,7 +139,7 @@ def page(workspace: Path, place: str, *, port: int = 0, opens: bool = True) -> i
 
 
 def _place(args: argparse.Namespace) -> str:
-    """Return the URL part for the page's initial run.  Raises NotFound."""
+    """Return the part of the page's address that selects `args.run`, if given.  Raises NotFound."""
     if not args.run:
         return ""
     from ...api.finding import find_run
@@ -147,7 +150,7 @@ def _place(args: argparse.Namespace) -> str:
 
 
 def _show(address: str, token: str, place: str, opens: bool) -> None:
-    """Print the page's address and open it on a desktop."""
+    """Print the page's address with its token, and open the page in the browser of a desktop."""
     url = f"{address}/#token={token}{place}"
     _close_to_others(sys.stdout)
     print(f"page: {url}", flush=True)
@@ -161,7 +164,10 @@ def _show(address: str, token: str, place: str, opens: bool) -> None:
 
 
 def _close_to_others(stream: TextIO) -> None:
-    """Restrict a token file to its owner before the token is written, and report the change."""
+    """If the output goes to a file, restrict the file to its owner before a token is written.
+
+    Raises CannotRun if the file belongs to another user.
+    """
     found = os.fstat(stream.fileno())
     if not stat.S_ISREG(found.st_mode) or not found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         return

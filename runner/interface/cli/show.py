@@ -1,4 +1,4 @@
-"""`recipe show`: print a recipe's inputs, outputs and typical duration.  Read-only."""
+"""`recipe show`: print a recipe's inputs, outputs and typical duration, or the state of a run."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ _PACKAGES: Final = (
     "prime-rl",
     "vllm",
 )
-_LISTED: Final = 500  # runs, of which
-_LOOKED_AT: Final = 50  # whole ones are looked at
-_LONGEST: Final = 70  # characters of a value
+_LISTED: Final = 500  # maximum number of runs to read
+_LOOKED_AT: Final = 50  # maximum number of complete runs among them to measure
+_LONGEST: Final = 70  # maximum number of characters of a value
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(datasheet.describe_sheet(sheet), indent=2))
         return 0
-    # Beyond this a line is hard to read; a pipe has no width.
+    # Longer lines are hard to read. A pipe has no width.
     width = (
         min(100, max(40, shutil.get_terminal_size((80, 24)).columns)) if sys.stdout.isatty() else 80
     )
@@ -129,7 +129,7 @@ def _run(args: argparse.Namespace, word: str) -> int:
 
 
 def _values(recipe: Recipe, args: argparse.Namespace, typed: Mapping[str, str]) -> int:
-    """Print what each input would be, and whence; the problems of those that would be nothing.  Raises Invalid."""
+    """Print the value of each input and its source.  Raises Invalid if inputs have no valid value."""
     from ...language import inputs
 
     given, origins = values_of(args, typed)
@@ -158,7 +158,7 @@ def _values(recipe: Recipe, args: argparse.Namespace, typed: Mapping[str, str]) 
 
 
 def _show_value(value: Tree) -> str:
-    """Format a value as in a values file; text that looks like a number is quoted."""
+    """Format a value as YAML, which quotes text that looks like a number; shorten long values."""
     from ...language.yaml_text import scalar
 
     text = scalar(value)
@@ -166,7 +166,7 @@ def _show_value(value: Tree) -> str:
 
 
 def took(root: Path, recipe: str) -> dict[str | None, Took]:
-    """Return the durations of complete runs by preset.  Runs with cached steps are skipped."""
+    """Return durations and peak memory of complete runs by preset, without runs with cached steps."""
     from ..datasheet import Took
     from .chosen import open_to_look
 
@@ -198,12 +198,15 @@ def took(root: Path, recipe: str) -> dict[str | None, Took]:
                         memory.get(preset, 0), peak if isinstance(peak, int) else 0
                     )
     except (RecipeError, OSError):
-        return {}  # a store that cannot be read is no reason not to show a recipe
+        return {}  # the recipe is shown even if the store cannot be read
     return {preset: Took(tuple(times), memory.get(preset, 0)) for preset, times in seconds.items()}
 
 
 def estimate_presets(root: Path, recipe: Recipe) -> dict[str | None, list[str]]:
-    """What the training of each preset is estimated to take on the GPUs that it means; nothing where too little is given, or known."""
+    """Estimate memory and time of the training on the GPUs of each preset (None: without preset).
+
+    Presets without GPUs, without the required inputs, or without an estimate are left out.
+    """
     from ...advice.estimates import estimate_values, find_gpus
     from ...language import inputs
     from ...storage.workspace import Workspace
@@ -213,7 +216,7 @@ def estimate_presets(root: Path, recipe: Recipe) -> dict[str | None, list[str]]:
     for name, preset in datasheet.choices(recipe):
         wants = datasheet.machine(recipe, preset)
         set_there = {} if preset is None else preset.inputs
-        # Any path stands for the data: what a training takes does not depend on it.
+        # Any path will do for the data: the estimate does not depend on the path.
         missing = [
             spec
             for spec in recipe.inputs.values()
@@ -235,7 +238,7 @@ def estimate_presets(root: Path, recipe: Recipe) -> dict[str | None, list[str]]:
                     for gpu in find_gpus(wants.gpu, wants.gpu_memory)
                 ]
         except (RecipeError, OSError):
-            continue  # `recipe validate` and `recipe plan` say what is wrong
+            continue  # `recipe validate` and `recipe plan` report the error
         if lines := [
             each.brief for each in kinds if each.found is not None or each.seconds is not None
         ]:
@@ -244,7 +247,7 @@ def estimate_presets(root: Path, recipe: Recipe) -> dict[str | None, list[str]]:
 
 
 def data(recipe: Recipe) -> list[Data]:
-    """Return the datasets of the recipe's presets with their licences."""
+    """Return the bundled datasets in the recipe's presets and input defaults, with their licenses."""
     from ..datasheet import Data, fixtures
 
     found = {}
@@ -265,7 +268,7 @@ def data(recipe: Recipe) -> list[Data]:
 
 
 def describe_locks(recipe: Recipe) -> dict[str, str]:
-    """Summarize lock files: the package count and the versions of the main training packages."""
+    """Summarize each lock file: versions of the main training packages, and the package count."""
     from ..datasheet import locks
 
     found = {}
@@ -275,7 +278,7 @@ def describe_locks(recipe: Recipe) -> dict[str, str]:
                 "utf-8"
             )
         except (OSError, UnicodeDecodeError):
-            continue  # `recipe plan` says so
+            continue  # `recipe plan` reports the error
         pins = dict(re.findall(r"^([A-Za-z0-9][\w.-]*)==([^\s;\\\\]+)", text, re.MULTILINE))
         if pins:
             main = [f"{package} {pins[package]}" for package in _PACKAGES if package in pins]

@@ -87,7 +87,10 @@ async def _enter(ws: Workspace, row: RunRow, place: str, args: argparse.Namespac
 
 
 def enter(place: str, host: Host | None, forwards: Sequence[str], command: Sequence[str]) -> int:
-    """Open a shell, forward ports or execute a command on a host; return the SSH client's exit code.  Raises CannotRun."""
+    """Open a shell, forward ports or execute a command on a host; return the SSH client's exit code.
+
+    Raises CannotRun, and Infrastructure if `host` is None.
+    """
     if host is None:
         raise Infrastructure(
             f"{place} is not running",
@@ -122,7 +125,10 @@ def enter(place: str, host: Host | None, forwards: Sequence[str], command: Seque
 
 
 def _call(words: Sequence[str]) -> int:
-    """Run a program in this terminal and return its exit code.  SIGTERM ends the program, Ctrl-C reaches it directly."""
+    """Run a program in this terminal and return its exit code.  Raises CannotRun if it is missing.
+
+    SIGTERM terminates the program. Ctrl-C reaches the program directly and is ignored here.
+    """
     try:
         program = subprocess.Popen(words)
     except FileNotFoundError as error:
@@ -139,7 +145,10 @@ def _call(words: Sequence[str]) -> int:
 
 
 def _place(ws: Workspace, row: RunRow, word: str) -> str:
-    """Return the location of a running step.  Raises NotFound; raises CannotRun for a local step or one that is not running."""
+    """Return the host of a running step, as recorded in the run's events.
+
+    Raises NotFound for an unknown step, CannotRun for a local step or a step that is not running.
+    """
     steps = [step for step in ws.store.runs.steps(row.id).values() if word in names(step.step)]
     if not steps:
         raise NotFound(
@@ -166,7 +175,7 @@ def _place(ws: Workspace, row: RunRow, word: str) -> str:
 
 
 def _lease(ws: Workspace, run: str, driver: str, place: str) -> LeaseRow:
-    """Return the lease of a host.  Raises CannotRun if the lease is gone."""
+    """Return the lease of a host.  Raises CannotRun if this machine has no active lease of the host."""
     for path in (of_user(ws.environ), of_workspace(ws.home)):
         with Ledger.open(path, read_only=True) as ledger:
             for row in ledger.of_run(run):

@@ -146,7 +146,7 @@ async def _done(ws: Workspace, stack: Stack, args: argparse.Namespace) -> int:
 
 
 def _describe_stack(stack: Stack) -> list[str]:
-    """Describe a stack in text."""
+    """Format the settings of a stack."""
     settings = ", ".join(f"{name} {value}" for name, value in stack.settings.items())
     lines = [f"{stack.name}: {stack.driver}{settings and f', {settings}'}"]
     if stack.head is not None:
@@ -167,7 +167,7 @@ def _describe_stack(stack: Stack) -> list[str]:
 
 
 def _lines(stack: Stack, leases: KeptLeases, found: stacks.StackState) -> list[str]:
-    """What a stack has, for people."""
+    """Format the state and the cost of a stack's machine as text."""
     machine = found.machine
     if machine is None:
         return [f"{stack.name}: no machine; a run or `recipe stack up {stack.name}` creates it"]
@@ -183,7 +183,7 @@ def _lines(stack: Stack, leases: KeptLeases, found: stacks.StackState) -> list[s
 
 
 def _as_json(leases: KeptLeases, found: stacks.StackState) -> str:
-    """Describe a stack in JSON."""
+    """Format the state and the cost of a stack's machine as JSON."""
     machine = found.machine
     if machine is None:
         return json.dumps({"machine": None})

@@ -1,4 +1,4 @@
-"""`recipe status`: list outdated steps, edited and stale outputs, and unfinished runs.  Read-only."""
+"""`recipe status`: list outdated steps, edited and stale outputs, and unfinished runs."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 FEW = 20
 LISTED: Final = 1000
-"""Runs that are looked at, at most."""
+"""Maximum number of unfinished runs to read."""
 SOME = 3
-"""Numbers of a running step that are shown."""
+"""Maximum number of metrics shown for a running step."""
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -54,7 +54,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     with closing(looked_at(args)) as place:
-        # A server keeps no folder of which outputs could be fresh.
+        # A server has no workspace whose outputs could be up to date.
         here = place.ws if isinstance(place, Here) else None
         reports = (
             [report(here, preview(here, each)) for each in requests(here, args)] if here else []
@@ -129,12 +129,12 @@ class Begun(TypedDict):
     state: str
     progress: ProgressOverview
     steps: dict[str, dict[str, float]]
-    """Of each step that runs: how far it is, and, from 5 seconds on, what its machine has to do."""
+    """Progress of each running step, with the load of its machine after the first 5 seconds."""
     numbers: dict[str, dict[str, float]]
-    """Of each step that runs: the other numbers that it reported last."""
-    usd: float  # what its machines cost so far
+    """Last metric values of each running step."""
+    usd: float  # cost of its machines so far
     links: list[dict[str, str]]
-    """Where else the numbers of its steps can be looked at."""
+    """Links to the metrics of its steps, as mappings with the fields of LinkTo."""
 
 
 def report(ws: Workspace, found: Survey) -> RecipeStatus:
@@ -162,7 +162,7 @@ def report(ws: Workspace, found: Survey) -> RecipeStatus:
         {"id": later.shown, "answer": "maybe", "reasons": [later.why]} for later in found.later
     ]
     old = examine_published(ws, find_stale(ws, found))
-    # What we hold was put there by a run: of two at once, the last to say so need not be the last to publish.
+    # Stored contents come from a run: of two concurrent runs, the last recorded need not be the last to publish.
     edited = [
         path for path in found.facts.there if path in found.facts.ours and found.facts.strange(path)
     ]
@@ -205,11 +205,11 @@ def as_text(report: RecipeStatus, *, all: bool) -> list[str]:
 
 
 class Unfinished(NamedTuple):
-    """Unfinished runs: running, without a worker, queued and paused."""
+    """Unfinished runs, by state."""
 
     running: list[Begun]
     died: list[Begun]
-    """Those that no later run of their recipe has made good."""
+    """Runs that lost their worker, unless a later run of the recipe completed."""
     queued: list[Begun]
     paused: list[Begun]
 
@@ -231,7 +231,7 @@ def find_unfinished(place: Transport) -> Unfinished:
 
 
 def _made_good(place: Transport, run: Status) -> bool:
-    """Return True if a later run of the recipe is COMPLETED."""
+    """Return True if a later run of the same recipe is COMPLETED."""
     newest = [*runs_of(place, Listing(1, ("COMPLETED",), run.recipe))]
     return bool(newest) and newest[0].created > run.created
 
@@ -260,7 +260,10 @@ def _pace(progress: StepProgress) -> dict[str, float]:
 
 
 def pulse(sample: Mapping[str, float], numbers: Sequence[str]) -> str:
-    """Format a step's progress: `step 120/1000 12%, ETA 3m05s, loss 0.21, GPU 87%, 22.1 GB; processors 35%`."""
+    """Format a step's progress, metrics and machine load in one line.
+
+    For example `step 120/1000 12%, ETA 3m05s, loss 0.21, GPU 87%, 22.1 GB; processors 35%`.
+    """
     from ...survey.samples import describe_samples
 
     said = []
@@ -277,7 +280,7 @@ def pulse(sample: Mapping[str, float], numbers: Sequence[str]) -> str:
 
 
 def _last_numbers(row: Begun, step: str) -> list[str]:
-    """The first numbers that a step reported last."""
+    """Format the first SOME of a step's last metric values."""
     return [
         f"{name} {value:.4g}" for name, value in list(row["numbers"].get(step, {}).items())[:SOME]
     ]

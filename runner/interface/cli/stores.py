@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def open_store(ws: Workspace, name: str | None) -> RemoteCache:
-    """Open the requested or default shared store.  Raises NotFound if none is configured."""
+    """Open the shared store `name`, by default that of recipe.toml.  Raises NotFound without a store."""
     found = ws.share(name or ws.config.store or None)
     if found is None:
         raise NotFound(
@@ -221,7 +221,10 @@ def _summary(
 def _meter(
     args: argparse.Namespace, count: Callable[[], int]
 ) -> Iterator[Callable[[str, int], None]]:
-    """Print transfer progress and speed."""
+    """Yield a function that prints each step's transfer; on a terminal, also show the total live.
+
+    `count` returns the transferred bytes.
+    """
     import threading
 
     begun, over = time.monotonic(), threading.Event()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _TRIAL: Final = re.compile(r"[^/]*\[trial=(\d+)\]/")
 ROUND: Final = 4
-"""Trials of a search that are proposed at once."""
+"""Default number of trials in a round of a search; `--jobs` overrides it."""
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -124,12 +124,12 @@ class _Asked(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """Return the directory of sweep recipes."""
+        """Return the directory of the generated sweep recipes."""
         return Path(os.path.abspath(self.args.workspace)) / ".recipe/sweeps"
 
     @property
     def uses(self) -> str:
-        """How such a recipe names the one that is swept."""
+        """Return the swept recipe as the generated recipe refers to it: a relative path or a name."""
         return (
             os.path.relpath(os.path.abspath(self.source), self.folder)
             if is_path(self.meant)
@@ -141,7 +141,7 @@ class _Asked(NamedTuple):
         return self.recipe.id.partition("@")[0]
 
     def request(self, path: Path, fixed: Mapping[str, object]) -> Request:
-        """What is asked of the recipe at `path`."""
+        """Return the Request for the generated recipe at `path`, with the inputs that are not swept."""
         out, folders = (
             published_below(self.args) or Path("sweeps"),
             self.args.location.folders(fixed),
@@ -159,7 +159,7 @@ class _Asked(NamedTuple):
 
 
 def _try_combinations(ws: Workspace, asked: _Asked) -> int:
-    """Run all combinations, or a random sample."""
+    """Run all combinations or a random sample, and print the results; return the exit code."""
     from ...api.sweeps import draft
 
     args = asked.args
@@ -184,12 +184,15 @@ def _try_combinations(ws: Workspace, asked: _Asked) -> int:
 
 
 def _search(ws: Workspace, asked: _Asked) -> int:
-    """Trials in rounds, each proposed from what came of those before; the recipe of the search says which there were, also to a later call."""
+    """Run trials in rounds, proposed from the results of earlier rounds; return the exit code.
+
+    The generated recipe lists all trials, so that a later call with the same search continues them.
+    """
     from ...api import sweeps
     from .. import search
 
     args, least, metric = asked.args, asked.args.min is not None, str(asked.metric)
-    search.library()  # before anything is run
+    search.library()  # raises an error if Optuna is missing, before any step runs
     where = sweeps.search_space(
         asked.recipe, asked.given, preset=args.preset, origins=asked.origins, metric=metric
     )
@@ -208,7 +211,7 @@ def _search(ws: Workspace, asked: _Asked) -> int:
                 break
         results = _results(ws, preview(ws, request), metric) if drawn else {}
         if drawn and not results and code == 0 and not args.dry_run:
-            break  # the table says which metrics there are
+            break  # `_print` reports the available metrics
         tried = [search.Trial(values, results.get(n)) for n, values in enumerate(drawn)]
         new = search.propose(
             where,
@@ -230,7 +233,10 @@ def _search(ws: Workspace, asked: _Asked) -> int:
 
 
 def _round(ws: Workspace, request: Request, args: argparse.Namespace, *, more: bool = False) -> int:
-    """Run the instances that have no result; with --stop-early without those that were stopped.  The exit code; `more`: another round follows."""
+    """Run the instances without a result, and return the exit code.
+
+    With `--stop-early`, instances that were stopped early are skipped. `more` announces further rounds.
+    """
     found = preview(ws, request)
     args.leave = tuple(stopped.stopped_attempts(ws, found)) if args.stop_early else ()
     if args.leave and not args.quiet:
@@ -243,7 +249,7 @@ def _round(ws: Workspace, request: Request, args: argparse.Namespace, *, more: b
 
 
 def _results(ws: Workspace, found: Survey, metric: str) -> dict[int, float]:
-    """By trial: the last number of the metric among its steps that are done, else what it had come to when it was stopped."""
+    """Return the metric by trial number: the last value of a finished or early-stopped step."""
     results: dict[int, float] = {}
     numbers = {found.plan.nodes[n].id: [made.metrics.get(metric)] for n, made in found.made.items()}
     for id, attempt in stopped.stopped_attempts(ws, found).items():
@@ -257,7 +263,7 @@ def _results(ws: Workspace, found: Survey, metric: str) -> dict[int, float]:
 
 
 def _announce(where: Space, known: int, new: Sequence[Sequence[Tree]]) -> None:
-    """Print the next trials."""
+    """Print the values of the proposed trials."""
     for n, point in enumerate(new, known):
         print(
             f"trial {n}: "
@@ -268,7 +274,10 @@ def _announce(where: Space, known: int, new: Sequence[Sequence[Tree]]) -> None:
 
 
 def _print(ws: Workspace, request: Request, metric: str | None, *, least: bool) -> None:
-    """The instances of this sweep beside each other.  Raises NotFound when none has the metric."""
+    """Print tables that compare the sweep's instances.
+
+    Raises NotFound if instances finished and none reported the metric.
+    """
     found = preview(ws, request)
     keys = {verdict.key for verdict in found.verdicts if verdict.key is not None}
     results = comparison.collect_results(ws, found.plan.recipe, keys)
@@ -287,7 +296,7 @@ def _print(ws: Workspace, request: Request, metric: str | None, *, least: bool) 
                 f'all instances finished, but no step reported the metric "{metric}"', fix=fix
             )
     if found.plan.publish and tables:
-        print()  # below the paths
+        print()  # separate the table from the published paths
     print(
         "\n\n".join(
             "\n".join(as_text(table, found.plan.recipe, None, in_markdown=False))

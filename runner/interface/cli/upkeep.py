@@ -1,4 +1,4 @@
-"""`recipe adopt`, `clean`, `gc` and `rm`: accept edited outputs, and delete outputs, cached data or run history."""
+"""`recipe adopt`, `clean`, `gc` and `rm`: accept edited outputs; delete outputs, data or runs."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def _clean(ws: Workspace, args: argparse.Namespace) -> int:
 
 
 def _examine_outputs(ws: Workspace, args: argparse.Namespace) -> list[PublishedPath]:
-    """Return the published paths of the recipes to clean, only stale ones with `--stale`."""
+    """Return the published paths of the recipes to clean; with `--stale`, only stale paths."""
     examined: list[PublishedPath] = []
     for request in requests(ws, args):
         if args.stale:
@@ -220,7 +220,7 @@ def _recipe_id(ws: Workspace, request: Request) -> str:
 
 
 _CALLED = {"input": "stored input"}
-"""How `gc` calls the kinds whose names would be misread."""
+"""Names of kinds in the output of `gc`, if the kind alone would be misread."""
 
 
 def _gc(ws: Workspace, args: argparse.Namespace) -> int:
@@ -262,7 +262,7 @@ def _gc(ws: Workspace, args: argparse.Namespace) -> int:
     what = ", ".join(
         f"{count} {_CALLED.get(kind, kind)}{'' if count == 1 or kind == 'logs' else 's'}"
         for kind, count in counts.items()
-        if count and kind != "agent"  # an agent leaves an empty folder each time
+        if count and kind != "agent"  # every agent leaves an empty directory
     )
     if not args.quiet:
         print(
@@ -273,7 +273,7 @@ def _gc(ws: Workspace, args: argparse.Namespace) -> int:
 
 
 def _rm(ws: Workspace, args: argparse.Namespace) -> int:
-    """Delete run history.  Raises Busy for a running run, NotFound, CannotRun."""
+    """Delete runs from the history.  Raises Busy for a running run, NotFound, CannotRun."""
     rows = list({row.id: row for row in (find_run(ws.store, word) for word in args.runs)}.values())
     beside = []
     for row in rows:

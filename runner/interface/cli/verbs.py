@@ -1,4 +1,8 @@
-"""Command table and parser.  A command module defines `arguments(parser, verb)` and `run(args) -> int`, and is imported on demand."""
+"""Table of commands, and the command-line parser.
+
+A command module defines `arguments(parser, verb)` and `run(args) -> int`. It is imported only when
+its command is used.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +93,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "fake-provider": ("fake_provider", "Start a fake GPU provider for tests"),
     },
 }
-"""The verbs by task: verb -> (its module, one line of help)."""
+"""Verbs by group title: verb -> (name of its module, line in `recipe --help`)."""
 
 VERBS: Final[dict[str, tuple[str, str]]] = {
     verb: entry for group in GROUPS.values() for verb, entry in group.items()
@@ -112,10 +116,10 @@ KEPT_ELSEWHERE: Final = frozenset(
         "queue",
     }
 )
-"""Verbs that take `--to`: they work on the runs of this workspace, of a database, or of a server."""
+"""Verbs that take `--to`, which selects the runs of this workspace, a database or a server."""
 
 _ALIKE: Final = 0.8
-"""From 0 to 1: how like a flag a word is that is taken for a misspelling of it, and not for an input."""
+"""Similarity from 0 to 1, from which an unknown flag counts as misspelled, not as an input."""
 EPILOG: Final = """Examples:
   recipe run sft@1 dataset=data.jsonl --preset smoke
   recipe plan ./pipeline.yaml --print-commands
@@ -140,7 +144,7 @@ class Parser(argparse.ArgumentParser):
     """Argument parser with spelling suggestions.  Errors exit with code 3."""
 
     words: Sequence[str] = ()
-    """What it was given."""
+    """Words of the command line, without the verb."""
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments: "):
@@ -216,7 +220,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _input_of(words: Sequence[str], flag: str, options: Iterable[str]) -> str:
-    """Return a hint if the flag looks like an input of a named recipe or recipe.yaml; otherwise an empty string."""
+    """Return a hint if `flag` looks like an input of a named recipe or recipe.yaml; otherwise empty."""
     from difflib import get_close_matches
 
     written, equals, value = flag.partition("=")
@@ -262,7 +266,7 @@ def parser_of(verb: str) -> tuple[Parser, Any]:
         add_help=False,
     )
     parser._positionals.title, parser._optionals.title = "Arguments", "Options"
-    for title in flags.SECTIONS:  # the order in which help shows them; empty ones are not shown
+    for title in flags.SECTIONS:  # in the order of help, which omits empty groups
         flags.section(parser, title)
     everywhere = flags.section(parser, flags.GLOBAL)
     everywhere.add_argument("-h", "--help", action="help", help="Show this help and exit")
@@ -299,7 +303,7 @@ def parser_of(verb: str) -> tuple[Parser, Any]:
 
 
 def _usage(parser: Parser) -> str:
-    """Return the usage line with positional arguments, for example `recipe run [OPTIONS] [RECIPE] [INPUT=VALUE ...]`."""
+    """Return the usage line, such as `recipe run [OPTIONS] [RECIPE] [INPUT=VALUE ...]`."""
     words = []
     for action in parser._actions:
         if action.option_strings:

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from ...survey.request import Request
 
 _Seen: TypeAlias = "tuple[tuple[str, str | None], ...] | str"
-"""What a look found: each step's answer and key; or what is wrong with the recipe."""
+"""Result of a poll: verdict and cache key of each step, or the recipe's error message."""
 
 LEAST: Final = 0.5
-"""Seconds between two looks."""
+"""Minimum pause between two polls, in seconds."""
 SHARE: Final = 10.0
-"""Times that a look may take before there is another: a large recipe is looked at less often."""
+"""Minimum pause between two polls, as a multiple of a poll's duration, to limit the load."""
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -74,7 +74,7 @@ def _once(args: argparse.Namespace, request: Request, choice: Choice) -> int:
 
 
 def _was_edited(before: _Seen, after: _Seen) -> bool:
-    """Return True if a step's inputs changed during the run: a known cache key has a new value."""
+    """Return True if inputs changed during the run: a known cache key, the steps or the error differ."""
     if isinstance(before, str) or isinstance(after, str) or len(before) != len(after):
         return before != after
     return any(
@@ -86,7 +86,7 @@ def _was_edited(before: _Seen, after: _Seen) -> bool:
 def _await_change(
     args: argparse.Namespace, request: Request, choice: Choice, before: _Seen
 ) -> None:
-    """Wait for a change from `before`, then for two equal polls in a row, because an editor may still be writing."""
+    """Wait until a poll differs from `before` and the next one is equal, as editors may still write."""
     found, seconds = before, 0.0
     while found == before:
         time.sleep(max(LEAST, SHARE * seconds))
@@ -97,7 +97,7 @@ def _await_change(
 
 
 def _look(args: argparse.Namespace, request: Request, choice: Choice) -> tuple[_Seen, float]:
-    """Preview the recipe; return its verdicts with cache keys, or the error text, and the elapsed seconds."""
+    """Return the verdicts and cache keys of the recipe or its error, and the elapsed seconds."""
     began = time.monotonic()
     try:
         with open_to_work(args.workspace, request) as ws:

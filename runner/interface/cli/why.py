@@ -1,4 +1,4 @@
-"""`recipe why STEP`: explain a step's changed cache key, or the origin of its result.  Read-only."""
+"""`recipe why STEP`: explain a step's changed cache key, or the origin of its result."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Answer:
     answer: str
     key: str | None
     reasons: list[str]
-    changes: list[Change] | None  # None: there is nothing to compare
+    changes: list[Change] | None  # None if a comparison is impossible
     against: AttemptRow | None
     chosen: str | None
     trace: Trace | None
@@ -240,7 +240,7 @@ def explain_nodes(
 
 
 def differences(found: Survey, n: int, row: AttemptRow | None) -> list[Change] | None:
-    """Return the differences between an attempt's key inputs and the current ones; None if either is unknown."""
+    """Return the differences of the cache key's inputs since an attempt; None if either is unknown."""
     image = preimage_of(found, n)
     if row is None or image is None or not isinstance(row.preimage, dict):
         return None
@@ -255,7 +255,10 @@ def explain_unremembered(row: AttemptRow) -> str:
 
 
 def _causes(ws: Workspace, found: Survey, n: int) -> list[tuple[str, list[Change], list[str]]]:
-    """Return the dependencies of node `n` that certainly run, as causes for its possible rerun."""
+    """Return the dependencies of node `n` that will run, with their changes and reasons.
+
+    They explain why node `n` may rerun. At most MANY are listed.
+    """
     running = sorted(
         need for need in found.plan.before([n]) - {n} if found.verdicts[need].answer == "run"
     )[:MANY]
@@ -274,7 +277,7 @@ def _causes(ws: Workspace, found: Survey, n: int) -> list[tuple[str, list[Change
 
 
 def _describe_origin(trace: Trace, metrics: Mapping[str, object]) -> list[str]:
-    """Return the origin and cost of a step's result."""
+    """Return lines with the run that created a result, and its time, memory and metrics."""
     facts = dict(trace.facts)
     who = (
         "adopted with `recipe adopt`"
