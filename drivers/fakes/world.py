@@ -164,7 +164,7 @@ class World(ABC, Generic[M]):
         self._last: dict[str, float] = {}
         self.begin()
 
-    # -- defined by each provider ---------------------------------------------------------------------------------------------------------------------
+    # -- defined by each provider --------------------------------------------------------------------------------------------------------------------
 
     def boot(self, machine: M) -> Boot | None:
         """Return the start data of a machine that is up; None if it never runs as a real process.
