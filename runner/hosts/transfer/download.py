@@ -1,4 +1,7 @@
-"""Download files and trees from one host, which is not trusted: names are checked before a write, sizes are counted, every byte is hashed."""
+"""Download files and trees from one host, which is not trusted.
+
+Names are checked before a write, sizes are counted, and every byte is hashed.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +121,10 @@ class Fetch:
             )
 
     def _clear(self) -> None:
-        """Delete data of an earlier download that does not belong to this content: a training may have deleted or replaced the files."""
+        """Delete data of an earlier download that does not belong to this content.
+
+        A training may have deleted or replaced the files.
+        """
         if os.path.lexists(self._near) and os.path.isdir(self._near) != self._tree:
             remove(self._near)
         if not os.path.isdir(self._near):
@@ -190,7 +196,9 @@ class Fetch:
         return await self._wire.side_by_side(jobs, self._owed())
 
     def _jobs(self) -> list[list[_Span]]:
-        """Group the missing ranges into requests, the smallest first, because a broken connection then costs least.
+        """Group the missing ranges into requests, the smallest first.
+
+        A broken connection then costs least.
 
         Small files are requested together, a large file alone, or on a far host in chunks.
         """
