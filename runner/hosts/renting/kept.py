@@ -121,7 +121,10 @@ class KeptLeases(Leases):
         return self._move(use, "COMING", lease=made.lease)
 
     def free(self) -> None:
-        """Raise Busy if a step of another run may use the persistent machine, which is not stopped automatically."""
+        """Raise Busy if a step of another run may use the persistent machine.
+
+        The machine is not stopped automatically.
+        """
         machine = self.machine() if self.keeping is not None else None
         for row in self.uses(machine) if machine is not None else ():
             if row.run not in ("", self.run):

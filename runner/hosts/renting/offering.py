@@ -53,7 +53,7 @@ class Shelf(NamedTuple):
         return self.pricing.total(offer, self.wish)
 
     def unsaid(self) -> str:
-        """Return a note that totals exclude egress of unknown size; empty if no offer charges for it."""
+        """Return a note that totals exclude egress of unknown size; empty without such a charge."""
         lacks = self.wish.home is None and any(
             offer.egress_price and self.total_of(offer).usd is not None for offer in self.offers
         )

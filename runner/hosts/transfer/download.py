@@ -50,12 +50,15 @@ class _Span(NamedTuple):
 
 
 class Fetch:
-    """The download of one file or tree.  `holes` are the missing ranges of files; an interrupted download leaves files with holes."""
+    """The download of one file or tree.
+
+    `holes` are the missing ranges of files.  An interrupted download leaves files with holes.
+    """
 
     def __init__(
         self, wire: Wire, path: str, taken: Taken, target: str, *, near: bool = False
     ) -> None:
-        """With `near`, the path on the host is visible on this machine too."""
+        """Create a download.  With `near`, the path on the host is also visible on this machine."""
         self._wire, self._path, self._taken, self._target = wire, path, taken, target
         self._seen = near
         self._near = f"{target}.coming"
