@@ -1,4 +1,4 @@
-"""One account at a provider: its machines, their scheduled transitions, and a ledger of their costs.
+"""One account at a provider: machines, their scheduled transitions, and a ledger of costs.
 
 Pure code: time passes only when the caller advances it.
 """

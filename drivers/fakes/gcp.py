@@ -166,7 +166,7 @@ class Operations(Part["Gcp"]):
         )
 
     def replay(self, call: Call) -> Reply | None:
-        """Return the operation of an earlier request with the same `requestId`; None if there is none.
+        """Return the operation of an earlier request with the same `requestId`; None if new.
 
         For an invalid `requestId`, returns an error reply.
         """

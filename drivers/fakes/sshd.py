@@ -1,4 +1,4 @@
-"""One rented machine of a fake provider: an SSH server on loopback that runs as a process of its own.
+"""One rented machine of a fake provider: an SSH server on loopback, in a process of its own.
 
 usage: python -m drivers.fakes.sshd DIR ADDRESS PORT
 

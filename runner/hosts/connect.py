@@ -1,4 +1,7 @@
-"""Turn the hosts of a driver into places: inspect a host, and open the agent connection and the host store."""
+"""Turn the hosts of a driver into places.
+
+Inspects a host, and opens the agent connection and the host store.
+"""
 
 from __future__ import annotations
 
