@@ -1,4 +1,7 @@
-"""Providers that cost nothing, for trials and tests: each a World, served over HTTP by `serve`.  Loads none of them until it is asked for one."""
+"""Fake providers for trials and tests at no cost.
+
+Each one is a `World`, served over HTTP by `serve`, and is imported on first use.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ WORLDS: Final = {
     "gcp": "drivers.fakes.gcp:Gcp",
     "prime": "drivers.fakes.prime:Prime",
 }
-"""name -> module:class"""
+"""Provider name -> `module:class`."""
 
 
 def kind(name: str) -> type[World[Any]]:
-    """The class of a fake provider.  Raises KeyError when there is none of that name."""
+    """Return the class of a fake provider.  Raises KeyError for an unknown name."""
     module, _, attribute = WORLDS[name].partition(":")
     found: type[World[Any]] = getattr(import_module(module), attribute)
     return found
@@ -35,10 +38,10 @@ def serve(
     real: bool,
     ready: Callable[[str], None],
 ) -> None:
-    """Serve a fake provider on loopback until SIGINT or SIGTERM.  `ready` is called with the lines to export once it listens.
+    """Serve a fake provider on loopback until SIGINT or SIGTERM.
 
-    `real`: its machines can be logged in to.  Raises ValueError for faults that cannot be read,
-    ModuleNotFoundError without the extra, OSError where the port cannot be had.
+    `ready` receives the lines to export once the server listens.  If `real`, the machines accept SSH logins.
+    Raises ValueError for invalid faults, ModuleNotFoundError if an extra is missing, OSError if the port is unavailable.
     """
     from .app import run
 

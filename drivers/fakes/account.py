@@ -1,4 +1,7 @@
-"""One account at a provider: its machines, what happens to them in time that only the caller moves, and a ledger of what they cost.  Pure."""
+"""One account at a provider: machines, their scheduled transitions, and a ledger of costs.
+
+Pure code: time passes only when the caller advances it.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,23 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from .faults import Fault, Luck, amount
 
 EPOCH: Final = 1_800_000_000.0
-"""When a virtual clock begins, in seconds since 1970."""
+"""Start of a virtual clock, as a Unix time in seconds."""
 CREDIT: Final = 100.0
 BOOT: Final = 40.0
 
 
 class Entry(NamedTuple):
-    """One line of the ledger.  `at`, `since` are seconds since 1970; `rate` is US dollars an hour; `usd` the price of `since` to `at`."""
+    """One line of the ledger.
+
+    `at` and `since` are Unix times in seconds, `rate` is US dollars per hour, `usd` the cost from `since` to `at`.
+    """
 
     at: float
     event: str  # created started stopped preempted failed destroyed billed
     machine: str
     mark: str
     by: str = ""
-    what: str = ""  # of billed: gpu or disk
+    what: str = ""  # billed item: gpu or disk
     rate: float = 0.0
     since: float = 0.0
     usd: float = 0.0
@@ -33,7 +39,10 @@ class Entry(NamedTuple):
 
 @dataclass(kw_only=True)
 class Machine:
-    """What is rented.  `rates` is what is billed now, in US dollars an hour, by what it is for; `billed` until when it has been."""
+    """A rented machine.
+
+    `rates` maps billed items (gpu, disk) to current US dollars per hour.  `billed` is the Unix time up to which costs are in the ledger.
+    """
 
     id: str
     mark: str
@@ -54,7 +63,10 @@ M = TypeVar("M", bound=Machine)
 
 
 class Account(Generic[M]):
-    """`happen` carries out a transition that was due, `halt` stops what runs on a machine when nothing is left to pay for it."""
+    """The machines, the credit and the ledger of one account.
+
+    `happen` executes a transition that is due.  `halt` stops a machine after the credit is used up.
+    """
 
     def __init__(
         self,
@@ -75,7 +87,7 @@ class Account(Generic[M]):
     # -- time --------------------------------------------------------------------------------------------------------------------------------------
 
     def advance(self, now: float) -> None:
-        """Let time pass until `now`: what was due happens, each at its own time."""
+        """Advance the time to `now`, and execute each due transition at its own time."""
         self._broke = self._broke and self.credit <= 0
         self._arrive()
         while self.now < now:
@@ -97,21 +109,21 @@ class Account(Generic[M]):
             self._arrive()
 
     def _arrive(self) -> None:
-        """What is due by now happens."""
+        """Execute the transitions that are due."""
         while self._due and self._due[0][0] <= self.now:
             _, _, name, what = heapq.heappop(self._due)
             if (found := self.machines.get(name)) is not None and found.gone is None:
                 self._happen(found, what)
 
     def later(self, machine: M, seconds: float, what: str) -> None:
-        """Something will happen to a machine."""
+        """Schedule the transition `what` of a machine, `seconds` from now."""
         self._ordered += 1
         heapq.heappush(self._due, (self.now + seconds, self._ordered, machine.id, what))
 
     # -- machines and money ------------------------------------------------------------------------------------------------------------------------
 
     def enter(self, machine: M, luck: Luck | None = None) -> M:
-        """Enter a new machine, which is made now, with what its luck has in store."""
+        """Add a machine that is created now, and draw its faults from `luck`."""
         machine.created = machine.listed = machine.billed = self.now
         self.machines[machine.id] = machine
         self.note("created", machine)
@@ -127,37 +139,37 @@ class Account(Generic[M]):
         return machine
 
     def boots(self, machine: M, share: float = 1.0, what: str = "up") -> None:
-        """A machine comes up after a share of what booting takes, unless it is stuck."""
+        """Schedule the transition `what` after a share of the boot time; never for a stuck machine."""
         if not machine.stuck:
             self.later(machine, amount(self._faults, "boot", BOOT) * share, what)
 
     def interruptible(self, machine: M, luck: Luck) -> None:
-        """A machine that is up may be preempted some time."""
+        """Make a machine interruptible, and schedule a preemption if the fault `preempted` is set."""
         machine.preemptible = True
         if often := amount(self._faults, "preempted"):
             self.later(machine, luck.random.expovariate(often) * 3600, "preempted")
 
     def preempt(self) -> int:
-        """Preempt every interruptible machine that is up.  Answers how many."""
+        """Preempt every interruptible machine that is up, and return their number."""
         found = [machine for machine in self.alive() if machine.up and machine.preemptible]
         for machine in found:
             self._happen(machine, "preempted")
         return len(found)
 
     def exit(self) -> int:
-        """The containers of all machines that are up end by themselves.  Answers how many."""
+        """Let the containers of all machines exit, and return the number of stopped machines."""
         found = [machine for machine in self.alive() if machine.up]
         for machine in found:
             self._happen(machine, "exited")
         return sum(not machine.up for machine in found)
 
     def bill(self, machine: M, **rates: float) -> None:
-        """From now on a machine costs this, in US dollars an hour."""
+        """Set the rates of a machine from now on, in US dollars per hour."""
         self._settle(machine)
         machine.rates = {what: rate for what, rate in rates.items() if rate}
 
     def end(self, machine: M, by: str = "") -> None:
-        """A machine is gone, and costs nothing from now on."""
+        """End a machine and its billing."""
         self.bill(machine)
         machine.up, machine.gone = False, self.now
         self.note("destroyed", machine, by)
@@ -194,33 +206,33 @@ class Account(Generic[M]):
         machine.billed = self.now
 
     def settle(self) -> list[Entry]:
-        """The ledger, with all that is owed until now."""
+        """Bill all costs up to now, and return the ledger."""
         for machine in self.machines.values():
             self._settle(machine)
         return self.ledger
 
     def find_living(self, name: str) -> M | None:
-        """The machine of this id, unless it is gone."""
+        """Return the machine with this id; None if it is unknown or gone."""
         found = self.machines.get(name)
         return None if found is None or found.gone is not None else found
 
     def alive(self) -> list[M]:
-        """The machines that are not gone."""
+        """Return the machines that still exist."""
         return [machine for machine in self.machines.values() if machine.gone is None]
 
     def list_machines(self) -> list[M]:
-        """The machines that a listing shows now, in the order in which they were made."""
+        """Return the machines that a listing shows now, in order of creation."""
         return [machine for machine in self.alive() if machine.listed <= self.now]
 
     def is_doomed(self, machine: M, luck: Luck) -> bool:
-        """Whether destroying a machine that the provider confirms has an effect."""
+        """Return whether a confirmed destroy request takes effect: False for the fault `undead`."""
         return not luck.strikes("undead")
 
     def is_held(self, machine: M) -> bool:
-        """Whether a machine is in its least billing period and cannot be destroyed."""
+        """Return whether a machine is in its minimum billing period and cannot be destroyed."""
         return self.now < machine.created + amount(self._faults, "reserved")
 
 
 def lines(entries: Sequence[Entry]) -> str:
-    """A ledger as JSON lines."""
+    """Return ledger entries as JSON lines."""
     return "".join(json.dumps(entry._asdict()) + "\n" for entry in entries)

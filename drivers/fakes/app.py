@@ -1,4 +1,7 @@
-"""A World over HTTP: an ASGI application, and a server for it.  The only part of the fakes that knows a clock and a network."""
+"""An ASGI application that serves a World over HTTP, and its server.
+
+Only this part of the fakes uses a clock and a network.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +29,22 @@ from .account import EPOCH, lines
 from .world import MAX_BODY, Reply, Request, World, number, parse_body
 
 PATIENCE = 20.0
-"""Seconds for which a caller is kept waiting at most, where the provider does."""
+"""Maximum seconds for which a reply is held back, in operations that wait for a change."""
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
 class Clock:
-    """The time of a World: that of this machine, moved ahead on request, or one that stands until it is moved."""
+    """The clock of a World, in real or virtual time.
+
+    Requests advance both.  Virtual time advances in no other way.
+    """
 
     def __init__(self, virtual: bool) -> None:
         self.virtual = virtual
         self._ahead = 0.0
 
     def now(self) -> float:
-        """Seconds since 1970."""
+        """Return the Unix time in seconds."""
         return (EPOCH if self.virtual else time.time()) + self._ahead
 
     def advance(self, seconds: float) -> None:
@@ -46,7 +52,7 @@ class Clock:
 
 
 class Connections(H11Protocol):
-    """HTTP/1.1 whose connections are known by the caller's address, so that one can be cut off."""
+    """HTTP/1.1 connections by client address, so that `Cut` can abort one."""
 
     open: ClassVar[dict[tuple[str, int], asyncio.Transport]] = {}
 
@@ -60,7 +66,7 @@ class Connections(H11Protocol):
 
 
 class Cut(Response):
-    """No reply: the connection is closed without a byte."""
+    """A response that closes the connection without sending a byte."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if (transport := Connections.open.get(tuple(scope["client"]))) is not None:
@@ -70,9 +76,10 @@ class Cut(Response):
 
 
 def application(world: World[Any], clock: Clock, real: bool = False) -> Starlette:
-    """The World of one account, with `/_ledger`, `/_clock`, `/_faults`, `/_preempt` and `/_exit` beside what the provider has.
+    """Return the application for the World of one account.
 
-    `real`: its machines are processes of this machine for as long as the application lives.
+    It adds `/_ledger`, `/_clock`, `/_faults`, `/_preempt` and `/_exit` to the provider's API.
+    If `real`, the machines are local processes while the application runs.
     """
     operations = sorted({route.operation for route in world.routes})
 
@@ -174,8 +181,8 @@ def run(
     if real:
         import_module(
             "asyncssh"
-        )  # refused here if it is missing, not when the first machine comes up
-        world.key = token_hex(16)  # who rents here executes programs as the user who serves
+        )  # fail here if asyncssh is missing, not when the first machine starts
+        world.key = token_hex(16)  # a client can execute programs as this user
         with socket.create_server(("127.0.0.1", 0)) as free:
             world.port = free.getsockname()[1]
     with socket.create_server(("127.0.0.1", port)) as listener:

@@ -1,4 +1,4 @@
-"""What a fake provider can be asked to do wrong, as data: `throttled=0.1,lost@create=once,late=90`."""
+"""Faults of a fake provider as data, such as `throttled=0.1,lost@create=once,late=90`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHANCES: Final = {
     "wedged": "nvidia-smi of a machine does not end (`--hosts real`)",
     "loose": "a search returns one offer that its filters exclude",
 }
-"""Faults whose value is a chance from 0 to 1, or `once`."""
+"""Faults whose value is a probability from 0 to 1, or `once`."""
 AMOUNTS: Final = {
     "boot": "seconds until a machine is up (default 40)",
     "late": "a new machine is missing from listings for up to this many seconds",
@@ -45,11 +45,14 @@ AMOUNTS: Final = {
     "notice": "seconds between the notice of a preemption and its end (gcp, default 30)",
     "unreachable": "1: a listing over all zones does not reach the first of them (gcp)",
 }
-"""Faults whose value is an amount that holds until it is changed."""
+"""Faults whose value is an amount."""
 
 
 class Fault(NamedTuple):
-    """One thing that goes wrong.  `operation` empty: in all of them.  `once`: the next time, then no more."""
+    """One fault of a fake provider.
+
+    An empty `operation` stands for all operations.  With `once`, the fault happens a single time.
+    """
 
     name: str
     value: float
@@ -61,7 +64,10 @@ class Fault(NamedTuple):
 
 
 def parse(text: str, operations: Sequence[str] = ()) -> tuple[Fault, ...]:
-    """Read `NAME[@OPERATION]=VALUE`, separated by commas.  `operations` are those that exist.  Raises ValueError with a sentence."""
+    """Parse `NAME[@OPERATION]=VALUE` items, separated by commas.
+
+    `operations` are the known operations.  Raises ValueError with a message for the user.
+    """
     return tuple(_one(word.strip(), operations) for word in text.split(",") if word.strip())
 
 
@@ -96,12 +102,15 @@ def _one(word: str, operations: Sequence[str]) -> Fault:
 
 
 def amount(faults: Sequence[Fault], name: str, default: float = 0.0) -> float:
-    """How much of a fault is set."""
+    """Return the amount of the fault `name`, or `default` if the fault is not set."""
     return next((fault.value for fault in faults if fault.name == name), default)
 
 
 class Luck:
-    """The faults of one request, drawn from its own seed: equal requests of equal worlds have equal luck."""
+    """The faults of one request, drawn from a seed.
+
+    Equal requests to Worlds in equal states have the same faults.
+    """
 
     def __init__(self, faults: list[Fault], seed: str, operation: str) -> None:
         self._faults = faults
@@ -109,7 +118,7 @@ class Luck:
         self.random = Random(seed)
 
     def price(self, usd: float) -> object:
-        """A price an hour as the provider writes it."""
+        """Return an hourly price as the provider writes it, which may be distorted by a fault."""
         if self.strikes("unpriced"):
             return self.random.choice((None, -usd, "", "n/a", "1,5", f"{usd} EUR"))
         if self.strikes("spelled"):
@@ -118,7 +127,7 @@ class Luck:
         return usd
 
     def strikes(self, name: str) -> bool:
-        """Whether a fault happens now.  One that is ordered `once` is used up."""
+        """Draw whether a fault happens now.  A fault with `once` is then removed."""
         for fault in self._faults:
             if (
                 fault.name == name

@@ -1,4 +1,4 @@
-"""Google Compute Engine v1 as a World: instances by operations, zones with stock, quotas, and what ends an instance by itself."""
+"""Google Compute Engine v1 as a World: instances, operations, zone stock, quotas, preemption."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from .world import Boot, Call, Document, Part, Refused, Reply, Route, World, doc
 
 
 class Operation(NamedTuple):
-    """What was asked for, and when it is done."""
+    """A long-running operation of the API, with the Unix times of its start and end."""
 
     name: str
-    zone: str  # empty: of the whole project
+    zone: str  # empty for an operation of the whole project
     kind: str
     target: str
     target_id: str
@@ -51,7 +51,7 @@ class Operation(NamedTuple):
 
 
 class Operations(Part["Gcp"]):
-    """What was asked for and takes time: operations, and the requests that they answer."""
+    """Long-running operations, and the request ids that started them."""
 
     def __init__(self, world: Gcp) -> None:
         super().__init__(world)
@@ -140,7 +140,7 @@ class Operations(Part["Gcp"]):
         return Reply(200, self._show(made))
 
     def wait(self, call: Call) -> Reply:
-        """Answers when the operation is done or after a while, whichever is first; it may still be running then."""
+        """Return an operation once it ends, or still running after a limit."""
         reply = self.operation(call)
         made = self._made.get(call.names["operation"])
         return (
@@ -166,7 +166,10 @@ class Operations(Part["Gcp"]):
         )
 
     def replay(self, call: Call) -> Reply | None:
-        """The operation that the same requestId has asked for before."""
+        """Return the operation of an earlier request with the same `requestId`; None if new.
+
+        For an invalid `requestId`, returns an error reply.
+        """
         wanted = call.query.get("requestId")
         if wanted is None:
             return None
@@ -190,7 +193,7 @@ class Operations(Part["Gcp"]):
 
 
 class Market(Part["Gcp"]):
-    """What can be rented in which zone, and how much of it a project may."""
+    """The GPU stock of each zone, and the quotas of the project."""
 
     def __init__(self, world: Gcp) -> None:
         super().__init__(world)
@@ -248,7 +251,7 @@ class Market(Part["Gcp"]):
         )
 
     def global_quota(self) -> float:
-        """GPUs of all kinds in all regions: none on a new project."""
+        """Return the quota of GPUs of all kinds in all regions.  A new project at Google has 0."""
         return 4 * self._world.amount("quota", QUOTA)
 
     def project(self, call: Call) -> Reply:
@@ -346,10 +349,13 @@ class Firewalls(Part["Gcp"]):
 
 
 class Guests(Part["Gcp"]):
-    """What an instance reads and writes itself, and what is seen of that."""
+    """The metadata server of an instance, its guest attributes and its serial port."""
 
     def preempted(self, call: Call) -> Reply:
-        """Whether the instance that asks has its notice: `wait_for_change` waits a little for it."""
+        """Return whether the calling instance has a preemption notice.
+
+        With `wait_for_change`, the reply waits half a second for the notice.
+        """
         found = self._world.account.machines.get(call.names["id"])
         if found is None or call.headers.get("metadata-flavor") != "Google":
             return Reply(403, "Forbidden")
@@ -360,7 +366,7 @@ class Guests(Part["Gcp"]):
         )
 
     def attest(self, call: Call) -> Reply:
-        """An instance writes one of its guest attributes, where its metadata lets it."""
+        """Write a guest attribute of the calling instance, if `enable-guest-attributes` allows it."""
         found = self._world.account.machines.get(call.names["id"])
         if (
             found is None
@@ -385,7 +391,7 @@ class Guests(Part["Gcp"]):
         )
 
     def guest_attributes(self, call: Call) -> Reply:
-        """What an instance wrote below `queryPath`, which is `NAMESPACE/` or `NAMESPACE/KEY`."""
+        """Return the guest attributes below `queryPath`, which is `NAMESPACE/` or `NAMESPACE/KEY`."""
         found = self._world.find_instance(call)
         where = call.query.get("queryPath", "")
         rows = [
@@ -407,7 +413,10 @@ class Lists(Part["Gcp"]):
     """Listings of instances, page by page."""
 
     def _page(self, call: Call, rows: list[Instance]) -> tuple[list[Instance], str]:
-        """The rows of one page, and the token of the next.  Raises Refused for a filter or token that cannot be read."""
+        """Return one page of the rows, and the token of the next page.
+
+        Raises Refused for an invalid filter or token.
+        """
         try:
             test = compile_filter(call.query.get("filter", ""))
             size = min(500, int(call.query.get("maxResults", "500")))
@@ -480,10 +489,10 @@ class Lists(Part["Gcp"]):
 
 
 class Changes(Part["Gcp"]):
-    """Changes of an instance that stays what it is."""
+    """Changes of an existing instance: scheduling, metadata, labels."""
 
     def set_scheduling(self, call: Call) -> Reply:
-        """The limits of an instance that is stopped."""
+        """Change the time limits of a stopped instance."""
         found = self._world.find_instance(call)
         if found.status != "TERMINATED":
             return self._world.problem(
@@ -495,7 +504,7 @@ class Changes(Part["Gcp"]):
         )
 
     def simulate(self, call: Call) -> Reply:
-        """What a test of preemption asks for: an instance that is SPOT is preempted."""
+        """Simulate a maintenance event, which preempts a Spot instance."""
         found = self._world.find_instance(call)
         if found.spot:
             self._world.happen(found, "preempted")
@@ -528,13 +537,13 @@ class Changes(Part["Gcp"]):
 
 
 class Gcp(World[Instance]):
-    """One project at Google Compute Engine."""
+    """A World that imitates one project at Google Compute Engine."""
 
     _P: ClassVar = "/compute/v1/projects/{project}"
     _Z: ClassVar = _P + "/zones/{zone}"
     _I: ClassVar = _Z + "/instances/{name}"
     _M: ClassVar = "/_machine/{id}/computeMetadata/v1/instance"
-    """What an instance asks at $GCE_METADATA_HOST, which stands for metadata.google.internal there."""
+    """Metadata server of an instance: $GCE_METADATA_HOST replaces metadata.google.internal."""
     routes: ClassVar = (
         Route("POST", _Z + "/instances", "create"),
         Route("GET", _Z + "/instances", "zone_listing"),
@@ -566,7 +575,7 @@ class Gcp(World[Instance]):
         Route("PUT", _M + "/guest-attributes/{namespace}/{key}", "attest", plain=True),
     )
     open: ClassVar = frozenset(route.operation for route in routes)
-    """Clients of an emulator send no token."""
+    """All operations, because clients of an emulator send no token."""
     exports: ClassVar = (
         "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE={url}/compute/v1/", "CLOUDSDK_CORE_PROJECT=fake", "CLOUDSDK_AUTH_ACCESS_TOKEN={key}",
         "GCP_SSH_PORT={port}",
@@ -624,12 +633,15 @@ class Gcp(World[Instance]):
         return self.problem(401, "authError", "Request had invalid authentication credentials.")
 
     def anonymous(self, operation: str) -> bool:
-        """Where machines are real a token is asked for; a machine itself never has one."""
+        """Return whether an operation needs no token.
+
+        With real machines, only the calls of a machine itself need none.
+        """
         return not self.key or operation in ("preempted", "attest")
 
     @property
     def takes(self) -> float:
-        """Seconds until an insertion has failed or is done; stopping and deleting take twice as long."""
+        """Seconds until an insertion ends.  Stopping and deleting take twice as long."""
         return self.amount("takes", INSERTING)
 
     def throttle_reply(self, route: Route) -> Reply:
@@ -672,12 +684,12 @@ class Gcp(World[Instance]):
             self._end(machine)
 
     def _end_at_limit(self, machine: Instance) -> None:
-        """The provider itself ends an instance that has run for long enough."""
+        """Schedule the end of an instance that has a `maxRunDuration`."""
         if longest := whole(document(machine.scheduling.get("maxRunDuration")).get("seconds")):
             self.account.later(machine, longest, f"expired {machine.life}")
 
     def _end(self, machine: Instance) -> None:
-        """As its instanceTerminationAction says."""
+        """Delete or stop an instance, according to its `instanceTerminationAction`."""
         if machine.scheduling.get("instanceTerminationAction") == "DELETE":
             self.account.end(machine, "provider")
         else:
@@ -712,7 +724,10 @@ class Gcp(World[Instance]):
         )
 
     def address(self, machine: Instance) -> str:
-        """Of its own, since all of them listen on one port."""
+        """Return the IP address of an instance.
+
+        Real machines all listen on one port, so each has its own loopback address.
+        """
         if self.ports is None:
             return f"203.0.113.{int(machine.id) % 250}"
         digits = hashlib.sha256(f"{self.key} {machine.id}".encode()).digest()
@@ -828,7 +843,7 @@ class Gcp(World[Instance]):
         )
 
     def find_instance(self, call: Call) -> Instance:
-        """The instance that a call is about.  Raises Refused where there is none."""
+        """Return the instance named in a call.  Raises Refused if it does not exist."""
         if (found := self.at(call.names["zone"], call.names["name"])) is None:
             where = f"projects/{call.names['project']}/zones/{call.names['zone']}/instances/{call.names['name']}"
             raise Refused(self.problem(404, "notFound", f"The resource '{where}' was not found"))

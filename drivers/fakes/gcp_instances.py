@@ -1,4 +1,4 @@
-"""What Google Compute Engine has to rent, what an instance is, and how a request for one and a filter of a listing are read."""
+"""Machine types, prices and instances of Google Compute Engine, and parsers for orders and filters."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ ZONES: Final = (
 )  # fmt: skip
 QUOTA: Final = 8.0
 INSERTING: Final = 4.0
-"""Seconds until an insertion has failed or is done, where the fault `takes` does not say."""
+"""Default seconds until an insertion is done or has failed; the fault `takes` overrides it."""
 NOTICE: Final = 30.0
-"""Seconds between the notice of a preemption and the end."""
+"""Default seconds between a preemption notice and the preemption; the fault `notice` overrides it."""
 FOREIGN: Final = "somebody"
-"""Who made what is in the project from the start.  No one logs in there."""
+"""Owner of the machines that exist from the start (fault `foreign`).  These accept no logins."""
 
 
 TYPES: Final[Mapping[str, Shape]] = {
@@ -32,12 +32,12 @@ TYPES: Final[Mapping[str, Shape]] = {
     **{f"n1-standard-{cpus}": Shape(cpus, cpus * 3840) for cpus in (8, 16, 32)},
     **{name: shape for name, shape in SHAPES.items() if not shape.attached},
 }
-"""Machine types, with the GPUs that they come with."""
+"""Machine type -> CPUs, memory and included GPUs."""
 BARE: Final = 0.05
-"""US dollars an hour for a processor of a machine that has no GPU."""
+"""US dollars per hour and CPU, for machines without GPUs."""
 GPUS: Final = tuple(CARDS)
 UNLISTED: Final = "NVIDIA_H100_GPUS"
-"""A quota that a region does not list: on demand it has a metric of its own elsewhere."""
+"""A quota metric that no region lists.  On-demand H100s have a metric of their own elsewhere."""
 
 
 @dataclass(kw_only=True)
@@ -52,14 +52,14 @@ class Instance(Machine):
     labels: Document = field(default_factory=dict)
     items: list[Document] = field(default_factory=list)
     changes: int = 0
-    life: int = 0  # how often it has been started
+    life: int = 0  # number of starts
     began: float | None = None
-    noticed: bool = False  # it is being preempted, and its metadata says so
-    host: str = ""  # where the world listens that it asks for its metadata
+    noticed: bool = False  # has a preemption notice in its metadata
+    host: str = ""  # address of the World, as its metadata server
     attributes: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def item(self, key: str) -> str:
-        """A value of its metadata; empty where there is none."""
+        """Return a metadata value; empty if it is missing."""
         return next(
             (f"{each.get('value', '')}" for each in self.items if each.get("key") == key), ""
         )
@@ -87,7 +87,7 @@ class Instance(Machine):
 
 
 def list_price(made: Instance) -> float:
-    """US dollars an hour for an instance that runs, without its disks."""
+    """Return the price of a running instance without its disks, in US dollars per hour."""
     kind = last(made.body.get("machineType"))
     rate = (
         SHIPPED.price(
@@ -100,7 +100,7 @@ def list_price(made: Instance) -> float:
 
 
 def show_instance(made: Instance, address: str) -> Document:
-    """An instance as the API shows it."""
+    """Return the JSON of an instance, as the API shows it."""
     zone = f"{ROOT}/projects/fake/zones/{made.zone}"
     nic = {
         "kind": "compute#networkInterface", "name": "nic0", "network": f"{ROOT}/projects/fake/global/networks/default",
@@ -132,22 +132,22 @@ def show_instance(made: Instance, address: str) -> Document:
 
 
 def date(at: float) -> str:
-    """RFC 3339, as the API writes times."""
+    """Format a Unix time as RFC 3339, as the API does."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
 
 
 def fingerprint(made: Instance) -> str:
-    """Another one after each change of labels or metadata; base64."""
+    """Return the fingerprint of an instance.  It is base64, and changes with labels or metadata."""
     return hashlib.sha256(f"{made.id}/{made.changes}".encode()).hexdigest()[:11] + "="
 
 
 def holds(made: Instance) -> bool:
-    """Whether an instance has its GPUs, so that no other may."""
+    """Return whether an instance occupies its GPUs."""
     return made.status != "TERMINATED"
 
 
 def whole(value: object) -> float:
-    """An int64, which the API writes as text."""
+    """Parse an int64, which the API writes as text."""
     return (
         float(value)
         if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 16
@@ -156,12 +156,12 @@ def whole(value: object) -> float:
 
 
 def last(value: object) -> str:
-    """The name at the end of a resource's address."""
+    """Return the name at the end of a resource's URL."""
     return value.rpartition("/")[2] if isinstance(value, str) else ""
 
 
 def parse_order(body: Document) -> tuple[Shape | None, str, int, str]:
-    """The machine type, GPU and number of GPUs that a new instance asks for, or the field that is wrong."""
+    """Return the machine type, GPU and GPU count of an order, and the name of an invalid field."""
     name = body.get("name")
     kind = TYPES.get(last(body.get("machineType")))
     if not isinstance(name, str) or not NAME.fullmatch(name):
@@ -202,7 +202,10 @@ def parse_order(body: Document) -> tuple[Shape | None, str, int, str]:
 
 
 def compile_filter(text: str) -> Callable[[Instance], bool]:
-    """What a listing's filter lets through: `labels.KEY=VALUE`, `labels.KEY:*`, `name=VALUE` and `status=VALUE`, with AND.  Raises ValueError."""
+    """Compile the filter of a listing.  Raises ValueError.
+
+    Supports `labels.KEY=VALUE`, `labels.KEY:*`, `name=VALUE` and `status=VALUE`, joined by AND.
+    """
     tests: list[tuple[str, str]] = []
     for part in re.split(r"\s+AND\s+|(?<=\))\s*(?=\()", text.strip()) if text.strip() else []:
         found = re.fullmatch(

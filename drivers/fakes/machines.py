@@ -1,4 +1,7 @@
-"""Keeps a process for each machine of a World that is up, and ends it when the machine is not: the World decides, this follows."""
+"""Run a local process for each machine of a World that is up.
+
+The World decides which machines exist, and `Machines` follows.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from .faults import Luck
 from .world import Boot, World
 
 GLANCE: Final = 0.1
-"""Seconds between two looks at the World."""
+"""Seconds between two checks of the World."""
 
 
 SMI: Final = """#!/bin/sh
@@ -47,7 +50,7 @@ done
 
 
 class Machines:
-    """The machines of one World, below a directory."""
+    """The processes of a World's machines, each with a directory below `root`."""
 
     def __init__(self, world: World[Any], root: Path) -> None:
         self._world, self._root = world, root
@@ -56,7 +59,7 @@ class Machines:
         world.ports = self._ports
 
     async def follow(self) -> None:
-        """Once: begin what has come up, end what has not stayed up, and bring keys where they belong."""
+        """Start the processes of new machines, end those of stopped ones, and update keys, once."""
         boots = {
             name: boot
             for name, machine in self._world.account.machines.items()
@@ -128,7 +131,7 @@ class Machines:
         await begun.wait()
 
     async def end(self) -> None:
-        """End them all."""
+        """End all processes."""
         for name in [*self._running]:
             await self._end(name)
 

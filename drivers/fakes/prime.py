@@ -1,4 +1,4 @@
-"""Prime Intellect as a World: offers of many providers, pods that are only created and deleted, their status, history and a wallet."""
+"""Prime Intellect as a World: offers of many providers, pods, their history, and a wallet."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ IMAGES: Final = ("ubuntu_22_cuda_12", "cuda_12_6_pytorch_2_7")
 NEEDED: Final = ("cloudId", "gpuType", "socket", "gpuCount")
 PAGE: Final = 100
 FOREIGN: Final = "somebody"
-"""Who rented what is in the account from the start.  No one logs in there."""
+"""Owner of the machines that exist from the start (fault `foreign`).  These accept no logins."""
 
 
 class Offer(NamedTuple):
-    """What a provider behind Prime has; several of it, `stock` in all.  `price` is US dollars an hour for all GPUs."""
+    """An offer of a provider behind Prime.
+
+    `stock` is the number of such pods for rent, `price` US dollars per hour for all GPUs of one.
+    """
 
     cloud: str
     gpu: str
@@ -57,7 +60,7 @@ class Pod(Machine):
 
 
 class Offers(Part["Prime"]):
-    """What the providers behind Prime have."""
+    """The offers of the providers behind Prime."""
 
     def __init__(self, world: Prime) -> None:
         super().__init__(world)
@@ -134,7 +137,7 @@ class Offers(Part["Prime"]):
 
 
 class Prime(World[Pod]):
-    """One account at Prime Intellect."""
+    """A World that imitates one account at Prime Intellect."""
 
     routes: ClassVar = (
         Route("GET", "/api/v1/availability/gpus", "offers", 1.0),
@@ -186,7 +189,7 @@ class Prime(World[Pod]):
             self._end(machine, "provider")
 
     def boot(self, machine: Pod) -> Boot | None:
-        """It lets in who has a key of the account; there is no boot script."""
+        """Return the start data of a pod: all keys of the account, and no boot script."""
         if machine.by == FOREIGN:
             return None
         keys = tuple(str(key["publicKey"]) for key in self.public_keys)
@@ -250,7 +253,7 @@ class Prime(World[Pod]):
         return made
 
     def _find_pod(self, call: Call) -> Pod:
-        """The pod that a call is about.  Raises Refused where there is none."""
+        """Return the pod named in a call.  Raises Refused if it does not exist."""
         if (found := self.account.find_living(call.names["id"])) is None:
             raise Refused(self.problem(404, "not_found", "Pod not found"))
         return found
@@ -280,7 +283,7 @@ class Prime(World[Pod]):
         return Reply(200, {**self._show_pod(found), "priceHr": call.luck.price(found.price)})
 
     def status(self, call: Call) -> Reply:
-        """The status of pods by id; those that are gone are left out."""
+        """Return the status of pods by id, without pods that no longer exist."""
         pods = [
             pod
             for name in call.values("pod_ids")
@@ -436,7 +439,7 @@ def _offer(luck: Random, name: int) -> Offer:
 
 
 def _whole(text: str, default: int) -> int:
-    """A number of a query; -1 where it is none."""
+    """Parse a number in a query; `default` if it is empty, -1 if it is invalid."""
     return (
         default
         if not text

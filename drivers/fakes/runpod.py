@@ -1,4 +1,4 @@
-"""RunPod's REST v2 as a World: a catalog of GPUs with stock, pods, their logs, keys and bills."""
+"""RunPod's REST v2 as a World: a GPU catalog with stock, pods, their logs, keys and bills."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .world import Boot, Call, Document, Part, Refused, Reply, Route, World, dat
 
 MONTH: Final = 30 * 24  # hours
 DISK: Final = 0.10
-"""US dollars a GB and month of a pod that runs; of a stopped one its volume costs twice that."""
+"""Disk price of a running pod in US dollars per GB and month; doubled for a stopped pod's volume."""
 FOREIGN: Final = "somebody"
-"""Who rented what is in the account from the start.  No one logs in there."""
+"""Owner of the machines that exist from the start (fault `foreign`).  These accept no logins."""
 SSH: Final = 6.0
-"""Seconds from RUNNING until the public port of SSH is known."""
+"""Seconds from RUNNING until the public SSH port is known."""
 KEY: Final = re.compile(r"(ssh|ecdsa|sk)-\S+ \S+([ \t][^\n\r]*)?")
 PROBLEM: Final[Mapping[str, str]] = {"content-type": "application/problem+json"}
 ACTIONS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -31,7 +31,7 @@ ACTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "ERROR": ("start", "terminate"),
     "TERMINATED": (),
 }
-"""What may be done to a pod, by its status."""
+"""Allowed actions by pod status."""
 KNOWN: Final = frozenset({"name", "image", "args", "disk", "ports", "env", "registry", "cloud", "cpu", "dataCenterIds", "globalNetworking"}) | {
     "gpu", "mounts", "startJupyter", "startSsh", "templateId"
 }  # fmt: skip
@@ -54,7 +54,10 @@ GPUS: Final = (  # id, name, GB, $/h secure, $/h community, most in one pod
 
 
 class Gpu(NamedTuple):
-    """A type of GPU.  `stock` is how many there are to rent."""
+    """A GPU type of the catalog.
+
+    `secure` and `community` are US dollars per hour, `stock` is the number of GPUs for rent.
+    """
 
     id: str
     name: str
@@ -75,14 +78,14 @@ class Pod(Machine):
     cuda: str = "12.8"
     status: str = "PROVISIONING"
     port: int | None = None
-    generation: int = 0  # how often it has come up
+    generation: int = 0  # number of starts
     started: float | None = None
-    has: int = 0  # GPUs that it has now
+    has: int = 0  # current number of GPUs
     log: list[tuple[float, str, str]] = field(default_factory=list)
 
     @property
     def volume(self) -> float:
-        """GB of the disk that outlives a stop."""
+        """Size in GB of the volume, which is kept when the pod stops."""
         return number(document(document(self.body.get("mounts")).get("persistent")).get("size"))
 
     @property
@@ -91,7 +94,7 @@ class Pod(Machine):
 
 
 class Catalog(Part["Runpod"]):
-    """What can be rented, and where."""
+    """The GPU catalog, with stock and data centers."""
 
     def __init__(self, world: Runpod) -> None:
         super().__init__(world)
@@ -162,7 +165,7 @@ class Catalog(Part["Runpod"]):
 
 
 class Keys(Part["Runpod"]):
-    """Keys of the account."""
+    """The SSH keys of the account."""
 
     def __init__(self, world: Runpod) -> None:
         super().__init__(world)
@@ -172,7 +175,7 @@ class Keys(Part["Runpod"]):
         return Reply(200, {"keys": self._keys})
 
     def replace_keys(self, call: Call) -> Reply:
-        """All keys of the account are those of the body from now on."""
+        """Replace all keys of the account."""
         keys = call.fields.get("keys")
         if (
             call.fields.keys() != {"keys"}
@@ -185,13 +188,13 @@ class Keys(Part["Runpod"]):
 
 
 class Logs(Part["Runpod"]):
-    """What pods and the system said."""
+    """The logs of pods and of the system."""
 
     def says(self, pod: Pod, source: str, line: str) -> None:
         pod.log.append((self._world.account.now + len(pod.log) * 1e-3, source, line))
 
     def logs(self, call: Call) -> Reply:
-        """A stream of events that ends; a reader resumes from the last id that it has seen."""
+        """Return the log as a finite event stream.  A client resumes after its last event id."""
         pod = self._world.find_pod(call)
         source, after = (
             call.query.get("source"),
@@ -216,7 +219,7 @@ class Logs(Part["Runpod"]):
 
 
 class Bills(Part["Runpod"]):
-    """What pods have cost."""
+    """The billing records of pods."""
 
     def billing(self, call: Call) -> Reply:
         wanted = call.query.get("podId")
@@ -259,7 +262,7 @@ class Bills(Part["Runpod"]):
 
 
 class Runpod(World[Pod]):
-    """One account at RunPod, and its stock of GPUs."""
+    """A World that imitates one account at RunPod, with a stock of GPUs."""
 
     routes: ClassVar = (
         Route("POST", "/v2/pods", "create", 1.0),
@@ -349,7 +352,7 @@ class Runpod(World[Pod]):
         )
 
     def boot(self, machine: Pod) -> Boot | None:
-        """The image lets in who has the key in PUBLIC_KEY, and executes `args`."""
+        """Return the start data of a pod: the key in PUBLIC_KEY, and `args` as the boot script."""
         if machine.by == FOREIGN:
             return None
         given = {name: str(value) for name, value in document(machine.body.get("env")).items()}
@@ -365,7 +368,7 @@ class Runpod(World[Pod]):
         )
         kept = (
             (path.removeprefix(f"{HOME}/"),) if path.startswith(f"{HOME}/") else ()
-        )  # another mount is of no machine that is a directory
+        )  # a mount outside the home has no counterpart in a directory
         args = str(machine.body.get("args") or "")
         return Boot(
             keys,
@@ -451,7 +454,7 @@ class Runpod(World[Pod]):
         return made
 
     def _rates(self, pod: Pod) -> None:
-        """A pod costs its GPUs while it runs or starts, its disks while it has them."""
+        """Bill a pod for its GPUs while it runs, and for its disks by its status."""
         going = pod.status in ("PROVISIONING", "STARTING", "RUNNING")
         disk = (pod.disk + pod.volume) * DISK if going else pod.volume * DISK * 2
         self.account.bill(pod, gpu=pod.price if pod.status == "RUNNING" else 0.0, disk=disk / MONTH)
@@ -460,7 +463,7 @@ class Runpod(World[Pod]):
         return Reply(200, {"pods": [self._show_pod(pod) for pod in self.account.list_machines()]})
 
     def find_pod(self, call: Call) -> Pod:
-        """The pod that a call is about.  Raises Refused where there is none."""
+        """Return the pod named in a call.  Raises Refused if it does not exist."""
         if (found := self.account.find_living(call.names["id"])) is None:
             raise Refused(self.problem(404, "not_found", f"pod {call.names['id']} was not found"))
         return found
@@ -583,7 +586,7 @@ SIZES: Final = ("hour", "day", "week", "month", "year")
 
 
 def _bad_pod(body: Document) -> list[str]:
-    """What is wrong with the body of a new pod, as RunPod's own checks find it."""
+    """Return the errors in the body of a new pod, as RunPod's own validation finds them."""
     found = _bad_fields(body, KNOWN)
     if not body.get("name"):
         found.append("name: is required")
@@ -612,7 +615,7 @@ def _bad_pod(body: Document) -> list[str]:
 
 
 def _bad_fields(body: Document, known: frozenset[str] | set[str]) -> list[str]:
-    """Fields that do not exist or have the wrong type."""
+    """Return the errors for unknown fields and for fields of a wrong type."""
     found = [f"{name}: is not known" for name in body if name not in known]
     texts = ("name", "image", "args", "registry", "templateId")
     found += [

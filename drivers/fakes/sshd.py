@@ -1,11 +1,11 @@
-"""One rented machine of a fake provider: an SSH server on loopback over a directory, with its boot script; run as a process of its own.
+"""One rented machine of a fake provider: an SSH server on loopback, in a process of its own.
 
 usage: python -m drivers.fakes.sshd DIR ADDRESS PORT
 
-DIR/keys has the public keys that may log in, beside DIR/home/.ssh/authorized_keys; DIR/env is the environment as JSON, with the USER
-that may; DIR/boot is executed at the start.  It shows a host key of its own, or, as soon as it is there, the one that the boot script wrote to
-$RECIPE_SSHD_KEYS, which stands for the folder /etc/ssh.  Prints its port.
-It ends when its stdin ends, and every process that was begun on the machine with it.
+DIR/keys and DIR/home/.ssh/authorized_keys contain the public keys that may log in.  DIR/env is the environment as JSON, with
+the login name as USER.  DIR/boot is executed at the start.  The server generates a host key.  If the boot script writes a host
+key to $RECIPE_SSHD_KEYS, which stands for the directory /etc/ssh, the server changes to that key.  It prints its port.
+When stdin closes, the server and all processes started on the machine end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import asyncssh
 PR_SET_CHILD_SUBREAPER: Final = 36
 PIECE: Final = 1 << 18
 GLANCE: Final = 0.05
-"""Seconds between two looks for a host key."""
+"""Seconds between two checks for a host key file."""
 
 
 class _Door(asyncssh.SSHServer):
@@ -52,7 +52,7 @@ def _keys(place: Path) -> list[bytes]:
 
 
 def environment(place: Path) -> dict[str, str]:
-    """What a login on the machine has: its own home, and nothing of ours but PATH."""
+    """Return the environment of a login, with the variables of DIR/env and a home below DIR."""
     home = str(place / "home")
     given: dict[str, str] = json.loads((place / "env").read_text("utf-8"))
     own = {
@@ -66,7 +66,7 @@ def environment(place: Path) -> dict[str, str]:
 
 
 async def serve(place: Path, address: str, port: int) -> None:
-    """Be the machine until stdin ends."""
+    """Serve SSH and run the boot script until stdin closes.  Prints the port."""
     env, home = environment(place), place / "home"
 
     async def session(process: asyncssh.SSHServerProcess[bytes]) -> None:
@@ -118,7 +118,7 @@ async def serve(place: Path, address: str, port: int) -> None:
 
 
 async def _feed(process: asyncssh.SSHServerProcess[bytes], stdin: asyncio.StreamWriter) -> None:
-    """Hand on what the client sends; a command need not read it all."""
+    """Copy the client's input to the command, which may exit before reading all of it."""
     with suppress(
         BrokenPipeError, ConnectionError, asyncssh.SignalReceived, asyncssh.BreakReceived
     ):
@@ -135,14 +135,14 @@ async def _pour(source: asyncio.StreamReader, target: asyncssh.SSHWriter[bytes])
 
 
 async def _show(server: asyncssh.SSHAcceptor, path: Path) -> None:
-    """Show the host key of a file once it is there."""
+    """Change to the host key in a file as soon as the file exists."""
     while not path.exists():  # noqa: ASYNC110, ASYNC240  # another program writes it
         await asyncio.sleep(GLANCE)
     server.update(server_host_keys=[asyncssh.read_private_key(path)])
 
 
 def descendants(root: int) -> list[int]:
-    """Every living process below one, by /proc."""
+    """Return the PIDs of all living descendants of the process `root`, from /proc."""
     parents: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -165,7 +165,7 @@ def main() -> None:
         place, address, port = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
         asyncio.new_event_loop().run_until_complete(
             serve(place, address, port)
-        )  # and no orderly end: what hangs dies below
+        )  # no orderly shutdown: remaining processes are killed below
     finally:
         while left := descendants(os.getpid()):
             for pid in left:

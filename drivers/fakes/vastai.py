@@ -1,4 +1,4 @@
-"""Vast.ai as a World: offers by search, instances rented from them, bids, keys, logs and charges."""
+"""Vast.ai as a World: offer search, instances rented from offers, bids, keys, logs and charges."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .world import (
 
 PAGE: Final = 25
 FOREIGN: Final = "somebody"
-"""Who rented what is in the account from the start.  No one logs in there."""
+"""Owner of the machines that exist from the start (fault `foreign`).  These accept no logins."""
 
 
 @dataclass(kw_only=True)
@@ -52,14 +52,14 @@ class Instance(Machine):
 
 
 class Keys(Part["Vastai"]):
-    """Keys of the account, and of single instances."""
+    """The SSH keys of the account and of single instances."""
 
     def __init__(self, world: Vastai) -> None:
         super().__init__(world)
         self.account_keys: dict[int, str] = {}
 
     def _key(self, call: Call, keys: dict[int, str]) -> int:
-        """Add the key of a call.  Raises Refused where it is none."""
+        """Add the key in a call and return its id.  Raises Refused if the key is invalid."""
         text = call.text("ssh_key").strip()
         if not text.startswith(("ssh-", "ecdsa-")):
             raise Refused(self._world.problem(400, "no_ssh_key", "ssh_key is no public key"))
@@ -122,7 +122,7 @@ class Keys(Part["Vastai"]):
 
 
 class Lists(Part["Vastai"]):
-    """Instances as they are shown, one or page by page."""
+    """Instances as JSON, one at a time or page by page."""
 
     def listing(self, call: Call) -> Reply:
         size = int(number(json_value(call.query.get("limit", "")), PAGE))
@@ -224,7 +224,7 @@ class Lists(Part["Vastai"]):
 
 
 class Logs(Part["Vastai"]):
-    """What instances printed, which is fetched from an address of its own."""
+    """The logs of instances, downloaded from a separate URL."""
 
     def logs(self, call: Call) -> Reply:
         found = self._world.find_instance(call.names["id"])
@@ -234,7 +234,7 @@ class Logs(Part["Vastai"]):
         )
 
     def log_text(self, call: Call) -> Reply:
-        """Not ready in the first half second, as an object that is still being written is."""
+        """Return the log, or 403 in the first half second, like an unfinished upload."""
         if self._world.account.now * 1000 < _id(call.names["at"]) + 500:
             return Reply(
                 403, "<Error><Code>AccessDenied</Code></Error>", {"content-type": "application/xml"}
@@ -244,7 +244,7 @@ class Logs(Part["Vastai"]):
 
 
 class Money(Part["Vastai"]):
-    """Who the account is of, and what it was charged."""
+    """The account's user and charges."""
 
     def user(self, call: Call) -> Reply:
         return Reply(200, {
@@ -291,7 +291,7 @@ class Money(Part["Vastai"]):
 
 
 class Vastai(World[Instance]):
-    """One account at Vast.ai, and the market it rents from."""
+    """A World that imitates one account at Vast.ai, with a market of offers."""
 
     routes: ClassVar = (
         Route("GET", "/api/v0/users/current", "user"),
@@ -511,7 +511,7 @@ class Vastai(World[Instance]):
         )
 
     def _body(self, ask: Ask, fields: Document) -> Instance:
-        """An instance as it was ordered, before it has an id."""
+        """Create the instance of an order, still without an id."""
         env, price = document(fields.get("env")), fields.get("price")
         arguments = fields.get("args")
         return Instance(
@@ -550,7 +550,7 @@ class Vastai(World[Instance]):
         return made
 
     def _stop(self, machine: Instance, event: str, by: str = "") -> None:
-        """Pause an instance: its GPUs are free for others, its disk is kept and billed."""
+        """Pause an instance: free its GPUs, and keep and bill its disk."""
         machine.wanted = machine.current = machine.coming = "stopped"
         machine.actual, machine.up, machine.started = "exited", False, None
         self.account.bill(machine, disk=machine.ask.storage_price(machine.disk))
@@ -562,7 +562,7 @@ class Vastai(World[Instance]):
             del self.holders[machine.ask.id]
 
     def find_instance(self, name: str) -> Instance:
-        """The instance of this id.  Raises Refused where there is none."""
+        """Return the instance with this id.  Raises Refused if it does not exist."""
         if (found := self.account.find_living(name)) is None:
             raise Refused(self.problem(404, "no_such_instance", f"Instance {name} not found."))
         return found
@@ -639,7 +639,7 @@ _DATE: Final = "2026-01-01T00:00:00Z"
 
 
 def _bad_order(call: Call) -> str:
-    """What is wrong with the body of a create; empty when nothing is."""
+    """Return the error in the body of an order; empty if the body is valid."""
     if not (call.text("image") or call.text("template_hash_id")):
         return "image is required"
     if len(call.text("image")) > 1024 or len(call.text("label")) > 256:
@@ -656,12 +656,12 @@ def _bad_order(call: Call) -> str:
 
 
 def _id(text: str) -> int:
-    """A number in a path; -1 where it is none."""
+    """Parse a number in a path; -1 if it is invalid."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else -1
 
 
 def _token(text: str) -> Document:
-    """Where a page begins.  Raises ValueError for a token that is not ours."""
+    """Parse a page token.  Raises ValueError for a token that this listing did not create."""
     found = json.loads(base64.urlsafe_b64decode(text)) if text else {}
     if not isinstance(found, dict) or not all(isinstance(value, int) for value in found.values()):
         raise ValueError("after_token is not a token of this listing")

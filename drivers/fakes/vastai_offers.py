@@ -1,4 +1,4 @@
-"""What Vast.ai has to rent: a market drawn from a seed, and the filters and orders of a search, as data."""
+"""The market of Vast.ai, drawn from a seed, and the filters and sort orders of a search."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from .world import Document, document, number
 
 SEARCHED: Final = 64
-"""How many offers come without a limit."""
+"""Number of offers in a search without a limit."""
 DAY: Final = 86_400.0
 DEFAULTS: Final[Mapping[str, Document]] = MappingProxyType(
     {"verified": {"eq": True}, "rentable": {"eq": True}, "rented": {"eq": False}}
@@ -43,7 +43,10 @@ PLACES: Final = (
 
 
 class Ask(NamedTuple):
-    """A machine that somebody offers.  `price` is US dollars an hour without storage, memory is MB, disk GB, speeds Mb/s."""
+    """A machine offered for rent.
+
+    `price` is US dollars per hour without storage.  `memory` is in MB, `disk` in GB, network speeds in Mb/s.
+    """
 
     id: int
     machine: int
@@ -69,16 +72,16 @@ class Ask(NamedTuple):
 
     @property
     def bid(self) -> float:
-        """The least bid, US dollars an hour."""
+        """Minimum bid in US dollars per hour."""
         return round(self.price * 0.55, 4)
 
     def storage_price(self, disk: float) -> float:
-        """US dollars an hour for that many GB."""
+        """Return the storage price of `disk` GB in US dollars per hour."""
         return disk * self.storage / 30 / 24
 
 
 def draw(luck: Random, name: int) -> Ask:
-    """One ask of a market."""
+    """Draw a random ask with the id `name`."""
     gpu, vram, price, capability, bandwidth, flops = luck.choice(GPUS)
     count = luck.choice((1, 1, 1, 2, 4, 8))
     datacenter = luck.random() < 0.4
@@ -91,7 +94,7 @@ def draw(luck: Random, name: int) -> Ask:
 
 
 def hardware(ask: Ask, gpus: int) -> Document:
-    """What an offer and the instance rented from it both show."""
+    """Return the hardware fields that an offer and its instance have in common."""
     return {
         "machine_id": ask.machine, "host_id": ask.machine // 3, "bundle_id": ask.id + 5, "hosting_type": int(ask.datacenter), "num_gpus": gpus,
         "gpu_name": ask.gpu, "gpu_ram": ask.vram, "gpu_total_ram": ask.vram * gpus, "gpu_frac": 1.0, "gpu_arch": "nvidia", "gpu_lanes": 16,
@@ -110,7 +113,7 @@ def hardware(ask: Ask, gpus: int) -> Document:
 
 
 def row(ask: Ask, bid: bool, disk: float, now: float, rentable: bool) -> Document:
-    """An offer as a search shows it, with the price of `disk` GB."""
+    """Return an offer as a search shows it, with the price of `disk` GB."""
     hourly, stored = ask.bid if bid else ask.price, ask.storage_price(disk)
     costs = {
         "gpuCostPerHour": hourly,
@@ -130,7 +133,10 @@ def row(ask: Ask, bid: bool, disk: float, now: float, rentable: bool) -> Documen
 
 
 def search(rows: list[Document], asked: Document) -> list[Document]:
-    """Those rows that pass the filters, in the order that is asked for.  Raises KeyError, TypeError for a filter that cannot be read."""
+    """Return the rows that pass the filters, sorted as requested.
+
+    Raises KeyError or TypeError for an invalid filter.
+    """
     filters = {
         **DEFAULTS,
         **{name: document(tests) for name, tests in asked.items() if name not in CONTROLS},
@@ -149,7 +155,10 @@ def search(rows: list[Document], asked: Document) -> list[Document]:
 
 
 def passes(row: Document, name: str, tests: Document) -> bool:
-    """Whether a row passes one filter.  Raises KeyError for an operator that does not exist, TypeError for values that do not compare."""
+    """Return whether a row passes one filter.
+
+    Raises KeyError for an unknown operator, TypeError for values that cannot be compared.
+    """
     value = _value(row, name)
     return all(_OPERATORS[operator](value, wanted) for operator, wanted in tests.items())
 
@@ -167,7 +176,10 @@ def _value(row: Document, name: str) -> object:
 
 
 def _same(value: object, wanted: object) -> bool:
-    """The official client sends numbers as text.  A place is also found by its country."""
+    """Compare a value with a filter.  Numbers may be text, as the official client sends them.
+
+    A two-letter country code also matches every place in that country.
+    """
     if isinstance(value, (int, float)) and isinstance(wanted, str):
         return str(value).lower() == wanted.lower() or (
             not isinstance(value, bool) and value == _number(wanted)
@@ -181,7 +193,7 @@ def _same(value: object, wanted: object) -> bool:
 
 
 def _number(value: object) -> float:
-    """A number, also one that was sent as text; none compares as not a number."""
+    """Parse a number, which may be text; NaN if it is invalid."""
     try:
         return float(value) if isinstance(value, (int, float, str)) else math.nan
     except ValueError:

@@ -1,7 +1,7 @@
-"""What all fake providers share: requests and replies as values, and how an operation is found, refused, disturbed and carried out.
+"""Common base of all fake providers: requests and replies as values, and request handling.
 
-A World touches no clock, disk or network.  Equal seeds, faults and requests at equal times give equal replies and an equal ledger; a copy
-(`copy.deepcopy`) lives on by itself.
+A World uses no clock, disk or network.  Equal seeds, faults and requests at equal times give equal replies and an equal ledger.
+A copy (`copy.deepcopy`) is independent of its original.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .account import EPOCH, Account, M
 from .faults import Fault, Luck, amount
 
 Document: TypeAlias = Mapping[str, object]
-"""A JSON object of the wire."""
+"""A JSON object of a request or reply."""
 EMPTY: Final[Mapping[str, str]] = {}
 MAX_BODY: Final = 1 << 20
 
 
 class Request(NamedTuple):
-    """What a client sent.  `query` is as it stands in the address; names of `headers` are in lower case."""
+    """A request of a client.  `query` is still encoded, and names of `headers` are in lower case."""
 
     method: str
     path: str
@@ -37,9 +37,10 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What the provider answers: a JSON value, or text.  `lost`: the caller gets no answer, its connection is closed.
+    """A reply of the provider: a JSON value, or text.
 
-    `hold`: for how many seconds the provider keeps the caller waiting for news; asked again then, it has them.
+    If `lost`, the connection is closed without a reply.  If `hold` is set, the request waits that many seconds for a change and is
+    then handled again.
     """
 
     status: int
@@ -49,21 +50,21 @@ class Reply(NamedTuple):
     hold: float = 0.0
 
     def encode(self) -> bytes:
-        """The body's bytes."""
+        """Return the body as bytes."""
         if self.status == 204:
             return b""
         return self.body.encode() if isinstance(self.body, str) else json.dumps(self.body).encode()
 
     @property
     def kind(self) -> str:
-        """The Content-Type."""
+        """Content-Type of the reply."""
         return self.headers.get("content-type") or (
             "text/plain; charset=utf-8" if isinstance(self.body, str) else "application/json"
         )
 
 
 class Refused(Exception):
-    """An operation ends here, with this reply."""
+    """Raised by an operation to end with this reply."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(reply)
@@ -71,19 +72,24 @@ class Refused(Exception):
 
 
 class Route(NamedTuple):
-    """An operation by its method and path; `{name}` stands for one part of the path.  The operation is the method of that name of the
-    World or of one of its parts."""
+    """The method and path of an operation; `{name}` stands for one part of the path.
+
+    `operation` is the name of a method of the World or of one of its parts.
+    """
 
     method: str
     path: str
     operation: str
-    gap: float = 0  # seconds that must lie between two calls, where `pace` is on
-    plain: bool = False  # the body is text: the field `text`
+    gap: float = 0  # minimum seconds between two calls, multiplied by `pace`
+    plain: bool = False  # the body is plain text, stored as the field `text`
 
 
 class Call(NamedTuple):
-    """One request of a known operation.  `names` are the parts of the path, `pairs` the query with what stands in it
-    several times, `fields` the JSON body, `by` who calls: a digest of the key."""
+    """One request of a known operation.
+
+    `names` are the parts of the path, `pairs` the query with repeated names, `fields` the JSON body.  `by` is a digest of the
+    caller's key.
+    """
 
     operation: str
     names: Mapping[str, str]
@@ -95,27 +101,27 @@ class Call(NamedTuple):
     luck: Luck
 
     def text(self, name: str, default: str = "") -> str:
-        """A string of the body."""
+        """Return a text field of the body."""
         value = self.fields.get(name)
         return value if isinstance(value, str) else default
 
     def number(self, name: str, default: float = 0.0) -> float:
-        """A finite number of the body."""
+        """Return a number field of the body, if finite."""
         return number(self.fields.get(name), default)
 
     def values(self, name: str) -> list[str]:
-        """All values of one name of the query."""
+        """Return all values of one name in the query."""
         return [value for each, value in self.pairs if each == name]
 
     def inner(self, name: str) -> Document:
-        """An object of the body; empty where there is none."""
+        """Return an object field of the body; empty if it is missing."""
         return document(self.fields.get(name))
 
 
 class Boot(NamedTuple):
-    """What a machine that is real begins with.  `swept`: keys that it wrote itself are removed now.  `user` logs in at `address`.
+    """The start data of a machine that runs as a real process.
 
-    Port 0: a free one.
+    If `swept`, the keys that the machine wrote itself are removed now.  `user` logs in at `address`.  Port 0 chooses a free port.
     """
 
     keys: tuple[str, ...]
@@ -128,76 +134,84 @@ class Boot(NamedTuple):
     user: str = "root"
     address: str = "127.0.0.1"
     port: int = 0
-    kept: tuple[str, ...] | None = None  # of the home, what a start finds again; None: all
+    kept: tuple[str, ...] | None = (
+        None  # entries of the home directory that survive a restart; None for all
+    )
 
 
 class World(ABC, Generic[M]):
-    """One account at one provider.  A provider gives `routes`, a method for each operation, its own words for errors, and `happen`."""
+    """One account at one provider.
+
+    A provider defines `routes`, a method for each operation, its own error format, and `happen`.
+    """
 
     routes: ClassVar[tuple[Route, ...]]
     open: ClassVar[frozenset[str]] = frozenset()
     """Operations that need no key."""
     exports: ClassVar[tuple[str, ...]]
-    """What a caller sets so that the official client comes here; `{url}` stands for our address, `{key}` for a key."""
+    """Variables that direct the official client to this server; `{url}` and `{key}` are replaced."""
 
     def __init__(self, seed: int = 0, faults: Iterable[Fault] = (), now: float = EPOCH) -> None:
         self.seed = seed
         self.faults = list(faults)
         self.account: Account[M] = Account(self.faults, now, self.happen, self.halt)
         self.parts: list[object] = []
-        """What carries out the operations that are no methods of this one."""
+        """Objects with the operations that are not methods of this World."""
         self.ports: dict[str, int] | None = None
-        self.port = 0  # a free port of this machine, for providers whose machines all listen on one
+        self.port = 0  # a free local port, for providers whose machines all use one port
         self.key = ""
         self.calls = 0
         self._last: dict[str, float] = {}
         self.begin()
 
-    # -- what a provider gives ---------------------------------------------------------------------------------------------------------------------
+    # -- defined by each provider --------------------------------------------------------------------------------------------------------------------
 
     def boot(self, machine: M) -> Boot | None:
-        """What a machine that is up begins with; None for one that is never real.  `ports` has the loopback port of each that listens, or is None."""
+        """Return the start data of a machine that is up; None if it never runs as a real process.
+
+        `ports` maps the listening machines to loopback ports, and is None without real machines.
+        """
         return None
 
     def own_keys(self, machine: str) -> tuple[str, ...]:
-        """Keys that a machine was given, with which it may do something about itself."""
+        """Return the API keys given to a machine, with which it may manage itself."""
         return ()
 
     def is_own(self, by: str, machine: str) -> bool:
-        """Whether a machine itself calls, with a key that it was given."""
+        """Return whether the caller is the machine itself, by one of its own keys."""
         return by in (_digest(own) for own in self.own_keys(machine))
 
     def begin(self) -> None:
-        """Make the market, and what is in the account already."""
+        """Create the market and the initial machines of the account."""
 
     @abstractmethod
     def happen(self, machine: M, what: str) -> None:
-        """A transition that was due: `up`, `preempted` or a word of the provider's own."""
+        """Execute a due transition: `up`, `preempted`, or another word of the provider."""
 
     @abstractmethod
     def halt(self, machine: M) -> None:
-        """The account is empty: stop what runs."""
+        """Stop a machine because the credit is used up."""
 
     @abstractmethod
     def problem(self, status: int, code: str, message: str) -> Reply:
-        """An error, in the provider's form."""
+        """Return an error reply in the provider's format."""
 
     def refusal(self, call: Call) -> Reply:
-        """The reply to a missing or wrong key."""
+        """Return the reply to a missing or wrong key."""
         return self.problem(401, "unauthorized", "Invalid API key")
 
     def throttle_reply(self, route: Route) -> Reply:
-        """The reply to requests that come too fast."""
+        """Return the reply to requests in too quick succession."""
         return self.problem(429, "rate_limited", "Too many requests")
 
     def decorate(self, reply: Reply) -> Reply:
-        """Headers that every reply of the provider has."""
+        """Add the headers that all replies of the provider have."""
         return reply
 
     # -- one request -------------------------------------------------------------------------------------------------------------------------------
 
     def handle(self, request: Request, now: float) -> Reply:
-        """Answer one request at the time `now`, in seconds since 1970; a time before the last one counts as the last one."""
+        """Answer one request at the Unix time `now`, but not earlier than the last request."""
         self.account.advance(now)
         found = [
             (route, match)
@@ -256,15 +270,15 @@ class World(ABC, Generic[M]):
         return reply._replace(lost=luck.strikes("lost"))
 
     def anonymous(self, operation: str) -> bool:
-        """Whether an operation needs no key."""
+        """Return whether an operation needs no key."""
         return operation in self.open
 
     def malformed_reply(self) -> Reply:
-        """The reply to a body that is no JSON object."""
+        """Return the reply to a body that is not a JSON object."""
         return self.problem(400, "invalid_request", "Invalid JSON body")
 
     def amount(self, name: str, default: float = 0.0) -> float:
-        """How much of a fault is set."""
+        """Return the amount of a fault, or `default` if the fault is not set."""
         return amount(self.faults, name, default)
 
 
@@ -272,7 +286,7 @@ W = TypeVar("W")
 
 
 class Part(Generic[W]):
-    """Some operations of a World."""
+    """A group of operations of a World."""
 
     def __init__(self, world: W) -> None:
         self._world = world
@@ -287,12 +301,12 @@ def _compile_routes(routes: tuple[Route, ...]) -> list[tuple[Route, re.Pattern[s
 
 
 def document(value: object) -> Document:
-    """A JSON object, or an empty one."""
+    """Return a JSON object; an empty one for any other value."""
     return value if isinstance(value, dict) else {}
 
 
 def number(value: object, default: float = 0.0) -> float:
-    """A finite JSON number, or the default."""
+    """Return a finite JSON number; `default` for any other value."""
     return (
         float(value)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
@@ -301,7 +315,7 @@ def number(value: object, default: float = 0.0) -> float:
 
 
 def parse_body(body: bytes) -> Document | None:
-    """A request's body; None when it is no JSON object."""
+    """Parse the body of a request; None if it is not a JSON object."""
     try:
         found = json.loads(body or b"{}")
     except (ValueError, RecursionError):
@@ -310,12 +324,12 @@ def parse_body(body: bytes) -> Document | None:
 
 
 def date(at: float) -> str:
-    """RFC 3339, in UTC."""
+    """Format a Unix time as RFC 3339 in UTC."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def json_value(text: str) -> object:
-    """A JSON value in a query; None where it is none."""
+    """Parse a JSON value from a query; None if it is invalid."""
     try:
         found: object = json.loads(text)
     except (ValueError, RecursionError):
@@ -324,7 +338,7 @@ def json_value(text: str) -> object:
 
 
 def _who(headers: Mapping[str, str], query: Mapping[str, str]) -> str:
-    """Who calls: eight hex digits of the digest of the key; empty without one."""
+    """Return the digest of the caller's key; empty without a key."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     key = key.strip() if scheme.lower() == "bearer" else query.get("api_key", "")
     return _digest(key) if key else ""

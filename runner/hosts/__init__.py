@@ -1,1 +1,1 @@
-"""Where tasks run: leases on machines, what is brought there and back, containers and environments.  Knows no plan."""
+"""Hosts for tasks: leases, transfers, containers and environments.  Independent of plans."""

@@ -1,6 +1,8 @@
-"""Create a Python environment from requirements that are pinned by hash.  This program runs alone on a host and imports nothing of recipe.
+"""Create a Python environment from requirements pinned by hash.
 
-    python -I builder.py HOME REQUIREMENTS [UV]
+This program runs alone on a host and imports nothing of recipe.
+
+python -I builder.py HOME REQUIREMENTS [UV]
 
 If REQUIREMENTS is empty, the environment has no packages of its own and sees the packages of the base Python.  If UV is given and runs on this host,
 uv installs the packages by hard links from the user's uv cache.  Otherwise pip installs them.  A lock file in HOME allows one builder at a time.
@@ -69,7 +71,10 @@ OF_PIP = {
     "default-timeout": "UV_HTTP_TIMEOUT",
     "retries": "UV_HTTP_RETRIES",
 }
-"""pip settings about package sources -> the environment variables of uv, which does not read pip's settings."""
+"""pip settings about package sources -> environment variables of uv.
+
+uv does not read pip's settings.
+"""
 TRIES = 3
 """Attempts of an installer when connections break.  Files in its cache are not downloaded again."""
 QUIETLY = ("--disable-pip-version-check", "--no-input")
@@ -87,7 +92,7 @@ ANOTHER_LOCK = "correct the lock file, or pass `--python current`"
 
 
 class BuildError(Exception):
-    """The environment cannot be created; `fix` says what to do."""
+    """An environment that cannot be created; `fix` is the remedy."""
 
     def __init__(self, why: str, fix: str) -> None:
         super().__init__(why)
@@ -199,7 +204,10 @@ class Pip:
 
 
 class Uv:
-    """A uv run: its command, and the progress and errors parsed from its output.  uv reports downloads of large files only."""
+    """A uv run: its command, and its progress and errors.
+
+    They are parsed from the output, which reports downloads of large files only.
+    """
 
     def __init__(self, program: str, home: str, wanted: int, meant: str) -> None:
         self.program, self.python, self.meant = program, f"{home}/bin/python", meant
@@ -335,7 +343,10 @@ def make_environment(home: str, requirements: str, uv: str, lock: int) -> int:
 
 
 def _exact(line: str) -> str:
-    """Change a pin from `==` to `===`, so that uv does not choose a build with a local version such as 2.13.0+cpu.  pip selects by hash."""
+    """Change a pin from `==` to `===`.
+
+    Otherwise uv may choose a build with a local version such as 2.13.0+cpu.  pip selects by hash.
+    """
     return re.sub(
         r"^([A-Za-z0-9][\w.-]*(?:\[[^\]]*\])?) *== *([^\s;*+=]+)(?=[\s;\\]|$)", r"\1===\2", line
     )
@@ -429,7 +440,10 @@ def _env(home: str) -> dict[str, str]:
 
 
 def _uv_env(home: str) -> dict[str, str]:
-    """Return the environment of uv: pip's settings about package sources apply where uv has no setting of its own."""
+    """Return the environment of uv.
+
+    pip's settings about package sources apply if uv has no setting of its own.
+    """
     env = {"NO_COLOR": "1", **of_pip(os.environ), **_env(home), "UV_PYTHON_DOWNLOADS": "never"}
     cache = (
         env.get("UV_CACHE_DIR")

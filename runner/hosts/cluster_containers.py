@@ -1,4 +1,6 @@
-"""Container engines of clusters: Apptainer (or Singularity), and Enroot, which pyxis uses to run images.  The module `containers` calls this module.
+"""Container engines of clusters: Apptainer (or Singularity) and Enroot.
+
+pyxis uses Enroot to run images.  The module `containers` calls this module.
 
 These engines need no daemon and no root.  A container is an ordinary child process in the host's process namespace and the job's cgroups,
 so it ends with the processes of the job.  Apptainer starts an image file (SIF), Enroot a named root file system.  Both are created once per image.
@@ -26,7 +28,10 @@ KINDS: Final = ("apptainer", "enroot")
 BENEATH: Final = {"pyxis": "enroot"}
 """Alternative engine names -> the program.  pyxis is the plugin of srun that calls Enroot."""
 SETTINGS: Final = ("ENROOT_", "APPTAINER_", "SINGULARITY_")
-"""Prefixes of the variables with which a user or a site configures an engine: image cache, registry credentials."""
+"""Prefixes of the variables that configure an engine, such as its image cache or registry credentials.
+
+A user or a site sets these variables.
+"""
 _FINDS: Final = ("PATH", "HOME")
 """Variables with which the engine finds its programs.  All other variables of Apptainer come from the step."""
 _OWN: Final = ("APPTAINER", "SINGULARITY", "LD_", "PATH")
@@ -145,7 +150,10 @@ def _escape_fstab(path: str) -> str:
 
 
 def explain(code: int | None, last: str, image: str) -> str:
-    """Return an error message if the container did not start, from the last line of its log; empty if the command started."""
+    """Return an error message if the container did not start; empty if the command started.
+
+    The message comes from the last line of the log.
+    """
     if code == 255 and last.startswith("FATAL:"):
         reason = last.removeprefix("FATAL:").strip()
         if "executable file not found" in reason:
@@ -203,7 +211,10 @@ hooks() {
   } >"${ENROOT_RUNTIME_PATH}/rc"
 }
 """
-"""Configuration script for Enroot: it passes the step's variables, which may contain line breaks, in a file in memory."""
+"""Configuration script for Enroot that passes the step's variables in a file in memory.
+
+Their values may contain line breaks.
+"""
 
 # Arguments: engine kind, directory for this script, the step's directory, Enroot's script, the command
 _RUN: Final = r"""

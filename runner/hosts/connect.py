@@ -1,4 +1,7 @@
-"""Turn the hosts of a driver into places: inspect a host, and open the agent connection and the host store."""
+"""Turn the hosts of a driver into places.
+
+Inspects a host, and opens the agent connection and the host store.
+"""
 
 from __future__ import annotations
 
@@ -257,7 +260,9 @@ class Connector:
 
 
 async def check_as_sold(offer: Offer, need: Need, host: Host, image: str, cuda: str) -> None:
-    """Raise NotAsSold if a machine has less than offered, or if its GPU driver does not support the CUDA version of its image.
+    """Check that a machine has the offered resources.  Raises NotAsSold.
+
+    Its GPU driver must also support the CUDA version of its image.
 
     `image` is the driver's default image, `cuda` its CUDA version if the name has none.
     """

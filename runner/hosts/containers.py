@@ -41,7 +41,10 @@ if TYPE_CHECKING:
 MOST = 64
 """Maximum number of mounts.  If links lead to more paths, common parent directories are mounted."""
 HOME = "/tmp"  # noqa: S108  (a path in the image)
-"""HOME of every step in a container: the image's home may be read-only, and the host's home is not mounted."""
+"""HOME of every step in a container.
+
+The image's home may be read-only, and the host's home is not mounted.
+"""
 LABEL = "recipe.attempts"
 MARK = "recipe: the container did not start"
 _INIT = re.compile(
@@ -180,7 +183,9 @@ async def detect(
     args: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
 ) -> Engine:
-    """Return the container engine of a host: the one named by `engine` (name or path), otherwise the first of `ENGINES` that works.
+    """Return the container engine of a host.
+
+    `engine` is a name or a path; without it, the first of `ENGINES` that works is used.
 
     `flags` precede the engine's verb, `args` follow `run`, and `environ` adds variables for the client.  Raises CannotRun with the missing part, and
     DriverError if the host cannot be asked.
@@ -394,7 +399,9 @@ def base_env(login: Mapping[str, str]) -> dict[str, str]:
 
 
 def find_mounts(command: Command, objects: str, writable: Iterable[str] = ()) -> list[Mount]:
-    """Return the mounts of an attempt on this machine: its directory, its script, its metrics, and the targets of its links.
+    """Return the mounts of an attempt on this machine.
+
+    These are its directory, its script, its metrics, and the targets of its links.
 
     `objects` is the directory of stored objects.  `writable` are the state directories that the step may change.
     """
@@ -446,7 +453,10 @@ def _within(path: str, folder: str) -> bool:
 
 
 def cover_paths(paths: Iterable[str], most: int = MOST) -> list[str]:
-    """Return at most `most` directories that contain all of `paths`, none below another; the root only if nothing else fits."""
+    """Return at most `most` directories that contain all of `paths`, none below another.
+
+    Returns the root only if nothing else fits.
+    """
     found = _tops(paths)
     while len(found) > most:
         deepest = max(path.count("/") for path in found)
@@ -563,7 +573,10 @@ def wrap(
 
 
 def _gpu_flags(gpus: Sequence[Device] | None, engine: Engine) -> list[str]:
-    """Return the GPU flags: by UUID if the engine accepts UUIDs, otherwise by the index that nvidia-smi shows (CDI)."""
+    """Return the GPU flags, by UUID if the engine accepts UUIDs.
+
+    Otherwise, GPUs are numbered as in nvidia-smi (CDI).
+    """
     if engine.gpus == "gpus":
         names = ",".join(gpu.uuid or gpu.name for gpu in gpus or ())
         return [
@@ -580,7 +593,10 @@ def _container_name(attempt: str) -> str:
 
 
 def _environment(command: Command, engine: Engine) -> tuple[dict[str, str], list[str]]:
-    """Return the client's environment and the arguments of `--env`: names, or `NAME=value` for variables that the client itself reads."""
+    """Return the client's environment and the arguments of `--env`.
+
+    An argument is a name, or `NAME=value` for a variable that the client itself reads.
+    """
     own = {name: value for name, value in engine.env.items() if name in _CLIENT}
     env, named = dict(own), []
     for name, value in command.env.items():
@@ -619,7 +635,10 @@ def _has_flag(args: Sequence[str], *flags: str) -> bool:
 
 
 def explain(exit: Exit, tail: bytes, image: str) -> str:
-    """Return an error message if the container did not start, from the end of its log; empty if the command started."""
+    """Return an error message if the container did not start; empty if the command started.
+
+    The message is from the end of the log.
+    """
     *_, before, last = [
         "",
         "",

@@ -39,11 +39,17 @@ for python in "$2" "$(command -v "python$1")" \
     [ -x "$python" ] && [ "$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)" = "$1" ] && echo "$python" && exit
 done; :
 """
-"""Script: print the path of a Python with version $1: $2 if it matches, otherwise one of PATH, uv or pyenv; nothing if none is found."""
+"""Script: print the path of a Python with version $1; nothing if none is found.
+
+It prefers $2, then a Python in PATH, of uv or of pyenv.
+"""
 
 
 class EnvironmentSpec(NamedTuple):
-    """The specification of an environment: the path and content of a lock (both may be empty) and a Python version (empty for any)."""
+    """The lock and the Python version of an environment.
+
+    The path and content of the lock may be empty.  An empty version stands for any.
+    """
 
     lock: Path | None
     content: str
@@ -178,7 +184,7 @@ async def _build(
 
 
 async def _provide_uv(place: Place) -> str:
-    """Return a uv for the machine of a place, uploaded if necessary; empty if there is none, and pip is used."""
+    """Return a uv for the machine of a place, uploaded if necessary; empty if pip must be used."""
     if not place.elsewhere:
         return uv.find_uv()
     machine = (

@@ -127,7 +127,10 @@ class StackHead:
 
 
 def select_disjoint(places: Sequence[Place], gpus: int) -> Sequence[Place]:
-    """Return the places with enough GPUs that no earlier place uses: hosts on one machine see the same GPUs."""
+    """Return the places with enough GPUs that no earlier place uses.
+
+    Hosts on one machine see the same GPUs.
+    """
     if not gpus:
         return places
     found, taken = list["Place"](), list["Device"]()

@@ -32,7 +32,9 @@ _HOLDS: Final = 60.0
 
 
 def choose_python(asked: str, root: Path, environ: Mapping[str, str]) -> str:
-    """Return the path of an interpreter: `asked`, otherwise the one of `.venv` in the root, of `$VIRTUAL_ENV`, or `python3` in PATH.
+    """Return the path of an interpreter.
+
+    The order is `asked`, `.venv` in the root, `$VIRTUAL_ENV`, and `python3` in PATH.
 
     `asked` is a path, the directory of a virtual environment, a program name, or `current`.  Returns "python3" if none is found.  Raises CannotRun.
     """
@@ -79,7 +81,10 @@ def describe_python(python: str) -> str:
 
 
 def ask_version(python: str) -> None:
-    """Start a version query in the background if the interpreter must be run for it: a pyenv shim takes 0.2 s."""
+    """Start a version query in the background, if the interpreter must be run for it.
+
+    A pyenv shim takes 0.2 s.
+    """
     if python not in _asked and not _known_version(python) and _recall_answer(python) is None:
         with contextlib.suppress(OSError):
             _asked[python] = subprocess.Popen(

@@ -147,7 +147,10 @@ class HostPool:
         return self.leases is not None and self.leases.driver.traits.priced
 
     def machine(self, names: Iterable[str]) -> dict[str, float]:
-        """Return the total of `cpus`, `gpus`, or `memory` in bytes of all places; empty if machines are rented on demand."""
+        """Return the total of `cpus`, `gpus`, or `memory` in bytes of all places.
+
+        The result is empty if machines are rented on demand.
+        """
         return (
             {}
             if self.priced
@@ -170,7 +173,10 @@ class HostPool:
 
     @property
     def user_is_full(self) -> bool:
-        """Whether the user has, or this run is ordering, the maximum number of machines of `[limits] machines`."""
+        """Whether the user has the maximum number of machines, counting orders of this run.
+
+        The maximum is `[limits] machines`.
+        """
         room = self._of().budget.room
         if math.isinf(room):
             return False
@@ -218,7 +224,9 @@ class HostPool:
         )
 
     async def open(self, *, want: int, wish: Callable[[], Wish] = Wish) -> None:
-        """Take over the leases of an earlier worker of this run; if places are free, acquire up to `want` places.
+        """Take over the leases of an earlier worker of this run.
+
+        If places are free, acquire up to `want` places.
 
         With free places, there are then as many hosts as `wish` needs nodes, or as many as available.
 
@@ -271,7 +279,7 @@ class HostPool:
         self._upkeep.begin()
 
     async def _fill(self, kept: dict[str, list[LeaseRow]]) -> None:
-        """Acquire free places, first on hosts with leases, until there are enough places and hosts for the run.
+        """Acquire free places until the run has enough places and hosts, first on hosts with leases.
 
         A host that cannot be opened is skipped if another works, unless it has leases: a step may run there.
         Slow hosts are waited for only if the others are too few; otherwise `join` adds them.
@@ -323,7 +331,10 @@ class HostPool:
                     self.say(f"{trouble[-1]}; continuing without this host")
 
     def _missing(self) -> int:
-        """Return how many more places the run can use: at least one while a step has more nodes than there are hosts."""
+        """Return how many more places the run can use.
+
+        This is at least one while a step has more nodes than there are hosts.
+        """
         places = self._want - sum(place.capacity.slots or 0 for place in self.places)
         hosts = self._wish.need.nodes - len(self.head.places) - len(self.places)
         return max(places, int(hosts > 0))
@@ -709,7 +720,7 @@ class HostPool:
         ready: Callable[[Place], Awaitable[object]] | None = None,
         reached: HostConnection | None = None,
     ) -> Sequence[Place]:
-        """Acquire free slots on one machine until there are `want`, including those `kept`; empty if there are none.
+        """Acquire free slots on one machine until there are `want`, with `kept`; empty if none is free.
 
         Raises CannotRun if the host is reachable but unusable.
         """

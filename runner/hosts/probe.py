@@ -1,4 +1,6 @@
-"""Check the capabilities of a host for steps, for `recipe doctor`: one shell script, its output parsed into findings.
+"""Check the capabilities of a host for steps, for `recipe doctor`.
+
+The output of one shell script is parsed into findings.
 
 The script needs only `Host.call`.  Its output is untrusted: invalid lines are ignored, and shown text is made printable.
 """

@@ -35,7 +35,7 @@ def find_uv() -> str:
 
 
 def fetch_uv(machine: str, cache: Path) -> str:
-    """Return the local path of a uv for a machine with this `uname -sm`, stored below `cache`; empty if there is none."""
+    """Return a uv for a machine with this `uname -sm`, stored below `cache`; empty if there is none."""
     ours = find_uv()
     if not ours or machine == f"{platform.system()} {platform.machine()}":
         return ours

@@ -1,4 +1,6 @@
-"""Environment variables that a step inherits: some from the login on its machine, and three with fixed values.
+"""Environment variables that a step inherits.
+
+Most come from the login on its machine, and three have fixed values.
 
 None of them is part of a cache key.  Variables that look like tokens are never inherited; those are `secrets`.
 """
@@ -64,7 +66,10 @@ def sandbox_variables(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def fixed_variables(given: Collection[str]) -> dict[str, str]:
-    """Return the fixed variables, except names that the step sets itself: our LC_ALL must not overrule its locale."""
+    """Return the fixed variables, except those that the step sets itself.
+
+    Our LC_ALL must not overrule the step's locale.
+    """
     own = any(name == "LANG" or name.startswith("LC_") for name in given)
     return {
         name: value

@@ -51,11 +51,9 @@ def split_secrets(address: str) -> tuple[str, tuple[str, ...]]:
 
 
 def normalize(kind: AddressType, value: object) -> str:
-    """Return the canonical form of a path or address; Hub names start with hf:
+    """Return the canonical form of a path or address.  Raises BadValue.
 
-    .
-
-    Raises BadValue.
+    A Hub address starts with `hf:`.
     """
     if isinstance(value, os.PathLike):
         value = os.fspath(value)

@@ -1,6 +1,6 @@
 """Parse a YAML file into plain values with their source locations.
 
-Knows nothing of recipes.
+Independent of recipes.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class Expression:
     references: tuple[Reference, ...]
     _evaluate: Deferred
     _choice: Callable[[Scope], Needs] | None = None
-    """What it needs, if values decide that."""
+    """Returns the needed names, if they depend on values."""
 
     @property
     def chooses(self) -> bool:
@@ -505,7 +505,7 @@ def _evaluate(
 class _Evaluator:
     """Evaluates nodes of one expression in a scope.
 
-    With an unknown operand, an operation returns what all its possible results have in common, and
+    With an unknown operand, an operation returns the common value of all possible results, and
     fails only if every possible value fails.
     """
 

@@ -196,7 +196,7 @@ _MISTAKES: tuple[Callable[[_Complaint], Mistake | None], ...] = (
     _block,
     _no_key,
 )
-"""In this order: the first that fits a complaint explains it."""
+"""Mistakes by priority: the first match explains a complaint."""
 
 
 # -- words and places --

@@ -29,8 +29,9 @@ class Bound(NamedTuple):
 
     @classmethod
     def of(cls, ws: Workspace, address: str, *, here: bool = True) -> Bound:
-        """Return the current limit for a download; with `here`, the disk of this machine also
-        limits it.
+        """Return the current limit for a download.
+
+        With `here`, the disk of this machine also limits it.
         """
         room = max(0, shutil.disk_usage(ws.home).free - LEFT) if here else sys.maxsize
         if (allowed := ws.config.limits.get("input_gb")) is not None and allowed * _GB <= room:
@@ -55,8 +56,9 @@ class Bound(NamedTuple):
             )
 
     def counter(self) -> Any:
-        """Return an fsspec callback that counts the bytes of one download and raises CannotRun
-        beyond the limit.
+        """Return an fsspec callback that counts the bytes of one download.
+
+        It raises CannotRun beyond the limit.
         """
         from fsspec.callbacks import Callback
 

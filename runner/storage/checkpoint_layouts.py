@@ -54,9 +54,7 @@ class Layout:
 
 
 def recognize_layout(names: Collection[str], *, folder: str = "") -> Layout:
-    """Return the layout of a checkpoint from its file names (relative paths) and its directory
-    name.
-    """
+    """Return the layout of a checkpoint from its relative file names and its directory name."""
     ranks = _numbers(RANKED, names)
     zero_shards = _numbers(ZERO, names)
     shards = zero_shards | _numbers(SHARDED, names)
@@ -120,8 +118,9 @@ def _kind_of_shards(names: Collection[str], shards: Collection[int]) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """Return the step number in a checkpoint's name; None if the name has no step number, for
-    example if it counts epochs.
+    """Return the step number in a checkpoint's name; None without one.
+
+    A name may have another number, for example of an epoch.
     """
     found = STEP.findall(name)
     return int(found[-1]) if found else None

@@ -106,8 +106,9 @@ def key(spec: StepSpec, world: Sequence[Any], id: str) -> str:
 
 
 def made_under(root: Path) -> tuple[Path, Mapping[str, Any]] | None:
-    """Return the newest generation of a state and its metadata (`continues` values, `world`); None
-    without any.
+    """Return the newest generation of a state and its metadata; None without any.
+
+    The metadata are the `continues` values and `world`.
     """
     newest = next((root / str(number) for number in _generations(root)), None)
     return (newest, of_generation(newest)) if newest is not None else None
@@ -137,8 +138,9 @@ def adopt(root: Path, made: Mapping[str, Any]) -> Path:
 
 
 def choose(root: Path, continues: Mapping[str, Any], *, world: int | None = None) -> Generation:
-    """Select the generation for an attempt with these `continues` values and `world` processes, and
-    record the values.
+    """Select and record the generation for an attempt.
+
+    The attempt has these `continues` values and `world` processes.
     """
     path, note = choose_folder(root, continues, world=world)
     return _record(path, of_generation(path) if path.exists() else NOTHING, continues, world, note)
@@ -216,8 +218,9 @@ def hold(root: Path, attempt: str) -> None:
 def newest(
     folder: Path, pattern: str | None, *, world: int | None = None, thorough: bool = True
 ) -> Newest:
-    """Find the newest checkpoint that `world` processes can resume from, by the number in its name,
-    then by time.
+    """Find the newest checkpoint that `world` processes can resume from.
+
+    The number in its name counts first, then its time.
 
     With `thorough`, every file is read completely.
     """
@@ -289,17 +292,16 @@ def examine(path: Path, *, world: int | None = None, thorough: bool = False) -> 
 
 
 def unlike(names: Sequence[str], before: Sequence[str], called: str, verdict: Verdict) -> str:
-    """Describe a file kind that the previous checkpoint has and this one lacks; empty if a layout
-    defines the files.
+    """Describe a file kind that the previous checkpoint has and this one lacks.
+
+    Returns an empty text if none is missing, or if a layout defines the files.
     """
     lost = sorted(shape(before) - shape(names)) if verdict.kind == "files" else []
     return f"is incomplete: it has no {lost[0]}, unlike {called}" if lost else ""
 
 
 def best(path: Path) -> str:
-    """Return the name of the best checkpoint according to this transformers checkpoint; empty
-    without one.
-    """
+    """Return the best checkpoint's name from this transformers checkpoint; empty without one."""
     try:
         return Path(
             str(
@@ -312,8 +314,9 @@ def best(path: Path) -> str:
 
 
 def went_back(restored: int | None, first: int | None) -> str:
-    """Return a message if a training run that resumed from step `restored` reported an earlier
-    `first` step, else an empty text.
+    """Return a message if a resumed training run went back to an earlier step, else an empty text.
+
+    It resumed from step `restored`, and first reported step `first`.
 
     The checkpoint's own step may be reported again: some trainers count from zero, and some
     evaluate first.
@@ -346,8 +349,9 @@ def number(name: str) -> int:
 
 
 def is_due(name: str, copied: Iterable[str], steps: int | None) -> bool:
-    """Return True if the checkpoint is at least `steps` away from every one in `copied`, by the
-    numbers in their names.
+    """Return True if the checkpoint is at least `steps` away from every one in `copied`.
+
+    The numbers in their names count.
     """
     ours = number(name)
     return steps is None or ours < 0 or all(abs(ours - number(each)) >= steps for each in copied)

@@ -96,8 +96,9 @@ def _has(mirror: Path, commit: str) -> bool:
 
 
 def environment() -> dict[str, str]:
-    """Return the caller's environment for git, including access to private repositories (ssh agent,
-    credential helper, proxy).
+    """Return the caller's environment for git, with access to private repositories.
+
+    Access may need the ssh agent, a credential helper or a proxy.
     """
     kept = {name: value for name, value in os.environ.items() if name not in _OTHERS}
     return kept | {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C.UTF-8"}

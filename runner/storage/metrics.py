@@ -47,8 +47,9 @@ def last(lines: Iterable[bytes]) -> dict[str, Value]:
 
 
 def parse(line: bytes) -> dict[str, Value]:
-    """Return the metrics of one line; empty for anything but a JSON object, or for excessive
-    nesting. Warnings are dropped.
+    """Return the metrics of one line, without warnings.
+
+    Returns an empty mapping for anything but a JSON object, or for excessive nesting.
     """
     try:
         value = json.loads(line)
@@ -147,16 +148,18 @@ def _parse_plain_points(data: bytes) -> list[dict[str, Value]] | None:
 
 
 def _loads(data: bytes) -> Any:
-    """Parse JSON, with pydantic's parser if it is loaded (in the server), which takes less than
-    half the time. Raises ValueError.
+    """Parse JSON. Raises ValueError.
+
+    Uses pydantic's parser if it is loaded (in the server), which takes less than half the time.
     """
     fast = sys.modules.get("pydantic_core")
     return fast.from_json(data) if fast is not None else json.loads(data)
 
 
 def pace(path: Path) -> tuple[list[float], float]:
-    """Return the seconds of each training step from its metrics file, and the seconds since the
-    last report.
+    """Return the seconds of each training step, and the seconds since the last report.
+
+    The source is the metrics file of the step.
     """
     try:
         silent = time.time() - path.stat().st_mtime
@@ -170,8 +173,9 @@ def pace(path: Path) -> tuple[list[float], float]:
 
 
 def mean_rate(lines: Sequence[Mapping[str, object]], name: str) -> float | None:
-    """Return the mean rate per step from metrics per second, without the first step (allocation and
-    compilation) if others follow.
+    """Return the mean rate per step from metrics per second.
+
+    The first step (allocation and compilation) is left out if others follow.
     """
     values = [
         float(value)
@@ -199,8 +203,9 @@ def first_step(path: Path) -> int | None:
 
 
 def matches(log: Path, pattern: str, masker: Masker) -> Iterator[dict[str, Value]]:
-    """Yield the named groups of `pattern` for each matching line of a masked log, numbers
-    converted.
+    """Yield the named groups of `pattern` for each matching line of a masked log.
+
+    Numbers are converted.
 
     Raises Invalid if one line takes more than `PATIENCE` seconds.
     """
@@ -256,8 +261,9 @@ def find_divergence(point: Mapping[str, object]) -> str:
 
 
 def _is_loss(name: str) -> bool:
-    """Return True if the metric's name is a loss: `loss`, `eval_loss`, `train/loss`,
-    `losses/policy`, but not `loss_scale`.
+    """Return True if the metric's name is a loss.
+
+    Examples are `loss`, `eval_loss`, `train/loss`, `losses/policy`, but not `loss_scale`.
     """
     words = re.split(r"[\W_]+", name.lower())
     return bool({"loss", "losses"} & {words[0], words[-1]}) and words[-1] != "scale"

@@ -1,5 +1,7 @@
-"""Access control for addresses read on behalf of others: only hosts and buckets in `allow` under
-[data], and no private network through redirects or DNS.
+"""Access control for addresses read on behalf of others.
+
+Only hosts and buckets in `allow` under [data] may be read, and no private network through redirects
+or DNS.
 
 An entry is `https://HOST`, optionally with a port, `https://*.DOMAIN`, `https://*`, `s3://BUCKET`
 or `gs://BUCKET`. A host with its full name is trusted at any IP address. A host that only matches a
@@ -134,8 +136,9 @@ _NEVER: Final = [
 
 
 def _host_may_be_public(host: str) -> bool:
-    """Return False for literal non-public addresses, localhost, and numbers that some programs
-    parse as addresses.
+    """Return False for host names that are surely not public.
+
+    These are literal non-public addresses, localhost, and numbers that some programs parse as addresses.
     """
     try:
         return is_public(host)

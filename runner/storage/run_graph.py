@@ -21,8 +21,9 @@ class RunGraph(NamedTuple):
     trains: str = ""
     """The training step; empty without one, and in graphs from earlier versions."""
     reported: str = ""
-    """Metrics that the training step reported when its existing result was created, in the form of
-    `StepRow.numbers`.
+    """Metrics that the training step reported when its existing result was created.
+
+    The form is `StepRow.numbers`.
     """
 
 

@@ -25,8 +25,9 @@ class RunViews:
         self._store, self._environ = store, environ
 
     def graph(self, row: RunRow) -> RunGraph | None:
-        """Return the graph of a run; None if the graph is on another machine or the run has not
-        started.
+        """Return the graph of a run.
+
+        Returns None if the graph is on another machine or the run has not started.
         """
         return recall(self._store.root, row.id)
 
@@ -94,8 +95,9 @@ class RunViews:
 
 
 def planned_of(row: RunRow, graph: RunGraph | None) -> Planned:
-    """Return the planned steps of a run from its graph, or only their counts if the graph is on
-    another machine.
+    """Return the planned steps of a run from its graph.
+
+    Returns only their counts if the graph is on another machine.
     """
     total, fresh = row.data.get("total"), row.data.get("fresh")
     if graph is not None:

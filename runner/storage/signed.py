@@ -1,5 +1,4 @@
-"""Presigned addresses for the objects of a bucket input, so that other hosts can download them
-directly.
+"""Presigned addresses for the objects of a bucket input, for downloads by other hosts.
 
 S3 signs with any credentials. Google Cloud Storage signs only with a service account. Public
 objects have plain addresses. A presigned address is a secret.
@@ -31,8 +30,9 @@ LONG: Final = 32
 
 
 class Item(NamedTuple):
-    """One object: its path in the directory (empty for a single object), its size in bytes, and its
-    ETag (empty if unknown).
+    """One object: its path in the directory, its size in bytes, and its ETag.
+
+    The path of a single object and an unknown ETag are empty.
     """
 
     path: str
@@ -101,8 +101,9 @@ def opens(addresses: Sequence[str]) -> list[Secret]:
 def sign_objects(
     ws: Workspace, address: str, identity: str, only: Sequence[str], *, secret: bool
 ) -> Signed | None:
-    """Return the presigned objects of a resolved input; None if they cannot be signed, or if they
-    need a signature and `secret` is false.
+    """Return the presigned objects of a resolved input; None if they cannot be signed.
+
+    Also returns None if they need a signature and `secret` is false.
 
     Raises CannotRun if the input changed, is not allowed, or is too large.
     """
@@ -145,8 +146,9 @@ def _public(store: Any) -> bool:
 
 
 def _signer(store: Any, kind: str) -> Callable[[str, int], str] | None:
-    """Return a function that signs a client path for a number of seconds; None if signing is not
-    possible.
+    """Return a function that signs a client path for a number of seconds.
+
+    Returns None if signing is not possible.
     """
     if kind == "s3":
         # A presigned address is bound to the bucket's region, and newer regions reject signature

@@ -45,14 +45,16 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class Closed(CannotRun):
-    """An address that a run may not read: its signature has expired, or the server's `allow` list
-    excludes it.
+    """An address that a run may not read.
+
+    Its signature has expired, or the server's `allow` list excludes it.
     """
 
 
 def resolve(ws: Workspace, kind: str, address: str, *, update: bool) -> str | None:
-    """Return the identity of an address; None if it cannot be resolved now (no network, or no
-    client installed).
+    """Return the identity of an address; None if it cannot be resolved now.
+
+    The reason may be no network, or a client that is not installed.
     """
     if kind == "hf":
         _, revision = _hub(address)
@@ -89,8 +91,9 @@ def resolve(ws: Workspace, kind: str, address: str, *, update: bool) -> str | No
 
 
 def _note(ws: Workspace, address: str, identity: str) -> Path:
-    """Return the marker file that records this identity for the address with its current
-    credentials.
+    """Return the marker file of an identity.
+
+    The file records the identity for the address with its current credentials.
     """
     return ws.home / "cache" / f"asked-{of_value('asked', [ws.addresses[address], identity])[:32]}"
 
@@ -312,8 +315,9 @@ def _demand_no_object(store: Any, path: str, address: str) -> None:
 
 
 def first_byte(store: HTTPFileSystem, path: str, name: str) -> Object:
-    """Read the metadata of an https file by requesting its first byte: a presigned address allows
-    only GET.
+    """Read the metadata of an https file by requesting its first byte.
+
+    A presigned address allows only GET.
 
     Raises the client's errors. `aiohttp.ClientResponseError` has the `status`.
     """
@@ -487,8 +491,9 @@ def _download(
 
 
 def _demand_all(folder: Path, targets: Mapping[str, Object]) -> None:
-    """Raise CannotRun if the downloaded files differ from the bucket's objects: a file system may
-    treat two keys as one name.
+    """Raise CannotRun if the downloaded files differ from the bucket's objects.
+
+    A file system may treat two keys as one name.
     """
     arrived = {os.path.join(at, name) for at, _, names in os.walk(folder) for name in names}
     short = [

@@ -164,9 +164,7 @@ class Workspace:
         return cls(real, store, environ, read_only=read_only)
 
     def within(self, root: Path) -> Workspace:
-        """Open the files of another workspace with this workspace's store, settings and
-        environment.
-        """
+        """Open the files of another workspace with this one's store, settings and environment."""
         other = Workspace(root, self.store, self.environ, read_only=self.read_only)
         other.own = self.own
         other.addresses, other.reach = self.addresses, self.reach
@@ -232,9 +230,7 @@ class Workspace:
 
     @cached_property
     def letters(self) -> Letters | None:
-        """Webhook deliveries for runs; None without any receiver in the settings or the
-        environment.
-        """
+        """Webhook deliveries for runs; None without any receiver in settings or environment."""
         named = self.has_settings and (self.config.webhooks or self.config.notify or self.spend)
         if not named and not any(self.environ.get(name) for name in PLATFORM):
             return None
@@ -405,8 +401,9 @@ class _Traces:
             )
 
     def rename(self, former: str, key: str, rule: str) -> None:
-        """Move a trace to the step's current key from a `former` key that still included the
-        metrics rule.
+        """Move a trace to the step's current key from a `former` key.
+
+        The former key still included the metrics rule.
         """
         if (trace := self.whole(former)) is not None:
             self._change(

@@ -70,7 +70,10 @@ class Line(Protocol):
     pauses: Sequence[float]
     """Seconds between connection attempts.  The last value repeats."""
     hurried: bool
-    """Whether a waiting caller gets Unreachable as soon as its own patience ends, because it asks again by itself."""
+    """Whether a waiting caller gets Unreachable as soon as its own patience ends.
+
+    Such a caller repeats its request itself.
+    """
     deadman: float | None
     """Seconds without a client after which the agent stops all jobs; None for never."""
 
@@ -223,7 +226,10 @@ class Client:
         return over
 
     async def log(self, job: Job, offset: int) -> bytes:
-        """Read the output of a job from byte `offset`, possibly not to its end; empty if there is no more output yet."""
+        """Read the output of a job from byte `offset`; empty if there is no more output yet.
+
+        The result may end before the end of the output.
+        """
         name = file_name(job.key)
         if offset >= self._printed.get(name, offset + 1):
             return b""

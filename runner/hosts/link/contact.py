@@ -76,7 +76,10 @@ class RemoteContact(Contact):
 
 
 def retry_policy(tries: float = math.inf) -> Policy:
-    """Return a retry policy for driver calls: after throttling, wait as long as the provider says; otherwise wait longer each time."""
+    """Return a retry policy for driver calls.
+
+    After throttling, the wait is the provider's; otherwise it grows with each attempt.
+    """
 
     def policy(error: Exception, tried: int) -> float | None:
         if isinstance(error, Throttled):

@@ -21,7 +21,10 @@ def control_file(cwd: str) -> str:
 
 
 async def ask_trainer(host: Client, cwd: str, what: Literal["pause", "stop", "checkpoint"]) -> bool:
-    """Send a request to the program that runs in the directory `cwd`; False if the program does not listen.  Raises DriverError."""
+    """Send a request to the training program in the directory `cwd`.
+
+    Returns False if the program does not listen.  Raises DriverError.
+    """
     try:
         async for _ in host.call(
             ("/bin/sh", "-c", _ASK, "sh", control_file(cwd), json.dumps({"ask": what}))

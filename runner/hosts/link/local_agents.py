@@ -1,4 +1,6 @@
-"""Choose the local agent of a run: it has the same limits, groups and namespaces as the process that executes the run.
+"""Choose the local agent of a run.
+
+It has the same limits, groups and namespaces as the process that executes the run.
 
 A job inherits most limits from its agent, because a start message cannot contain them.  So each workspace has these entries below `.recipe/local`:
 
@@ -44,7 +46,10 @@ _PROC: Final = ("/proc/thread-self", "/proc/self")
 
 
 def process_identity() -> str:
-    """Return a digest of all limits and namespaces that a child of this thread inherits and that a start message cannot contain."""
+    """Return a digest of the limits and namespaces that a child of this thread inherits.
+
+    A start message cannot contain them.
+    """
     facts = [os.uname().nodename, *(os.environ.get(name, "") for name in _ALLOCATIONS)]
     proc = next((path for path in _PROC if os.path.exists(f"{path}/status")), "")
     if proc:
@@ -114,7 +119,10 @@ def is_reachable(root: Path) -> bool:
 
 
 def find_spent_roots(home: Path, needed: Collection[str]) -> list[Path]:
-    """Return agent roots without an agent, a job or a claim of the runs `needed`, and the claim records of other runs."""
+    """Return unused agent roots, and the claim records of runs outside `needed`.
+
+    An unused root has no agent, no job and no claim of the runs `needed`.
+    """
     folder = home / "local"
     notes = sorted((folder / _CLAIMS).glob("*.*"))
     kept = [note for note in notes if note.name.rpartition(".")[0] in needed]

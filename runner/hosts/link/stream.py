@@ -246,7 +246,10 @@ class Stream:
 
 
 class _LoaderOutput:
-    """Parses the loader's words out of everything that a login prints: lines that start with a random mark."""
+    """Parses the loader's words in the output of a login.
+
+    Their lines start with a random mark.
+    """
 
     def __init__(self, mark: str) -> None:
         self.rest: bytes | None = None

@@ -31,7 +31,7 @@ from .stream import FAREWELL, SMALL, Stream
 TRIES = 8
 """Attempts without any progress before a transfer fails."""
 NEAR, LANES, MOST = 0.015, 2, 14
-"""Round-trip time in seconds up to which a host is near, the number of streams to a near host, and the maximum.
+"""Longest round-trip time of a near host in seconds, its streams, and the most streams.
 
 A server reads ahead few bytes per stream (OpenSSH 2 MiB), so a longer round trip needs more streams.  Fourteen streams and the one for jobs
 fit into two connections with eight streams each.
@@ -78,7 +78,10 @@ def _retry_policy(error: Exception, tried: int) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of a transfer in bytes, bytes per second, and remaining seconds; `eta` is None while unknown."""
+    """The progress of a transfer, with speed and remaining time.
+
+    Units are bytes, bytes per second, and seconds; `eta` is None while unknown.
+    """
 
     what: str
     done: int

@@ -1,1 +1,1 @@
-"""One place and one task on it: its directory, its command, its outputs and checkpoints; here, elsewhere, or on several hosts."""
+"""Places and their tasks: directories, commands, outputs and checkpoints, on one or several hosts."""

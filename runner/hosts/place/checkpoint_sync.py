@@ -1,6 +1,8 @@
-"""Copy checkpoints from a host with a disk of its own while the training runs, upload them to the next host, and keep both disks from filling up.
+"""Copy checkpoints from a host with a disk of its own while the training runs.
 
-    round: list the host's files, download new complete checkpoints to `.incoming`, examine them, list again, rename, delete old ones on both sides
+They are uploaded to the next host, and old ones are deleted to keep both disks from filling up.
+
+round: list the host's files, download new complete checkpoints to `.incoming`, examine them, list again, rename, delete old ones on both sides
 
 A local checkpoint equals the host's checkpoint if all files have the same sizes and times, so the copy needs no records.  After a kill only files
 in `.incoming` remain, which the next round deletes.  `CheckpointHost` transfers the files.
@@ -54,7 +56,10 @@ LINK = -1
 
 
 def round_period(every: float | None, steps: int | None) -> float:
-    """Return the seconds between two checks for a new checkpoint, for a state that is copied every `every` seconds or every `steps` steps."""
+    """Return the seconds between two checks for a new checkpoint.
+
+    The state is copied every `every` seconds or every `steps` steps.
+    """
     return every or (EVERY if steps is None else SETTLE)
 
 
@@ -129,7 +134,9 @@ class CheckpointSync:
         self._seen = {state.name: _StateMemory() for state in states}
 
     async def restore(self) -> dict[str, Newest]:
-        """Before an attempt: download the host's newer checkpoints, then upload the newest checkpoint and all other files of the state.
+        """Prepare the states on the host before an attempt.
+
+        Downloads the host's newer checkpoints, then uploads the newest checkpoint and all other files of the state.
 
         Returns the checkpoint from which each state resumes.  Raises DriverError and RecipeError if the upload fails.
         """
@@ -414,7 +421,7 @@ class HostCheckpoints:
         return (await self._host_store.take(folder, ((name, False),))).outputs[name]
 
     async def fetch(self, path: str, taken: Taken, target: Path) -> int:
-        """Download what `taken` found, or a part of it.  Returns the number of bytes."""
+        """Download a content found by `taken`, or a part of it.  Returns the number of bytes."""
         await self._host_store.fetch(self._at(path), taken, str(target))
         await asyncio.to_thread(_make_writable, target)
         return taken.size
@@ -442,7 +449,9 @@ class CheckpointPruner:
         self._level = 0
 
     def look(self) -> tuple[list[str], str]:
-        """Delete old checkpoints; return their names and a disk warning, which appears once until the disk has space again.
+        """Delete old checkpoints; return their names and a disk warning.
+
+        The warning appears once until the disk has space again.
 
         The newest checkpoint counts only if it has not changed since the last call, so an incomplete one never replaces a complete one.
         """
@@ -478,7 +487,10 @@ class CheckpointPruner:
 
 
 def disk_strain(free: int, total: int, need: int) -> tuple[int, str]:
-    """Return the warning level of a disk and its message: 0 for enough space, 1 if nearly full, 2 if the next checkpoint does not fit."""
+    """Return the warning level of a disk and its message.
+
+    The level is 0 for enough space, 1 if nearly full, 2 if the next checkpoint does not fit.
+    """
     if need and free < need:
         return (
             2,

@@ -1,4 +1,7 @@
-"""Collect the outputs of an attempt on another disk: hash them on the host, download them, and keep them there for downstream steps."""
+"""Collect the outputs of an attempt on another disk.
+
+They are hashed on the host, downloaded, and kept on the host for downstream steps.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
     from ..transfer.host_store import HostStore
 
 REMAINS_EACH, REMAINS_ALL, REMAINS_COUNT = 1 << 20, 16 << 20, 200
-"""Limits for the leftover files of a failed attempt that are downloaded: bytes per file, bytes in total, number of files."""
+"""Download limits for a failed attempt's leftover files: bytes per file, total bytes, files."""
 
 
 class Collector:
@@ -43,7 +46,10 @@ class Collector:
         )
 
     async def outputs(self, exit: Exit) -> TaskResult:
-        """Hash the outputs on the host, download all but temporary ones, and keep all of them in the host's store."""
+        """Hash the outputs on the host, download them, and keep them in the host's store.
+
+        Temporary outputs are not downloaded.
+        """
         task, paths, outputs = self._task, self._paths, self._task.outputs
         if (
             not outputs
@@ -123,7 +129,10 @@ class Collector:
         return TaskResult(exit, found)
 
     async def remains(self) -> None:
-        """Download small leftover files of a failed attempt for debugging, because the host's copies are deleted."""
+        """Download small leftover files of a failed attempt for debugging.
+
+        The host's copies are deleted.
+        """
         with contextlib.suppress(
             DriverError, RecipeError, OSError
         ):  # the step's own failure is more important

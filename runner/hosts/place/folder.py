@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from ..transfer.host_store import HostStore
 
 LULL, LULLS = 0.03, 10
-"""Seconds between checks whether steps run on the host, and the number of checks, before leftovers are deleted."""
+"""Interval and number of checks for running steps before leftovers are deleted.
+
+The interval is in seconds.
+"""
 
 
 class Folder:

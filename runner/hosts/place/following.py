@@ -1,4 +1,7 @@
-"""Follow a running attempt on another disk: copy its log, its metrics, and the agent's record of the machine."""
+"""Follow a running attempt on another disk.
+
+Copies its log, its metrics, and the agent's record of the machine.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
     from ..transfer.host_store import HostStore
 
 FIRST_GLANCE, GLANCE, LONGEST_GLANCE = 0.05, 0.2, 2.0
-"""Seconds between checks for new output: the first pause, the pause after output, and the longest pause."""
+"""Seconds between checks for new output: first pause, pause after output, longest pause."""
 SAMPLED = 5.0
 """Seconds after which the agent records a job's machine, and between its records."""
 FAREWELL = 2.0
@@ -127,7 +130,10 @@ async def _poll(
     least: float = GLANCE,
     most: float = LONGEST_GLANCE,
 ) -> None:
-    """Call `look` repeatedly until cancelled, first after `pause` seconds, then less often while there is nothing new."""
+    """Call `look` repeatedly until cancelled, first after `pause` seconds.
+
+    The pauses grow while there is nothing new.
+    """
     while True:
         await asyncio.sleep(pause)
         with contextlib.suppress(Unreachable):  # the wait for the job's end reports this

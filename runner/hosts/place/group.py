@@ -1,4 +1,6 @@
-"""Several hosts as one place for multi-node steps: an attempt runs on all hosts, which start together and end together.
+"""Several hosts as one place for multi-node steps.
+
+An attempt runs on all hosts, which start together and end together.
 
 Node 0 provides the outputs, the metrics and the log of the attempt.  The other nodes have directories and logs with the suffixes `.1`, `.2`, ...
 """

@@ -42,7 +42,10 @@ def replaced_message(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """The result of an attempt: its exit and the contents of its outputs, or in `words` why the outputs are invalid."""
+    """The result of an attempt: its exit, and the contents of its outputs.
+
+    If the outputs are invalid, `words` says why.
+    """
 
     exit: Exit
     outputs: Mapping[str, str] = field(default_factory=dict)
@@ -104,14 +107,20 @@ class HostTask:
     outputs: Sequence[OutputSpec]
     attempt: AttemptDirectory
     compose: Callable[[Mapping[str, Newest]], tuple[Command, bytes | None]]
-    """Creates the local attempt directory once the checkpoints to resume from are known; returns the command and its script."""
+    """Creates the local attempt directory, and returns the command and its script.
+
+    Called once the checkpoints to resume from are known.
+    """
     scrap: Scrap
     say: Callable[[str], None]
     """Shows a message about this step."""
     confirm: Callable[[], Awaitable[None]]
     """Called right before the job starts.  Raises Stale if another worker has claimed the run while this worker was suspended."""
     metrics: MetricsSpec | None = None
-    """A name pattern of metrics files in the attempt (empty for $RECIPE_METRICS), and a pattern for lines of the log."""
+    """Name pattern of metrics files in the attempt, and pattern for lines of the log.
+
+    An empty name pattern stands for $RECIPE_METRICS.
+    """
     states: Sequence[StateFolder] = ()
     restored: Mapping[str, Newest] = field(default_factory=dict)
     """The local checkpoints from which the states resume."""
@@ -124,7 +133,10 @@ class HostTask:
     phase: Callable[[Phase], None] = _unheard
     """Receives the phases on a host with a disk of its own."""
     bring: Callable[[], Awaitable[None]] = _nothing
-    """Awaited before `compose` on a host with a disk of its own: provides inputs that do not come from this machine."""
+    """Provides inputs that do not come from this machine.
+
+    Awaited before `compose` on a host with a disk of its own.
+    """
     job: Job | None = None
     """The job; already set if an earlier worker started it."""
     rejoined: bool = False

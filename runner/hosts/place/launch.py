@@ -93,7 +93,10 @@ def is_plain(spec: StepSpec) -> bool:
 
 
 def count_processes(block: Mapping[str, Any], scope: Mapping[str, Any]) -> int:
-    """Return the number of processes per node of an `accelerate` block: the set value, otherwise one per GPU.  Raises CannotRun."""
+    """Return the number of processes per node of an `accelerate` block, by default one per GPU.
+
+    Raises CannotRun.
+    """
     from ...language.template import render
 
     try:

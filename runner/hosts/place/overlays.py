@@ -1,4 +1,7 @@
-"""Overlay mounts for local steps that may change their inputs: check the support, and wrap the command."""
+"""Overlay mounts for local steps that may change their inputs.
+
+Checks the support, and wraps the command.
+"""
 
 from __future__ import annotations
 

@@ -41,7 +41,10 @@ PRUNING = 60.0
 
 
 class Shell(NamedTuple):
-    """The environment of commands on a host: the Python for steps without a lock, PATH, login variables, and the Python version."""
+    """The environment of commands on a host.
+
+    It has the Python for steps without a lock, PATH, login variables, and the Python version.
+    """
 
     python: str
     path: str
@@ -84,7 +87,10 @@ class Place:
         self.zone = ""
         """Zone of the machine if the nodes of a step must be in one zone."""
         self.port = 0
-        """Rendezvous port of a stack's head, which is node 0 and the only node that others dial; 0 for any free port."""
+        """Rendezvous port of a stack's head; 0 for any free port.
+
+        The head is node 0, and the only node that others dial.
+        """
         self.image = ""
         """Image of a machine that is itself a container, as requested by a step; otherwise empty."""
         self.lost = ""
@@ -196,7 +202,7 @@ class Place:
         return self._take(task, exit)
 
     def _take(self, task: HostTask, exit: Exit) -> TaskResult:
-        """Store the outputs of an attempt, or return what is wrong with its outputs or inputs."""
+        """Store the outputs of an attempt, or return the problem with its outputs or inputs."""
         attempt = task.attempt
         if words := attempt.tampered(self.ws.cache, self.ws.objects):
             return TaskResult(exit, problem="input", words=words)

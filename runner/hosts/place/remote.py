@@ -1,4 +1,6 @@
-"""A place with a disk of its own: an attempt directory is created here, copied to the host with its links, and executed there.
+"""A place with a disk of its own.
+
+An attempt directory is created here, copied to the host with its links, and executed there.
 
 The command's output is copied while it runs.  Its results are hashed on the host, downloaded, and kept there for downstream steps.
 """

@@ -1,4 +1,6 @@
-"""Check the nodes of a multi-node step before it starts: find a port on node 0, test the connections, and compare package versions.
+"""Check the nodes of a multi-node step before it starts.
+
+This finds a port on node 0, tests the connections, and compares package versions.
 
 A program listens on every node and reports its port, its clock and its versions.  Then each node dials all others.
 """
@@ -17,7 +19,10 @@ from ...errors import CannotRun
 
 _T = TypeVar("_T")
 SKEW: Final = 1.0
-"""Clock difference in seconds below which clocks count as equal: the measurement itself takes part of it."""
+"""Clock difference in seconds below which clocks count as equal.
+
+The measurement itself takes part of it.
+"""
 AWAY: Final = 1.0
 """Seconds to detect that a host disappeared after a failed dial."""
 ALIKE: Final = {"torch": "torch", "cuda": "CUDA for torch"}

@@ -24,7 +24,10 @@ class Spare(NamedTuple):
 
 
 class Scrap:
-    """The spare directories of one run, at most one per concurrent step, and the spare scripts and empty logs beside attempts."""
+    """Spare directories of one run, and spare scripts and empty logs beside attempts.
+
+    There is at most one directory per concurrent step.
+    """
 
     def __init__(self, folder: str, tag: str, room: int) -> None:
         self._folder, self._tag, self._room = folder, tag, room

@@ -58,7 +58,9 @@ class OutputProblem(Exception):
 
 
 class Workdir:
-    """An attempt directory while it is filled: directories are created once, and files of a spare directory are overwritten.
+    """An attempt directory while it is filled.
+
+    Directories are created once, and files of a spare directory are overwritten.
 
     `path` must not exist before `begin`.
     """
@@ -409,7 +411,10 @@ class AttemptDirectory:
     def recall_path(
         self, cache: DigestCache, at: str, content: str, source: str, name: str
     ) -> bool:
-        """Restore the record of `add_path` by an earlier worker; return whether the input and its source still match the key."""
+        """Restore the record of `add_path` by an earlier worker.
+
+        Returns whether the input and its source still match the key.
+        """
         if name in self.staged or self._is_in_given(source, name):
             return True
         if (known := self._given["objects"].get(name)) is not None:

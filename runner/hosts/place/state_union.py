@@ -1,4 +1,7 @@
-"""The state of a multi-node attempt: the union of all nodes' files here, and the complete union on each node before a resume."""
+"""The state of a multi-node attempt: the union of all nodes' files.
+
+It is collected here, and is complete on each node before a resume.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Machines that cost money: what is needed, what is offered, leases and what they may cost."""
+"""Rented machines: requirements, offers, leases, and their costs."""

@@ -1,4 +1,7 @@
-"""Remaining money for a run's machines, from the ledger: the cost limit of the run, and the user's limits over all runs."""
+"""Remaining money for a run's machines, from the ledger.
+
+The cost limit of the run and the user's limits over all runs apply.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ from .money import ENDING, affordable, committed_cost, kept_back
 TERM: Final = timedelta(days=1)
 """Default lease term, prolonged every `leases.RENEW` seconds.  It bounds the life of a machine after the worker and its workspace are lost."""
 LEAST: Final = 300.0
-"""Minimum seconds that the remaining money must cover if no step has a checkpoint interval: shorter is not worth the start."""
+"""Minimum seconds that the money must cover if no step has a checkpoint interval.
+
+A shorter time is not worth the start.
+"""
 INTERVALS: Final = 2
 """Checkpoints that the money must cover after the start, if steps have a checkpoint interval."""
 DAY: Final = 86_400.0
@@ -44,7 +50,9 @@ class Budget:
         self._ending_since: dict[str, float] = {}
 
     def left(self, beside: str = "") -> float:
-        """Return the US dollars of the limits that no lease has used or may still use, without the lease `beside`.  Infinite without a limit.
+        """Return the remaining US dollars of the limits.  Infinite without a limit.
+
+        Amounts that a lease has used or may still use are subtracted, except for the lease `beside`.
 
         A lease in release counts with the likely time until its end is confirmed: see `_likely_end`.
         """
@@ -147,7 +155,10 @@ class Budget:
         return rate > 0 and self._of_run("", _own_end) <= committed_cost(rate, 0.0, ahead)
 
     def outlasts(self, row: LeaseRow, need: Need, offer: Offer) -> bool:
-        """Return whether the money covers another machine like this lease's after its end, so that the limit does not end it."""
+        """Return whether the money covers another machine after the end of this lease.
+
+        Then the limit does not end it.
+        """
         kept = committed_cost(row.price, 0.0, kept_back(row.until - row.asked))
         return not self.pays(need, offer, left=self.left() - kept)
 

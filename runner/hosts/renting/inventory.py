@@ -85,7 +85,9 @@ class Inventory:
     def spare(
         self, needs: Mapping[Need, int], awaited: Collection[Place] = ()
     ) -> list[tuple[Place, str]]:
-        """Return the rented machines to release, with reasons: no remaining step needs them, or they were idle too long.
+        """Return the rented machines to release, with reasons.
+
+        A machine is released if no remaining step needs it, or if it was idle too long.
 
         `needs` maps the needs of unfinished steps to the number of QUEUED steps.  On places `awaited`, an earlier worker's attempt may still run.
         """

@@ -1,4 +1,6 @@
-"""Leases with persistent machines: a stack's machine is created once, started for a run and stopped after it.
+"""Leases with persistent machines.
+
+A stack's machine is created once, started for a run and stopped after it.
 
 A persistent machine has two ledger rows.  Its own row lives from before the order until the machine is deleted, at the price of its disk.  Each use,
 from start to stop, is a lease of a run at the rest of the price.  Intent, effect, record and proof are the same as for any lease, with start and stop
@@ -119,7 +121,10 @@ class KeptLeases(Leases):
         return self._move(use, "COMING", lease=made.lease)
 
     def free(self) -> None:
-        """Raise Busy if a step of another run may use the persistent machine, which is not stopped automatically."""
+        """Raise Busy if a step of another run may use the persistent machine.
+
+        The machine is not stopped automatically.
+        """
         machine = self.machine() if self.keeping is not None else None
         for row in self.uses(machine) if machine is not None else ():
             if row.run not in ("", self.run):
@@ -187,7 +192,7 @@ class KeptLeases(Leases):
             self._move(self.ledger.take(machine, self.holder), "UP")
 
     async def _given_back(self, row: LeaseRow, reason: str) -> bool:
-        """Return whether nothing of a lease is billed any more.  The end of a use stops its machine."""
+        """Return whether billing of a lease has ended.  The end of a use stops its machine."""
         if not row.machine or row.kept:
             return await super()._given_back(row, reason)
         machine = self.ledger.row(row.machine)

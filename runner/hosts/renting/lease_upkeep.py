@@ -1,4 +1,4 @@
-"""Background tasks for the leases of a run: renew them, watch for preemption, and repeat unconfirmed releases."""
+"""Background tasks for the leases of a run: renewal, preemption notices, and repeated releases."""
 
 from __future__ import annotations
 

@@ -408,7 +408,7 @@ class Leases:
         return True
 
     async def _given_back(self, row: LeaseRow, reason: str) -> bool:
-        """Return whether nothing of a lease is billed any more."""
+        """Return whether the provider has stopped billing a lease."""
         # A free place ends by itself, and its host may be gone for good.
         lease = (
             lease_of(row)
@@ -418,7 +418,9 @@ class Leases:
         return lease is None or await confirm_end(self, partial(self.driver.release, lease))
 
     async def adopt(self) -> list[LeaseRow]:
-        """Take over the COMING and UP leases of earlier workers of this run, and complete their pending releases.
+        """Take over the COMING and UP leases of earlier workers of this run.
+
+        Their pending releases are completed.
 
         Leases past their end are released too, unless only this process ends them and there is money for more.  Raises DriverError.
         """

@@ -27,5 +27,8 @@ def committed_cost(price: float, asked: float, until: float) -> float:
 
 
 def leave_at(asked: float, until: float) -> float:
-    """Return the Unix time at which steps on a machine must stop, so that their outputs are downloaded in time."""
+    """Return the Unix time at which steps on a machine must stop.
+
+    Then enough time remains to download their outputs.
+    """
     return until - min(SAVING, (until - asked) / 5)

@@ -53,7 +53,7 @@ class Shelf(NamedTuple):
         return self.pricing.total(offer, self.wish)
 
     def unsaid(self) -> str:
-        """Return the note that totals exclude egress, if an offer charges for egress of unknown size; otherwise empty."""
+        """Return a note that totals exclude egress of unknown size; empty without such a charge."""
         lacks = self.wish.home is None and any(
             offer.egress_price and self.total_of(offer).usd is not None for offer in self.offers
         )
@@ -65,7 +65,10 @@ class Shelf(NamedTuple):
 
 
 def rank_offers(shelves: Sequence[Shelf]) -> list[tuple[Shelf, Offer]]:
-    """Rank the offers of all drivers for one step by the cost of the run; offers without a known cost come last, by hourly price."""
+    """Rank the offers of all drivers for one step by the cost of the run.
+
+    Offers without a known cost come last, by hourly price.
+    """
     if len(shelves) == 1:
         return [(shelves[0], offer) for offer in shelves[0].offers]
 
@@ -224,7 +227,9 @@ def cost_to_confirm(
     machines: int = 1,
     drivers: Collection[str] = (),
 ) -> float | None:
-    """Return the total cost of all wishes in US dollars, with `machines` machines each, if it requires a confirmation; otherwise None.
+    """Return the total cost in US dollars if it requires a confirmation; otherwise None.
+
+    The cost covers all wishes, with `machines` machines each.
 
     `drivers` are more drivers whose setting `confirm` counts.
     """

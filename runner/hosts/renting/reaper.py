@@ -26,7 +26,10 @@ from .leases import OVERDUE, Leases, driver_of, to_stored
 from .several import alternatives
 
 RunStatus: TypeAlias = Literal["live", "over", "dead", "gone", "never"]
-"""Status of a run: executing or about to be submitted; finished; without a worker; unknown to its workspace; never submitted, with a free lease."""
+"""Status of a run.
+
+In order: executing or about to be submitted; finished; without a worker; unknown to its workspace; never submitted, with a free lease.
+"""
 
 Reason: TypeAlias = Literal[
     "kept", "overdue", "at-work", "releasing", "over", "dead", "never", "unknown"

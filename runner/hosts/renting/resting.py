@@ -22,7 +22,10 @@ RESTS: Final[Mapping[str, float]] = {
     # An upper limit, because some providers report a lack of credit (RunPod) or billing (Google) only at an order.
     LeaseFailure.DENIED: 600.0,
 }
-"""Cooldown in seconds by failure: a failed offer is used last, and after a denial the provider gets no order with the same settings."""
+"""Cooldown in seconds by failure.
+
+A failed offer is used last.  After a denial, the provider gets no order with the same settings.
+"""
 ZONE: Final = 2
 """Number of offers on cooldown in a zone from which the whole zone is on cooldown."""
 
@@ -63,12 +66,18 @@ def find_resting(rows: Iterable[LeaseRow], driver: str, now: float) -> Resting:
 
 
 def failure_of(row: LeaseRow) -> str:
-    """Return the failure of an ended lease; empty if it was cancelled while starting, which does not count against its offer."""
+    """Return the failure of an ended lease; empty without one.
+
+    A cancellation during the start does not count against the offer.
+    """
     return row.failure if row.state == "GONE" and row.failure in RESTS else ""
 
 
 def account_digest(settings: Mapping[str, object], account: Iterable[tuple[str, str]]) -> str:
-    """Return a digest of the settings and the account, one of which must change before an order after a denial."""
+    """Return a digest of the settings and the account.
+
+    One of them must change before an order after a denial.
+    """
     said = [[name, words] for name, words in account if name != "clock"]
     values = sorted((name, str(value)) for name, value in settings.items())
     return of_value("denied/1", [values, said])[:8]

@@ -66,7 +66,10 @@ def driver_names(config: Config, name: str) -> tuple[str, ...]:
 
 
 def data_notice(config: Config, name: str) -> str:
-    """Return a notice about the possible recipients of data and secrets if a run chooses among several drivers; otherwise empty."""
+    """Return a notice about the possible recipients of data and secrets; otherwise empty.
+
+    A run needs this notice if it chooses among several drivers.
+    """
     names = alternatives(config, name)
     if not names:
         return ""
@@ -170,7 +173,10 @@ class SeveralLeases(KeptLeases):
         self.say(f"no more requests to {name}: {error}{more}")
 
     async def ask(self, need: Need, offer: Offer, shares: int = 1) -> LeaseRow | None:
-        """Rent an offer from its provider, as Leases.ask; None if the provider refuses, so that another offer is used."""
+        """Rent an offer from its provider, as `Leases.ask`; None if the provider refuses.
+
+        Then another offer is used.
+        """
         try:
             return await self.each[offer.driver].ask(need, offer, shares)
         except (Denied, NoCapacity, Unreachable) as error:

@@ -19,7 +19,10 @@ from ...storage.records.ledger import LeaseRow
 COMES_UP: Final = 0.05
 """Default hours until a machine is up, while it is already billed."""
 PRIOR: Final = 20.0
-"""Weight, in spot machine hours at the default preemption rate `TAKEN_AWAY`, that is added to the ledger's experience."""
+"""Weight of the default preemption rate `TAKEN_AWAY`, in spot machine hours.
+
+It is added to the ledger's experience.
+"""
 LATEST: Final = 20
 """Number of recent machines of a provider whose start times count."""
 

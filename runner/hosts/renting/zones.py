@@ -26,7 +26,9 @@ class Zones:
         return self._chosen.get(replace(need, market="any"), "")
 
     def among(self, need: Need, offers: Iterable[Offer], there: Sequence[str]) -> list[Offer]:
-        """Return the offers in the zone of a need, or, before one is chosen, in all zones that were not given up.
+        """Return the offers in the zone of a need.
+
+        Before a zone is chosen, these are the offers in all zones that were not given up.
 
         `there` are the zones of the need's running machines, which an earlier worker may have rented.
         """

@@ -1,4 +1,7 @@
-"""Download files and trees from one host, which is not trusted: names are checked before a write, sizes are counted, every byte is hashed."""
+"""Download files and trees from one host, which is not trusted.
+
+Names are checked before a write, sizes are counted, and every byte is hashed.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +50,15 @@ class _Span(NamedTuple):
 
 
 class Fetch:
-    """The download of one file or tree.  `holes` are the missing ranges of files; an interrupted download leaves files with holes."""
+    """The download of one file or tree.
+
+    `holes` are the missing ranges of files.  An interrupted download leaves files with holes.
+    """
 
     def __init__(
         self, wire: Wire, path: str, taken: Taken, target: str, *, near: bool = False
     ) -> None:
-        """With `near`, the path on the host is visible on this machine too."""
+        """Create a download.  With `near`, the path on the host is also visible on this machine."""
         self._wire, self._path, self._taken, self._target = wire, path, taken, target
         self._seen = near
         self._near = f"{target}.coming"
@@ -118,7 +124,10 @@ class Fetch:
             )
 
     def _clear(self) -> None:
-        """Delete data of an earlier download that does not belong to this content: a training may have deleted or replaced the files."""
+        """Delete data of an earlier download that does not belong to this content.
+
+        A training may have deleted or replaced the files.
+        """
         if os.path.lexists(self._near) and os.path.isdir(self._near) != self._tree:
             remove(self._near)
         if not os.path.isdir(self._near):
@@ -190,7 +199,9 @@ class Fetch:
         return await self._wire.side_by_side(jobs, self._owed())
 
     def _jobs(self) -> list[list[_Span]]:
-        """Group the missing ranges into requests, the smallest first, because a broken connection then costs least.
+        """Group the missing ranges into requests, the smallest first.
+
+        A broken connection then costs least.
 
         Small files are requested together, a large file alone, or on a far host in chunks.
         """

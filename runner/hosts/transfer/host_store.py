@@ -217,7 +217,10 @@ class HostStore(Sender):
     async def remains(
         self, path: str, *, each: int, all: int, count: int
     ) -> tuple[dict[str, bytes], int]:
-        """Read small files of an attempt, up to `count`, `each` bytes per file and `all` in total; return them and the number of others."""
+        """Read small files of an attempt; return them and the number of others.
+
+        Limits are `count` files, `each` bytes per file and `all` bytes in total.
+        """
         answer, data = await self.wire.read("remains", path, each, all, count)
         found: dict[str, bytes] = {}
         at = 0
@@ -299,7 +302,9 @@ class HostStore(Sender):
         )
 
     async def look(self, path: str) -> tuple[list[tuple[str, int, int, bool]], int, int]:
-        """List files and links below a directory: name, bytes, modification time in nanoseconds, whether it is a link.
+        """List files and links below a directory.
+
+        An entry is the name, the bytes, the modification time in nanoseconds, and whether it is a link.
 
         Also returns the free and total bytes of the disk.
         """
@@ -360,7 +365,10 @@ def _parse_listing(answer: Any) -> tuple[list[tuple[str, int, int, bool]], int, 
 
 
 def _judge_output(name: str, folder: bool, kind: str, rows: Sequence[Sequence[Any]]) -> Taken:
-    """Parse the host's answer about one output: f, x, d (directory), - (nothing) or o (other), and its entries."""
+    """Parse the host's answer about one output: its kind and its entries.
+
+    Kinds are f (file), x (executable), d (directory), - (missing) and o (other).
+    """
     entries = tuple(
         Entry(str(path), str(each), int(size), str(value)) for path, each, size, value in rows
     )

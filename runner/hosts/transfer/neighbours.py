@@ -1,4 +1,6 @@
-"""A disk that this machine and a host share: inputs are read in place, and outputs are copied without the network connection.
+"""A disk that this machine and a host share.
+
+Inputs are read in place, and outputs are copied without the network connection.
 
 A test in both directions detects this: one side writes a random word, the other reads it.  A path is used only if it is the same file on both sides.
 """

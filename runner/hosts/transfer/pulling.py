@@ -1,4 +1,6 @@
-"""Let a host download an input from a bucket directly: the host receives a signed URL per object, and returns the digest of each.
+"""Let a host download an input from a bucket directly.
+
+The host receives a signed URL per object, and returns the digest of each.
 
 The result becomes an object on the host under the name of its content, which is computed here as for any directory.  The data does not pass through
 this machine.

@@ -61,7 +61,10 @@ class Sender:
         self._ahead: _Standing | None = None  # prefetched state of expected contents
 
     async def have(self, contents: Collection[str]) -> set[str]:
-        """Return the contents that exist on the host and need no verification: they were hashed since its boot and not changed."""
+        """Return the contents that exist on the host and need no verification.
+
+        These were hashed since its boot and have not changed.
+        """
         if not contents:
             return set()
         known = {object_name(content): content for content in contents}

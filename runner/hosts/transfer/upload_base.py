@@ -1,4 +1,7 @@
-"""Find similar data on a host as the base of an upload: the most similar tree for a tree, the most similar file for a large file."""
+"""Find similar data on a host as the base of an upload.
+
+A tree starts with the most similar tree, a large file with the most similar file.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +96,10 @@ class Likeness:
                 )
 
     async def build_files_on(self, cargo: Cargo, free: int, began: Collection[str]) -> None:
-        """Start each large file with the most similar one on the host, chosen by samples because the names differ, and compared by chunks."""
+        """Start each large file with the most similar one on the host.
+
+        That file is chosen by samples, because the names differ, and is compared by chunks.
+        """
         for entry in list(cargo.missing.values()):
             if (
                 entry.size <= max(4 * self._wire.chunk, _SAMPLE * _SAMPLES)

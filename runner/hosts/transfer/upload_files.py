@@ -1,4 +1,7 @@
-"""Files of an upload: find and compare, by grains, the data that exists on the host, and track the missing data.  Uploads nothing."""
+"""Files of an upload: find the data that exists on the host, and track the missing data.
+
+Data is compared by grains.  Uploads nothing.
+"""
 
 from __future__ import annotations
 

@@ -29,9 +29,7 @@ _TOGETHER: Final = 200
 
 
 class File(NamedTuple):
-    """A file to upload: its name in the bucket's directory, its local path, its bytes, and its
-    SHA-256 in hex.
-    """
+    """A file to upload: name in the bucket's directory, local path, bytes, SHA-256 in hex."""
 
     name: str
     path: str

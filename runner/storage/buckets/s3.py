@@ -276,8 +276,9 @@ class S3(CloudBucket):
             raise
 
     def _find_unfinished(self, key: str) -> tuple[str | None, dict[int, tuple[int, str]]]:
-        """Return the newest unfinished upload of an object, and the size and MD5 of its parts by
-        number.
+        """Return the newest unfinished upload of an object, and its parts.
+
+        The parts map numbers to size and MD5.
         """
         begun = [(found.begun, found.id) for found in self._uploads(key) if found.key == key]
         if not begun:
@@ -412,8 +413,9 @@ class S3(CloudBucket):
             ) from error
 
     def _raise(self, error: Any, method: str, *, absent: bool) -> None:
-        """Raise the error for a server response; returns if the object is missing and `absent`
-        allows that.
+        """Raise the error for a server response.
+
+        Returns if the object is missing and `absent` allows that.
         """
         code = str(error.response.get("Error", {}).get("Code", ""))
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))

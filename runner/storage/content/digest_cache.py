@@ -1,5 +1,4 @@
-"""Digest cache: remembers the contents of workspace files and trees, so that only changed files are
-hashed again.
+"""Digest cache of workspace files and trees, so that only changed files are hashed again.
 
 A digest is stored with the file's identity (device, inode, size, mtime, ctime) from *before* the
 read, and only if that identity was already old enough: a second change within one tick of the file

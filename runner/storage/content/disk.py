@@ -1,6 +1,4 @@
-"""File system operations: copy, link, rename and delete files and trees, sync them to disk, and
-detect changes.
-"""
+"""File system operations: copy, link, rename, delete, sync to disk, and detect changes."""
 
 from __future__ import annotations
 
@@ -107,8 +105,9 @@ class Disk:
             unlink(name)
 
     def _set_aside(self, target: str) -> list[str]:
-        """Move the existing target aside, and return its new name; empty if another process was
-        faster.
+        """Move the existing target aside, and return its new name.
+
+        The name is empty if another process was faster.
         """
         aside = f"{self._beside(target)}.old"
         try:
@@ -233,8 +232,9 @@ def delete(path: Path) -> None:
 
 
 def delete_whole(path: Path) -> None:
-    """Delete a file or tree after renaming it, so that an interrupted deletion leaves no partial
-    tree under the original name.
+    """Delete a file or tree after renaming it.
+
+    An interrupted deletion then leaves no partial tree under the original name.
     """
     gone = path.with_name(f"{path.name}.gone")
     delete(gone)
@@ -338,8 +338,9 @@ def _backdate(handle: int) -> None:
 
 
 def backdated_times() -> tuple[int, int]:
-    """Return access and modification times in nanoseconds for a new file of recipe, with the mtime
-    in the recent past.
+    """Return access and modification times in nanoseconds for a new file of recipe.
+
+    The mtime is in the recent past.
     """
     now = time.time_ns()
     mtime = now - _BACKDATE_NS
@@ -358,8 +359,9 @@ def below(path: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def alone(name: str, device: int) -> bool:
-    """Return True if the path is on the device `device`, not a symbolic link, and its files have no
-    other hard links.
+    """Return True if a path is on the device `device`, without other hard links to its files.
+
+    A symbolic link gives False.
     """
     if os.path.islink(name):
         return False
@@ -387,8 +389,9 @@ def total(path: str | Path) -> int:
 
 
 def mark(name: str, *, moves: bool = False) -> tuple[int, str]:
-    """Return the size in bytes and a fingerprint of the file status; an empty fingerprint if
-    nothing exists.
+    """Return the size in bytes and a fingerprint of the file status.
+
+    The fingerprint is empty if nothing exists.
 
     A symbolic link is identified by its inode, a read-only file also by its mode, and other files
     by their ctime. Hard links for attempts change a read-only file's ctime. With `moves`, the
@@ -435,8 +438,9 @@ def raise_changed(path: str) -> NoReturn:
 
 
 def file_system(folder: Path) -> tuple[str, bool]:
-    """Return the file system type of an existing directory, and whether it is a network file
-    system, where locks and SQLite are unsafe.
+    """Return the file system type of a directory, and whether it is a network file system.
+
+    The directory must exist. Locks and SQLite are unsafe on network file systems.
     """
     path = os.path.realpath(folder)
     best, kind = "", "unknown"

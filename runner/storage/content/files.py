@@ -112,8 +112,9 @@ def tree_id(manifest: Sequence[Entry]) -> Content:
 
 
 def is_settled(found: Identity, at_ns: int) -> bool:
-    """Return True if a digest started at `at_ns` can be stored for this identity, because any later
-    change would alter the identity.
+    """Return True if a digest started at `at_ns` can be stored for this identity.
+
+    Then any later change alters the identity.
     """
     return at_ns - max(found.mtime_ns, found.ctime_ns) > slack(found.mtime_ns)
 
@@ -393,8 +394,9 @@ def sort(manifest: list[Entry]) -> list[Entry]:
 
 
 def link_leads_out(top: str, name: str, target: str, links: Container[str]) -> bool:
-    """Return True if a link leaves the tree: by its text (the tree may be moved), or through other
-    `links`.
+    """Return True if a link leaves the tree.
+
+    It may do so by its text (the tree may be moved), or through other `links`.
     """
     parts: list[str] = name.split("/")[:-1]
     through = False

@@ -68,8 +68,9 @@ class StoredInputs:
             return f"cannot copy: {error.strerror}"
 
     def link_to(self, source: Source, target: str) -> int:
-        """Create a directory `target` of symbolic links to the files of the caller's directory, and
-        return their number.
+        """Create a directory `target` of links to the caller's files, and return their number.
+
+        The links are symbolic.
 
         The tree of links is itself stored as an object and hard-linked, because a hard link is much
         faster than a symbolic link. Raises OSError.

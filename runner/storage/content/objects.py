@@ -214,9 +214,7 @@ class Objects:
         )
 
     def all(self, before: float = math.inf) -> Iterator[Content]:
-        """Yield all objects that were last stored before the time `before` (seconds since the
-        epoch).
-        """
+        """Yield all objects that were last stored before `before`, in seconds since the epoch."""
         tiny = self.tiny.all()
         for path, content in self._files():
             # An object that is also a table row was stored at the row's time.
@@ -250,8 +248,9 @@ class Objects:
             return self.tiny.row(content) is not None
 
     def intact(self, content: Content) -> bool:
-        """Return True if the object is usable: its seal matches, or its bytes were hashed again and
-        are correct.
+        """Return True if the object is usable.
+
+        Either its seal matches, or its bytes were hashed again and are correct.
         """
         target = self._path(content)
         size, found = mark(target)
@@ -325,8 +324,9 @@ class Objects:
         self._demand(content)
 
     def give(self, content: Content, target: str, below: str = "") -> str:
-        """Create `target` from an object that `demand` has checked, or from its subdirectory
-        `below`.
+        """Create `target` from a checked object, or from its subdirectory `below`.
+
+        `demand` must have checked the object.
 
         Directories are new, and files are hard links to the read-only object. Returns the reason if
         some files are not hard links, else an empty text.
@@ -416,8 +416,9 @@ class Objects:
             self.seals.make(content, target, size)
 
     def _keep(self, content: Content, target: str) -> bool:
-        """Return True if an intact object exists, and refresh its ctime so that a concurrent gc
-        keeps it.
+        """Return True if an intact object exists, and refresh its ctime.
+
+        A concurrent gc then keeps the object.
         """
         if not os.path.lexists(target) or not self.intact(content):
             return False
@@ -504,8 +505,9 @@ class Objects:
 
 
 def _rows_below(manifest: Sequence[Entry], below: str) -> Sequence[Entry]:
-    """Return the manifest entries in the directory `below`, relative to it; all entries if it is
-    empty.
+    """Return the manifest entries in the directory `below`, relative to it.
+
+    An empty `below` stands for all entries.
     """
     if not below:
         return manifest

@@ -21,8 +21,9 @@ from .files import Entry
 from .tar import END, member_size
 
 TARGET = 64 << 20
-"""Typical bytes of a shard: rarely below a quarter, and above twice this size only for a single
-large file.
+"""Typical bytes of a shard.
+
+Shards are rarely below a quarter of it, and above twice this size only for a single large file.
 """
 
 

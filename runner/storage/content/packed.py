@@ -68,8 +68,9 @@ def write(
     folder: Path,
     progress: Progress | None = None,
 ) -> Pack:
-    """Write the pack of the file or tree at `root` into `folder`, which is new, empty, or has an
-    earlier pack. Unchanged shards are kept.
+    """Write the pack of the file or tree at `root` into `folder`.
+
+    The folder is new, empty, or has an earlier pack. Unchanged shards are kept.
 
     Raises Changed if a file differs from the manifest, and NotFound if the directory has other
     files.
@@ -187,8 +188,9 @@ def _replace(path: Path, text: str) -> None:
 
 
 def read(folder: Path) -> Pack:
-    """Read the manifest of the pack in `folder` and check its consistency, without opening the
-    shards. Raises NotFound, Corrupt.
+    """Read the manifest of the pack in `folder` and check its consistency.
+
+    Does not open the shards. Raises NotFound, Corrupt.
     """
     path = folder / MANIFEST
     try:
@@ -311,8 +313,9 @@ def _find_damage(file: BinaryIO, shard: Shard, hasher: Any) -> Iterator[str]:
 
 
 def differences(before: Iterable[Entry], now: Iterable[Entry]) -> list[tuple[str, str]]:
-    """Return the differences in path order, as pairs of kind (`missing`, `new`, `changed`, `mode`
-    or `link`) and path.
+    """Return the differences as pairs of kind and path, in path order.
+
+    Kinds are `missing`, `new`, `changed`, `mode` and `link`.
     """
     old, new = {entry.path: entry for entry in before}, {entry.path: entry for entry in now}
     found: list[tuple[str, str]] = []
@@ -336,8 +339,9 @@ def _kind_of_change(was: Entry, now: Entry) -> str:
 
 
 def doubts(manifest: Sequence[Entry]) -> list[str]:
-    """Return warnings before sharing a dataset: likely secret files, and names that collide on
-    other file systems.
+    """Return warnings before sharing a dataset.
+
+    These are likely secret files, and names that collide on other file systems.
     """
     found: list[str] = []
     folders = {"": ""}

@@ -47,8 +47,9 @@ def member(entry: Entry, data: bytes, *, read_only: bool = False) -> bytes:
 def tar_stream(
     root: str | Path, entries: Iterable[Entry], *, check: bool = False
 ) -> Iterator[bytes]:
-    """Yield the tar of these entries of the tree at `root`, in the given order, in pieces of about
-    a mebibyte.
+    """Yield the tar of these entries of the tree at `root`, in the given order.
+
+    Each piece has about a mebibyte.
 
     Raises Changed with the file's path if a file does not match the manifest (kind, size, unchanged
     during the read, and with `check` its SHA-256). The output is then invalid.

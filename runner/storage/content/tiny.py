@@ -1,5 +1,6 @@
-"""Tiny contents: table rows instead of files, stored in the transaction of their trace, because a
-separate file would cost more.
+"""Tiny contents: table rows instead of files, stored in the transaction of their trace.
+
+A separate file would cost more.
 
 Until that transaction, each is a record in a log below `partial/`. After a kill, the next process
 takes over the log.
@@ -37,9 +38,7 @@ class Table(Protocol):
         """Return all contents in the table and their storage times."""
 
     def forget_tiny(self, contents: Sequence[Content], before: float) -> set[Content]:
-        """Delete the given contents that were last stored before the time `before`, and return
-        them.
-        """
+        """Delete and return the given contents that were last stored before the time `before`."""
 
 
 class TinyContents:
@@ -115,8 +114,9 @@ class TinyContents:
         return content
 
     def take_unstored(self) -> tuple[dict[Content, bytes], list[str]]:
-        """Return the new tiny contents since the last call, to be stored with their trace, and the
-        logs to delete afterwards.
+        """Return the new tiny contents since the last call, and their logs.
+
+        The caller stores the contents with their trace, and deletes the logs afterwards.
         """
         with self._lock:
             tiny, self._tiny = self._tiny, {}

@@ -336,8 +336,9 @@ def _make(path: Path, kind: Kind) -> None:
 
 
 def _make_root(root: Path) -> None:
-    """Create the directory of a database, without access for others if the umask would let them
-    write.
+    """Create the directory of a database.
+
+    Others get no access if the umask would let them write.
 
     An existing directory keeps its mode, since it may be shared on purpose.
     """

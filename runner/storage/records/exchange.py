@@ -1,5 +1,6 @@
-"""Data that workers on several machines exchange in addition to run rows: bundles, locked keys,
-output chunks, and results.
+"""Data that workers on several machines exchange in addition to run rows.
+
+These are bundles, locked keys, output chunks, and results.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from .database import parse_stored
 
 
 class Output(NamedTuple):
-    """An output of a run: its published `path`, and the `address` of its object in the shared store
-    (for a tree, of its manifest).
+    """An output of a run: its published `path`, and its `address` in the shared store.
+
+    The address of a tree is the address of its manifest.
     """
 
     name: str

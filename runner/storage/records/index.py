@@ -207,8 +207,9 @@ class Index:
         return bool(count > most)
 
     def expected_seconds(self, recipe: str, steps: Iterable[str]) -> dict[str, float]:
-        """Return the expected seconds of each step, averaged over recent durations with more weight
-        on newer ones. Steps without a trace are absent.
+        """Return the expected seconds of each step, without steps that have no trace.
+
+        They are averages of recent durations, with more weight on newer ones.
         """
         newest = "SELECT seconds FROM traces WHERE recipe = ? AND step = value ORDER BY made_at DESC LIMIT 8"
         query = (
@@ -282,8 +283,9 @@ class Index:
             self._save(db, files, objects)
 
     def adopt(self, trace: Trace, published: Iterable[Published]) -> None:
-        """Accept existing files as a step's outputs: store a trace in place of any other trace of
-        its key.
+        """Accept existing files as a step's outputs.
+
+        Stores a trace in place of any other trace of its key.
         """
         with self._database.transaction() as db:
             self._save_traces(db, [trace], [trace.key])
@@ -315,9 +317,7 @@ class Index:
             db.executemany("DELETE FROM files WHERE path = ?", [(path,) for path in files])
 
     def forget_tiny(self, contents: Sequence[Content], before: float) -> set[Content]:
-        """Delete the given tiny contents that were last stored before the time `before`, and return
-        them.
-        """
+        """Delete and return the given tiny contents that were last stored before the time `before`."""
         statement = "DELETE FROM tiny WHERE at < ? AND content IN (SELECT value FROM json_each(?)) RETURNING content"
         with self._database.transaction() as db:
             return {

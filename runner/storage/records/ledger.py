@@ -185,8 +185,9 @@ class Ledger:
                 _ask(db, row)
 
     def ask_within(self, most: float, *rows: LeaseRow) -> None:
-        """Record intended leases if the user's concurrent machines stay within `most`, across all
-        processes.
+        """Record intended leases if the user's concurrent machines stay within `most`.
+
+        All processes of the user count.
 
         Raises Full without recording anything.
         """
@@ -371,8 +372,9 @@ class Ledger:
         return _rows(self._database, "run = ? ORDER BY asked, key", run)
 
     def cost_of(self, key: str) -> float:
-        """Return the recorded cost of a lease in US dollars: the provider's charge, else the
-        accrued cost.
+        """Return the recorded cost of a lease in US dollars.
+
+        This is the provider's charge, else the accrued cost.
         """
         found = self.costs([key]).get(key)
         return found.usd if found is not None else 0.0

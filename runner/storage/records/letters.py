@@ -109,8 +109,9 @@ def moment(at: float) -> str:
 
 
 def job_of(run: RunRow, environ: Mapping[str, str]) -> Job | None:
-    """Return the run's platform job, from its submission or the pod's environment; None without
-    one.
+    """Return the run's platform job; None without one.
+
+    The source is its submission or the pod's environment.
     """
     found = run.data.get("job")
     if isinstance(found, dict):
@@ -206,8 +207,9 @@ class Letters:
         return [Letter(receiver, id, type, body) for receiver in receivers]
 
     def _points(self, run: RunRow, event: Event) -> list[Letter]:
-        """Return the delivery to the program of `[hooks] spend`, in US dollars: reserve the run's
-        cost limit, charge its cost, or refund the rest.
+        """Return the delivery to the program of `[hooks] spend`, in US dollars.
+
+        It reserves the run's cost limit, charges its cost, or refunds the rest.
         """
         what = (
             "reserve"
@@ -301,8 +303,9 @@ class Letters:
         return letters
 
     def _seconds(self, run: RunRow, event: Event, training: str) -> float:
-        """Return the training seconds over all attempts, or the run's duration without a training
-        step.
+        """Return the training seconds over all attempts, else the run's duration.
+
+        The duration is used without a training step.
         """
         began = self._began.pop(run.id, run.created)
         tries = [each for each in self._runs.attempts(run.id) if each.step == training]
@@ -408,8 +411,9 @@ def _error_type(kind: str, state: str) -> str:
 
 
 def point_of(line: Mapping[str, object], at: float) -> dict[str, object] | None:
-    """Convert reported metrics to a platform metric point; None without a valid step and another
-    number.
+    """Convert reported metrics to a platform metric point.
+
+    Returns None without a valid step and another number.
     """
     point: dict[str, object] = {}
     for name in POINT[:-1]:

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from .runs import AttemptRow
 
 HEAD: Final = 1 << 18
-"""Bytes searched at the start of a log, and at most as many at its end, where trackers print their
-links.
+"""Bytes searched at the start of a log, and at most as many at its end.
+
+Trackers print their links there.
 """
 MOST: Final = 8
 """Maximum links of a step."""

@@ -121,8 +121,9 @@ class Outbox:
     def take(
         self, known: Collection[str], busy: Collection[str] = (), limit: int = 16
     ) -> list[Waiting]:
-        """Take due deliveries, the oldest per run and receiver, to receivers whose text (followed
-        by a space) starts with an entry of `known`.
+        """Take due deliveries, the oldest per run and receiver.
+
+        The text of a receiver, followed by a space, must start with an entry of `known`.
 
         Receivers in `busy` are skipped.
         """
@@ -137,8 +138,9 @@ class Outbox:
 
     @property
     def _first(self) -> str:
-        """SQL condition for the oldest delivery of its run and receiver, if the receiver is known
-        and not busy.
+        """SQL condition for the oldest delivery of its run and receiver.
+
+        The receiver must be known and not busy.
         """
         known = self._with.known
         return (
@@ -243,8 +245,9 @@ class Outbox:
         return [Waiting._make(row) for row in rows]
 
     def thin(self, run: str, receiver: str) -> int:
-        """Drop every second waiting metric point, except in the newest delivery, until at most
-        `POINTS` remain. Returns the dropped number.
+        """Drop every second waiting metric point until at most `POINTS` remain.
+
+        The newest delivery keeps its points. Returns the dropped number.
         """
         values: dict[str, object] = {"run": run, "receiver": receiver}
         of = "run = :run AND receiver = :receiver AND state = 'waiting'"

@@ -109,8 +109,9 @@ class Holder:
         return {"dead": self._dead, "machine": f"{machine()} "}
 
     def lately(self) -> dict[str, object]:
-        """Return the values of `FREE`, reusing a result younger than `LATELY` for workers that take
-        many short runs.
+        """Return the values of `FREE`, reusing a result younger than `LATELY`.
+
+        This helps workers that take many short runs.
         """
         return (
             {"dead": self._dead, "machine": f"{machine()} "}
@@ -120,8 +121,9 @@ class Holder:
 
 
 class _Beats(Thread):
-    """Heartbeat thread: renews claims during long operations such as hashing data or renting a
-    machine.
+    """Heartbeat thread that renews claims during long operations.
+
+    Examples are hashing data and renting a machine.
     """
 
     def __init__(self, url: str, holder: str, claims: dict[str, float]) -> None:

@@ -187,9 +187,7 @@ class PostgresRuns(Runs):
     # -- changes
 
     def prepare(self, run: str) -> None:
-        """Do nothing: other machines need no notice, since leases of a worker that dies before its
-        submission expire.
-        """
+        """Do nothing: leases of a worker that dies before its submission expire."""
 
     def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submitted:
         settings = run.data.get("settings")

@@ -32,8 +32,9 @@ NO_DATA: Final[Data] = {}
 
 
 ELSEWHERE: Final = 600.0
-"""Seconds of silence after which another machine may take a run whose jobs run on its worker's
-machine.
+"""Seconds of silence after which another machine may take a run.
+
+This applies to runs whose jobs run on their worker's machine.
 """
 ALONE: Final = 540.0
 """Seconds of silence after which the agent ends the jobs of a worker."""
@@ -135,8 +136,9 @@ class Offer(NamedTuple):
     at_most: Mapping[str, int] = {}
     """Maximum concurrent runs over all workers with the same `user`, `recipe` or `driver`."""
     store: str = ""
-    """Accept runs of any workspace with this shared store URL, instead of the worker's own
-    workspace.
+    """Accept runs of any workspace with this shared store URL.
+
+    Without it, only the worker's own workspace counts.
     """
 
 
@@ -247,8 +249,9 @@ class Reporter(NamedTuple):
     """Tells whether a run has receivers. `data` is the run's data, or None to read the stored run.
     """
     letters: Callable[[Sequence[Event]], Sequence[Letter]]
-    """Returns the deliveries for the events of one run, within the transaction that stores the
-    events.
+    """Returns the deliveries for the events of one run.
+
+    Called within the transaction that stores the events.
     """
 
 
@@ -483,8 +486,9 @@ class Runs(Protocol):
         }
 
     def states_since(self, since: float) -> dict[str, tuple[str, int]]:
-        """Return the state and next event number of all unfinished runs of the workspace, and of
-        runs created after `since`.
+        """Return the state and next event number of runs of the workspace.
+
+        These are all unfinished runs, and runs created after `since`.
         """
         recent = "state IN ('QUEUED', 'ACTIVE', 'PAUSED') OR created > :since"
         query = f"SELECT id, state, next_event FROM runs WHERE {self.words.listed} AND ({recent})"  # noqa: S608
@@ -492,8 +496,9 @@ class Runs(Protocol):
         return {id: (str(state), int(number)) for id, state, number in self.all(query, values)}
 
     def moves_since(self, since: float, limit: int) -> list[Event]:
-        """Return the first events after `since` of runs that had not ended before, in order per
-        run.
+        """Return the first events after `since` of runs that had not ended before.
+
+        The events of each run are in order.
         """
         columns = "e.run, e.seq, e.at, e.subject, e.id, e.before, e.after, e.reason, e.data"
         query = (
@@ -537,8 +542,9 @@ class Runs(Protocol):
         ...
 
     def news(self) -> int:
-        """Return a number that changes if there may be a new request or run, or if a claim must be
-        renewed. Cheap.
+        """Return a number that changes on news: a new request or run, or a claim to renew.
+
+        The number may also change without news. Cheap.
         """
         ...
 
@@ -547,14 +553,16 @@ class Runs(Protocol):
         ...
 
     def prepare(self, run: str) -> None:
-        """Appear as live for a run that this process is about to submit, because it already holds
-        slots.
+        """Appear as live for a run that this process is about to submit.
+
+        The process already holds slots for the run.
         """
         ...
 
     def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submitted:
-        """Store a new QUEUED run with its first event and bundle, and claim it for `who` in the
-        same transaction, if given.
+        """Store a new QUEUED run with its first event and bundle.
+
+        If `who` is given, the same transaction claims the run for this worker.
 
         A repeated id, or a repeated idempotency key with the same `data["body"]`, returns the
         existing run. Raises Invalid for a different body.
@@ -562,8 +570,9 @@ class Runs(Protocol):
         ...
 
     def claim(self, run: str, who: str) -> int | None:
-        """Claim a run, also after a dead worker; None if a live worker has it or the run is
-        finished.
+        """Claim a run, also after a dead worker.
+
+        Returns None if a live worker has the run, or if it is finished.
 
         Returns the fence for all writes. Read the run again afterwards.
         """
@@ -574,8 +583,9 @@ class Runs(Protocol):
         ...
 
     def forget_opener(self, run: str, address: str) -> None:
-        """Delete the credentials of a downloaded input address, if no other machine can be asked to
-        download it again.
+        """Delete the credentials of a downloaded input address.
+
+        Keeps them if another machine can be asked to download the input again.
         """
         ...
 

@@ -408,8 +408,9 @@ class SqliteRuns(Runs):
 
 
 def _due_runs(database: Database, offer: Offer) -> Iterator[Row]:
-    """Yield due unfinished runs that a worker may take by its labels and driver, in order: id,
-    user, recipe, driver.
+    """Yield due unfinished runs that a worker may take, in order.
+
+    Labels and driver must match. A row has the id, user, recipe and driver.
     """
     values = (time.time(), offer.driver, json.dumps(dict(offer.labels)))
     skipped = 0

@@ -1,5 +1,6 @@
-"""The store of a workspace, `.recipe/recipe.db`: runs and the local index in one file, so that both
-change in one transaction.
+"""The store of a workspace, `.recipe/recipe.db`: runs and the local index in one file.
+
+Both change in one transaction.
 """
 
 from __future__ import annotations

@@ -41,8 +41,9 @@ class WorkerRow(NamedTuple):
 
     @property
     def alive(self) -> bool:
-        """Return True if the worker is alive, by its process on this machine, else by its last
-        refresh.
+        """Return True if the worker is alive.
+
+        On this machine its process counts, else its last refresh.
         """
         if self.process.startswith(f"{machine()} "):
             return lives(self.process)
@@ -81,8 +82,9 @@ class Workers:
         self._ask("DELETE FROM workers WHERE process = :process RETURNING 1", {"process": process})
 
     def all(self, workspace: str) -> list[WorkerRow]:
-        """Return the workers of a workspace and those of any workspace, the oldest first, including
-        dead ones.
+        """Return the workers of a workspace and those of any workspace, the oldest first.
+
+        The list includes dead workers.
         """
         columns = "process, name, workspace, driver, labels, at_most, store"
         rows = self._ask(

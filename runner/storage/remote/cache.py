@@ -1,5 +1,4 @@
-"""Use of a shared store: look up results of other machines, download their contents, and upload
-local results.
+"""Use of a shared store: look up and download results of other machines, upload local ones.
 
 Local results come first: only keys without a local trace are looked up, many at once. Traces are
 enough for a cache hit. Contents are downloaded when a step needs them. Missing or damaged contents
@@ -43,8 +42,9 @@ _A = TypeVar("_A")
 
 
 class Uses(NamedTuple):
-    """Parts of a workspace that the shared store uses: its objects, a test for local traces, and a
-    function that adds traces from other machines.
+    """Parts of a workspace that the shared store uses.
+
+    These are its objects, a test for local traces, and a function that adds traces from other machines.
     """
 
     objects: Objects
@@ -277,8 +277,9 @@ class RemoteCache:
             )
 
     def indulge(self) -> None:
-        """Once a run has started, errors of the store are notices, even if the user named the
-        store.
+        """Report later errors of the store as notices, even if the user named the store.
+
+        Called once a run has started.
         """
         self._asked_for = False
 

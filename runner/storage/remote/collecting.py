@@ -1,5 +1,6 @@
-"""Garbage collection of a shared store: objects are deleted if two collections, `GRACE` seconds
-apart, find them unreferenced.
+"""Garbage collection of a shared store.
+
+Objects are deleted if two collections, `GRACE` seconds apart, find them unreferenced.
 """
 
 from __future__ import annotations

@@ -149,8 +149,9 @@ def split(manifest: Sequence[Entry], small: int) -> tuple[list[Entry], list[Entr
 
 
 def bundle_files(small: Sequence[Entry]) -> list[list[Entry]]:
-    """Group files into bundles such that adding, removing or changing a file affects only one
-    bundle.
+    """Group files into bundles.
+
+    Adding, removing or changing a file affects only one bundle.
     """
     bundles: list[list[Entry]] = []
     group: list[Entry] = []

@@ -66,8 +66,9 @@ class Remote(Session):
     # -- lookup
 
     def check(self) -> None:
-        """Raise Infrastructure with a fix if the store is unusable: no bucket, permission or
-        network, or a newer format.
+        """Raise Infrastructure with a fix if the store is unusable.
+
+        Reasons are a missing bucket, permission or network, or a newer format.
         """
         if self._checked:
             return

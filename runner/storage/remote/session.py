@@ -48,8 +48,9 @@ class Session:
         return None if data is None else layout.trace_of(data, key)
 
     def there(self, name: str, size: int | None = None) -> bool:
-        """Return True if an intact object exists and is young enough to be safe from garbage
-        collection.
+        """Return True if an intact object exists and is young enough.
+
+        A young object is safe from garbage collection.
         """
         if name in self.bad:
             return False

@@ -132,8 +132,9 @@ def note_of(data: bytes | None) -> Note | None:
 
 
 def restore(remote: Remote, note: Note, root: Path, objects: Objects) -> list[str]:
-    """Restore the checkpoints of a note into their generation below `root`, and return the names of
-    the downloaded ones.
+    """Restore the checkpoints of a note into their generation below `root`.
+
+    Returns the names of the downloaded ones.
 
     Raises MissingObject, Infrastructure.
     """
