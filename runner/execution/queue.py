@@ -196,6 +196,8 @@ def _execute_claimed(
     except Exception:
         print(f"recipe: an internal error ended the work on run {row.id}", file=sys.stderr)
         traceback.print_exc()
+        if fail_if_poisoned(ws, ws.store.runs.get(row.id), fence):
+            return True
         time.sleep(LOOK)
     return False
 

@@ -13,6 +13,7 @@ import hashlib
 import io
 import json
 import os
+import posixpath
 import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..errors import CannotRun, Corrupt, Invalid, Problem
 from ..language.library import find, fixtures
-from ..paths import BUNDLED, is_path, temporary_name
+from ..paths import BUNDLED, escapes, heads, is_path, temporary_name
 from ..storage.content.disk import delete, total
 from ..storage.content.files import Content
 from ..storage.workspace import Workspace
@@ -107,7 +108,8 @@ def unpack(
     new.mkdir(parents=True)
     try:
         with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-            archive.extractall(new, filter="data")
+            _check_members(archive)
+            archive.extractall(new)  # noqa: S202 - the members are checked
         _place_inputs(ws, new, bring)
         try:
             new.rename(folder)
@@ -449,6 +451,26 @@ def _walk(place: str, path: str, *, empty: bool) -> Iterator[tuple[str, str]]:
         below = os.path.normpath(f"{place}/{os.path.relpath(at, path)}")
         for name in (*folders, *names):
             yield f"{below}/{name}", f"{at}/{name}"
+
+
+def _check_members(archive: tarfile.TarFile) -> None:
+    """Refuse members that would be extracted outside of the target directory.
+
+    Python has filters for this from 3.11.4 on; earlier versions extract everything. Raises
+    tarfile.TarError.
+    """
+    archive.extraction_filter = getattr(tarfile, "data_filter", None)
+    links = set[str]()
+    for member in archive:
+        below_link = not links.isdisjoint(heads(posixpath.normpath(member.name))[1:])
+        if escapes(member.name) or below_link:
+            raise tarfile.TarError(f'"{member.name}" is outside of the bundle')
+        if member.issym():
+            links.add(posixpath.normpath(member.name))
+            if escapes(posixpath.join(posixpath.dirname(member.name), member.linkname)):
+                raise tarfile.TarError(f'"{member.name}" links outside of the bundle')
+        elif not (member.isfile() or member.isdir()):
+            raise tarfile.TarError(f'"{member.name}" is not a file')
 
 
 def _add(archive: tarfile.TarFile, place: str, source: str, text: bytes | None) -> None:

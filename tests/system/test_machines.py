@@ -319,16 +319,33 @@ def test_the_same_files_make_the_same_bundle_and_a_library_recipe_brings_its_cod
 def test_an_archive_that_is_not_what_its_name_says_or_that_leads_out_is_not_unpacked(
     ready: tuple[Machine, Machine],
 ) -> None:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        archive.addfile(tarfile.TarInfo("../leaves"))
+    def archived(*members: tarfile.TarInfo) -> bytes:
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w") as archive:
+            for member in members:
+                archive.addfile(member)
+        return out.getvalue()
+
+    def link(name: str, to: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:
+        member = tarfile.TarInfo(name)
+        member.type, member.linkname = kind, to
+        return member
+
+    outside = (
+        archived(tarfile.TarInfo("../leaves")),
+        archived(tarfile.TarInfo("/tmp/leaves")),
+        archived(link("a", "/etc")),
+        archived(link("a/b", "../../leaves")),
+        archived(link("a", "."), tarfile.TarInfo("a/b")),
+        archived(link("a", "/etc/passwd", tarfile.LNKTYPE)),
+        archived(link("a", "", tarfile.FIFOTYPE)),
+    )
     with Workspace.open(ready[1].space.root, environ=ready[1].env) as ws:
-        for data, digest in (
-            (b"x", "0" * 64),
-            (out.getvalue(), hashlib.sha256(out.getvalue()).hexdigest()),
-        ):
-            with pytest.raises(Corrupt):
-                bundles.unpack(ws, digest, data, lambda contents: set())
+        with pytest.raises(Corrupt):
+            bundles.unpack(ws, "0" * 64, b"x", lambda contents: set())
+        for data in outside:
+            with pytest.raises(Corrupt, match="cannot be unpacked"):
+                bundles.unpack(ws, hashlib.sha256(data).hexdigest(), data, lambda contents: set())
         assert not list((ws.home / "bundles").iterdir())
 
 

@@ -299,6 +299,22 @@ def test_an_error_of_ours_leaves_a_run_to_the_next_worker_as_a_death_would(
     assert row(space, run).state == "COMPLETED" and recoveries == [0, 1]
 
 
+def test_a_run_that_meets_an_error_of_ours_each_time_is_poison(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space.recipe("steps: {a: {run: 'true'}}")
+    run = submitted(space)
+
+    def fails(*_given: object) -> Workspace:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(queue, "_open_workspace", fails)
+    monkeypatch.setattr(queue, "LOOK", 0.01)
+    work(space)
+    found = row(space, run)
+    assert (found.state, found.failure) == ("FAILED", "poison"), found
+
+
 def test_a_worker_whose_store_was_deleted_goes_on_with_a_new_one(
     space: Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
