@@ -164,7 +164,10 @@ def apptainer(words: list[str]) -> int:
 
 def unpack(file: str, root: str) -> None:
     with tarfile.open(file) as tar:
-        tar.extractall(root, filter="fully_trusted")
+        tar.extraction_filter = getattr(
+            tarfile, "fully_trusted_filter", None
+        )  # since Python 3.11.4
+        tar.extractall(root)
 
 
 def enroot(words: list[str]) -> int:

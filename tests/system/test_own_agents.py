@@ -395,7 +395,9 @@ def test_the_notes_of_a_run_that_left_nothing_are_gone(yard: Yard) -> None:
 
 def test_the_identity_is_that_of_what_a_process_passes_on() -> None:
     def of(*before: str) -> str:
-        script = "from runner.hosts.link.local_agents import identity; print(identity())"
+        script = (
+            "from runner.hosts.link.local_agents import process_identity; print(process_identity())"
+        )
         words = [*before, sys.executable, "-c", script]
         return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
