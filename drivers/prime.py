@@ -32,8 +32,9 @@ from .base import (
     Wish,
 )
 from .cloud import Value, harmless, markets
-from .prime_wire import FULL, Ask, Pod, Wire, config, find_lack_of_key, key_source, pod, words
+from .prime_wire import FULL, Ask, Pod, Wire, api_key, config, key_source, pod, words
 from .ssh import SshHost
+from .web import explain_missing_key
 
 API: Final = "https://api.primeintellect.ai"
 IMAGE: Final = "ubuntu_22_cuda_12"
@@ -213,7 +214,7 @@ class Prime(cloud.Rented[Wire]):
         return [charge for id, charge in await harmless(self._wire.history()) if id == lease.id]
 
     def find_lack(self) -> str:
-        return find_lack_of_key()
+        return explain_missing_key(api_key)
 
     async def account(self) -> Sequence[tuple[str, str]]:
         """What there is to know of the account, as words: nothing is changed."""

@@ -199,15 +199,6 @@ def api_key() -> str:
     )
 
 
-def find_lack_of_key() -> str:
-    """Explain why the account's API key cannot be read.  Empty if it can."""
-    try:
-        api_key()
-    except Denied as error:
-        return str(error)
-    return ""
-
-
 def key_source() -> str:
     """Name the location of the account's API key."""
     return "PRIME_API_KEY" if os.environ.get("PRIME_API_KEY") else str(config_file())

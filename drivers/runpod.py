@@ -36,8 +36,9 @@ from .base import (
     suggest,
 )
 from .cloud import Filters, Value, harmless, markets
-from .runpod_wire import HOME, Gpu, Pod, Wire, find_lack_of_key, none, pod, words
+from .runpod_wire import HOME, Gpu, Pod, Wire, api_key, none, pod, words
 from .ssh import SshHost
+from .web import explain_missing_key
 
 API: Final = "https://api.runpod.io"
 IMAGE: Final = "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404"
@@ -316,7 +317,7 @@ class Runpod(cloud.Deadman[Wire]):
         ]
 
     def find_lack(self) -> str:
-        return find_lack_of_key()
+        return explain_missing_key(api_key)
 
     async def account(self) -> Sequence[tuple[str, str]]:
         """Describe the account for a person.  Changes nothing."""

@@ -174,15 +174,6 @@ def api_key() -> str:
     )
 
 
-def find_lack_of_key() -> str:
-    """Explain why the account's API key cannot be read.  Empty if it can."""
-    try:
-        api_key()
-    except Denied as error:
-        return str(error)
-    return ""
-
-
 def words(answer: Answer) -> str:
     """Return RunPod's error message with its list of errors in the request."""
     wrong = answer.fields.get("errors")

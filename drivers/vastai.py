@@ -32,8 +32,8 @@ from .base import (
 )
 from .cloud import Filters, Value, harmless, markets
 from .ssh import SshHost
-from .vastai_wire import Ask, Instance, Wire, find_lack_of_key, key_source
-from .web import number
+from .vastai_wire import Ask, Instance, Wire, api_key, key_source
+from .web import explain_missing_key, number
 
 API: Final = "https://console.vast.ai"
 IMAGE: Final = "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime"
@@ -237,7 +237,7 @@ class Vastai(cloud.Deadman[Wire]):
         ]
 
     def find_lack(self) -> str:
-        return find_lack_of_key()
+        return explain_missing_key(api_key)
 
     async def account(self) -> Sequence[tuple[str, str]]:
         """Describe the account for a person.  Changes nothing."""

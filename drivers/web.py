@@ -9,7 +9,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import httpx
 
-from .base import Unreachable, Unsure
+from .base import Denied, Unreachable, Unsure
 
 Fields: TypeAlias = Mapping[str, object]
 LARGEST: Final = 64 << 20  # bytes of a reply
@@ -246,6 +246,15 @@ def inner(value: object, what: str, whose: str) -> Fields:
     if not isinstance(value, dict):
         raise Unsure(f"cannot read the reply of {whose} about {what}")
     return value
+
+
+def explain_missing_key(read_key: Callable[[], str]) -> str:
+    """Explain why an account's API key cannot be read.  Empty if it can."""
+    try:
+        read_key()
+    except Denied as error:
+        return str(error)
+    return ""
 
 
 def read_answer(status: int, body: bytes, headers: Mapping[str, str]) -> Answer:

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from ..logs import Writer
 
 
-_NEAR, _ALL = 1000, 1_000_000
-"""Number of recent runs to search, and of all runs."""
+_ALL: Final = 1_000_000
+"""A number above that of any store, to search all runs."""
 BROKEN: Final = ("FAILED", "ACTIVE", "QUEUED")
 """States of the candidates for `--failed`: failed runs, and runs that may have lost their worker."""
 
