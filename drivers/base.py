@@ -278,7 +278,7 @@ class Driver:
     # --- what every driver has
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
-        """What would satisfy `wish`, best first; empty when there is nothing."""
+        """Return the offers that satisfy `wish`, best first.  Empty if there are none."""
         raise NotImplementedError
 
     async def acquire(self, order: Order) -> Lease:
@@ -286,7 +286,7 @@ class Driver:
         raise NotImplementedError
 
     async def hosts(self, lease: Lease) -> Sequence[Host] | None:
-        """One Host per node; None while coming up.  Raises HostLost when it is gone."""
+        """Return one Host per node, or None while they start.  Raises HostLost if the machine is gone."""
         raise NotImplementedError
 
     async def release(self, lease: Lease) -> bool:
@@ -294,7 +294,7 @@ class Driver:
         raise NotImplementedError
 
     async def leases(self) -> Sequence[Lease]:
-        """All that bear our mark: complete, or it raises."""
+        """Return all leases that bear our mark.  The list is complete, otherwise this raises."""
         raise NotImplementedError
 
     # --- connections
@@ -303,14 +303,17 @@ class Driver:
         """Connect to every machine before a place on one is taken.  What is wrong is raised by what is asked next."""
 
     def connected_hosts(self) -> Mapping[str, Host]:
-        """Every machine that is connected, by the id of its offers: to ask and to prepare, but to start nothing on."""
+        """Return every connected machine by the id of its offers.
+
+        For questions and preparations only; nothing is started on them.
+        """
         return {}
 
     async def aclose(self) -> None:
         """Close all connections of the driver itself; leases and jobs stay.  Idempotent."""
 
     def visit(self) -> AsyncIterator[tuple[str, Host | DriverError]]:
-        """Every machine by name, without a lease: a Host to ask and close, or why it cannot be asked.
+        """Visit every machine by name, without a lease: a Host to ask and close, or the reason why it cannot be asked.
 
         Raises Rejected unless `Traits.visits`.
         """
@@ -319,14 +322,14 @@ class Driver:
     # --- what is known of the provider
 
     async def about(self) -> Sequence[tuple[str, str]]:
-        """What describes itself, such as a cluster: names and words for `recipe doctor`.
+        """Return names and words that describe a cluster, for `recipe doctor`.
 
-        Raises Denied, with what to do, where it cannot be used.
+        Raises Denied with the remedy if the cluster cannot be used.
         """
         return ()
 
     async def account(self) -> Sequence[tuple[str, str]]:
-        """What is known of the account, as names and words.  Changes nothing.  Raises Denied when the key is not accepted."""
+        """Return facts of the account as names and words.  Changes nothing.  Raises Denied if the key is rejected."""
         return ()
 
     def find_lack(self) -> str:
@@ -334,7 +337,10 @@ class Driver:
         return ""
 
     async def unusable(self) -> Sequence[tuple[str, str]]:
-        """What of the account cannot be used, as names and why: machines could be rented and not be logged in to.  Changes nothing."""
+        """Return unusable parts of the account, with reasons.  Changes nothing.
+
+        With them, machines could be rented without being able to log in.
+        """
         return ()
 
     async def solvent(self) -> None:
@@ -356,9 +362,10 @@ class Driver:
         return ()
 
     def look_for(self, installation: str) -> bool:
-        """From now on `leases` has the machines of another installation of this user: they can be ended, and not logged in to.
+        """Make `leases` list the machines of another installation of this user.
 
-        False: machines do not bear the name of the installation that rented them.
+        They can be released, but not logged in to.  Returns False if machines do not bear the name of the
+        installation that rented them.
         """
         return False
 
@@ -372,24 +379,24 @@ class Driver:
         bucket: str,
         nodes: int,
     ) -> str:
-        """A program for Pulumi that makes the machines of the settings, what is beside them, and a bucket where one is named.  Asks no server.
+        """Return a Pulumi program for the machines of the settings.
 
-        Raises Rejected where the settings do not say enough for one machine, and unless `Traits.exports`.
+        It also creates their surroundings, and the bucket if one is named.  Asks no server.  Raises Rejected if the settings do not define one machine, and unless `Traits.exports`.
         """
         raise Rejected("it writes no program of its machines")
 
     # --- what is asked of one lease
 
     def highest_price(self, lease: Lease) -> float:
-        """The most US dollars an hour that this process was told for a machine; 0: nothing that can be read."""
+        """Return the highest price in US dollars an hour that this process has read for a machine; 0 if none."""
         return 0.0
 
     async def charges(self, lease: Lease, since: datetime) -> Sequence[Charge]:
-        """What the provider charged for a lease, as far as it says so by now."""
+        """Return the provider's charges for a lease, as far as they are known by now."""
         return ()
 
     async def vitals(self, lease: Lease) -> str:
-        """What the provider says of a machine now, in a line; empty: nothing.  Raises DriverError."""
+        """Return the provider's state of a machine in one line; empty if it says nothing.  Raises DriverError."""
         return ""
 
     async def prolong(self, lease: Lease, until: datetime) -> None:
@@ -411,7 +418,10 @@ class Driver:
         raise Rejected("its machines cannot be stopped and started again")
 
     async def stands(self, lease: Lease) -> Literal["runs", "stopped", "gone"]:
-        """What the provider says of a machine; `runs` also where it is on its way up or down.  Raises Rejected unless `Traits.pauses`."""
+        """Return the provider's state of a machine.  A machine that starts or stops also counts as `runs`.
+
+        Raises Rejected unless `Traits.pauses`.
+        """
         raise Rejected("its machines cannot be stopped and started again")
 
     async def work(self, command: Argv, cwd: str, log: str) -> str:
@@ -423,7 +433,7 @@ class Driver:
 
 
 def suggest(word: str, known: Iterable[str], all: str = "known:") -> str:
-    """What follows a word that is not known: the nearest that is, or all of them."""
+    """Return a hint for an unknown word: the nearest known word, or all known words."""
     from difflib import get_close_matches
 
     near = get_close_matches(word, known := list(known), n=1)
@@ -431,7 +441,7 @@ def suggest(word: str, known: Iterable[str], all: str = "known:") -> str:
 
 
 def file_name(key: str) -> str:
-    """A key as a file name and a word."""
+    """Return a key as a file name without special characters."""
     if 0 < len(key) <= 150 and SAFE.issuperset(key) and key[0] not in ".-":
         return key
     from hashlib import sha256

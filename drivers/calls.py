@@ -19,9 +19,10 @@ SAID = 4096  # bytes of its last words
 async def call(
     argv: Argv, stdin: AsyncIterable[bytes], env: Mapping[str, str], cwd: Path | None = None
 ) -> AsyncGenerator[bytes, None]:
-    """What `argv` prints, as it comes.  Raises Rejected with its stderr when it fails, Unreachable when it was killed.
+    """Yield the output of `argv` as it arrives.
 
-    One that is given up, or whose input breaks off, is killed with its group: it must not take half of the input for the whole.
+    Raises Rejected with its stderr if it fails, and Unreachable if it was killed.  If the caller gives up or
+    the input breaks off, the process group is killed, so that half of an input is never taken for the whole.
     """
     from asyncio import subprocess
 
@@ -71,7 +72,7 @@ async def call(
 
 @asynccontextmanager
 async def _outputs() -> AsyncIterator[tuple[BinaryIO, asyncio.StreamReader, BinaryIO]]:
-    """A pipe to print into, what comes out of it, and a file for stderr, which need not be read while output streams."""
+    """Return a pipe for stdout, its reader, and a file for stderr, which need not be read while output streams."""
     import tempfile
 
     ours, theirs = os.pipe()

@@ -66,15 +66,15 @@ class Installation(installation.Installation):
     """This installation, with the login keys and host keys of its machines."""
 
     def login(self, key: str) -> bytes:
-        """The private key that opens the machine of a lease, as OpenSSH writes it."""
+        """Return the private key that opens a lease's machine, in OpenSSH format."""
         return self._pair(f"login {key}")
 
     def host_key(self, key: str) -> bytes:
-        """The private key by which the machine of a lease proves that it is the one."""
+        """Return the private host key with which a lease's machine proves its identity."""
         return self._pair(f"host {key}")
 
     def first_seen(self, key: str) -> Path:
-        """The file with the host key that the machine of a lease showed first, where it could not be given one."""
+        """Return the file with the host key that a lease's machine showed first, if it could not be given one."""
         return self.folder / "first-use" / file_name(key)
 
     def believe(self, key: str, shown: str) -> str:
@@ -131,10 +131,10 @@ setsid sh ~/.recipe-deadman </dev/null >/dev/null 2>&1 &
 
 
 def boot(installation: Installation, order: Order, now: datetime, end: str) -> str:
-    """What a machine executes at each start: let us in, prove who it is, and end itself by the command `end` when its time is over.
+    """Return the boot script of a machine: it admits our key, shows its host key, and runs `end` when its time is over.
 
-    Its own clock is asked for how much time has passed; what time it is, only where that makes the end earlier.  A machine that is kept has the same
-    time anew at each start.
+    The elapsed time is read from the machine's own clock.  The time of day counts only if it makes the end
+    earlier.  A persistent machine gets the same time anew at each start.
     """
     left = max(0, int((order.until - now).total_seconds()))
     login = public(installation.login(order.key))
@@ -148,7 +148,7 @@ def boot(installation: Installation, order: Order, now: datetime, end: str) -> s
 
 
 def prove(installation: Installation, key: str) -> str:
-    """What the machine of a lease executes to show the host key that it was given."""
+    """Return the script with which a lease's machine shows the host key that it was given."""
     host_key = installation.host_key(key)
     return _PROVE.format(host_key=host_key.decode().strip(), host_public=public(host_key))
 
@@ -198,11 +198,10 @@ class Logins:
     async def open(
         self, lease: Lease, user: str, name: str, port: int, trust: str = "", login: bytes = b""
     ) -> SshHost | None:
-        """The machine of a lease, once it lets us in and has shown the host key that we gave it; None until then.
+        """Return a machine once it admits us and has shown the expected host key; None until then.
 
-        Raises HostLost where its start-up files do not end though it had time to boot.
-
-        `trust`, `login`: its host key and a private key that opens it, where we could give it none.
+        `trust` and `login` are its host key and a private key that opens it, if we could not give it ours.
+        Raises HostLost if its start-up files do not end although it had time to boot.
         """
         trust = trust or public(self._installation.host_key(lease.key))
         route = Route(
@@ -244,7 +243,10 @@ class Logins:
         self.hosts.clear()
 
     async def _login_error(self, lease: Lease, error: DriverError) -> DriverError:
-        """Why a connection could not be made, as what to do next: the provider knows whether the machine is there, and lets our key in again."""
+        """Turn a failed connection into an error with the next step.
+
+        Asks the provider whether the machine exists, and admits our key again.
+        """
         if lease.id not in self.hosts or (
             isinstance(error, Denied) and not isinstance(error, NotLetIn)
         ):
@@ -269,7 +271,7 @@ class Logins:
 
 
 async def harmless(asking: Awaitable[_T]) -> _T:
-    """The answer to what does no harm when it is asked again: where it is lost, it was not asked."""
+    """Await the reply to a request that may safely be repeated.  A lost reply raises Unreachable instead of Unsure."""
     try:
         return await asking
     except Unsure as error:
@@ -351,12 +353,12 @@ class About(NamedTuple):
 
 
 def priceless(offer: Offer) -> str:
-    """Why an offer is left out whose price cannot be read; empty when it has one above 0."""
+    """Explain why an offer without a readable price is excluded.  Empty if its price is above 0."""
     return "" if offer.price > 0 else "no price"
 
 
 def why_excluded(offer: Offer, about: About, wish: Wish, filters: Filters) -> str:
-    """Why an offer is left out, in a few words that fit many of them; empty when it does for the wish."""
+    """Explain briefly why an offer is excluded, in words that group offers.  Empty if it satisfies the wish."""
     have, need = offer.resources, wish.need
     told = filters.gpu.lower().replace("_", " ")
     tests = (
@@ -445,20 +447,20 @@ class Rented(Driver, ABC, Generic[_Wire]):
 
     @abstractmethod
     async def _alive(self, lease: Lease) -> Reported:
-        """What the provider says of a machine.  Raises HostLost when it is gone or will not run."""
+        """Return the provider's record of a machine.  Raises HostLost if it is gone or will not start."""
 
     @abstractmethod
     async def _open_machine(self, lease: Lease) -> SshHost | None:
-        """The machine, once it lets us in and has shown the host key that is believed."""
+        """Return the machine once it admits us and has shown the trusted host key."""
 
     def _choose_fitting(self, judged: Iterable[tuple[Offer, str]]) -> list[Offer]:
-        """The offers that nothing speaks against; of the others it is noted what does."""
+        """Return the suitable offers, and note why the others are excluded."""
         pairs = list(judged)
         self.excluded = dict(Counter(why for _, why in pairs if why).most_common())
         return [offer for offer, why in pairs if not why]
 
     async def vitals(self, lease: Lease) -> str:
-        """What the provider says of a machine now, also of one that is gone."""
+        """Return the provider's state of a machine now, also of a machine that is gone."""
         try:
             return printable((await self._alive(lease)).description)
         except HostLost as error:
@@ -469,7 +471,7 @@ class Rented(Driver, ABC, Generic[_Wire]):
         return None if found is None else (found,)
 
     def highest_price(self, lease: Lease) -> float:
-        """The most US dollars an hour that the provider named for a machine; 0: it named none that can be read."""
+        """Return the highest price in US dollars an hour that the provider named; 0 if none was readable."""
         return self._named.get(lease.id, 0.0)
 
     def _as_agreed(self, lease: Lease, price: float | None) -> None:
@@ -481,7 +483,7 @@ class Rented(Driver, ABC, Generic[_Wire]):
             raise HostLost(f"it costs ${price:.3f} an hour, and was offered for ${agreed:.3f}")
 
     def _clock(self) -> tuple[str, str]:
-        """What an account says of the provider's clock."""
+        """Compare this machine's clock with the provider's, as a line of `account`."""
         ahead = self._wire.web.ahead
         apart = f"{abs(ahead):.0f} s {'behind' if ahead > 0 else 'ahead of'} that of {self.provider}: set it"
         return "clock", f"that of {self.provider}" if abs(ahead) < 5 else apart

@@ -128,9 +128,9 @@ class Gcp(cloud.Rented[Wire]):
     # --- offers
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
-        """The machines that do, by list price; those of zones that had none a moment ago come last.
+        """Return the suitable machines by list price.  Zones without capacity a moment ago come last.
 
-        Raises Denied where only quotas stand in the way.
+        Raises Denied if only quotas prevent an offer.
         """
         filters = _regions(self._prices, self._filters.with_more(wish.filters))
         disk = max(LEAST_DISK, -(-max(wish.disk or 0, wish.need.disk or 0) // 10**9))
@@ -185,7 +185,7 @@ class Gcp(cloud.Rented[Wire]):
         return found
 
     async def _zones(self) -> Mapping[str, set[str]]:
-        """Which zone of which region with known prices has which GPUs."""
+        """Return the GPUs of each zone, for the regions with known prices."""
         asked, known = self._accelerators
         if time.monotonic() - asked >= KNOWN:
             every = await harmless(self._wire.accelerators())
@@ -271,7 +271,7 @@ class Gcp(cloud.Rented[Wire]):
         return lease
 
     def _full(self, offer: Offer, failed: Operation) -> NoCapacity:
-        """A zone has none left.  Zones that have some, as Google says, are not thought empty any more."""
+        """Mark a zone as out of capacity.  Zones that Google reports as available are unmarked."""
         self._empty[offer.id] = time.monotonic()
         for zone in failed.zones:
             self._empty.pop(offer.id.replace(offer.data["zone"], zone, 1), None)
@@ -279,7 +279,10 @@ class Gcp(cloud.Rented[Wire]):
         return NoCapacity(f"{offer.id} is not available: {failed.words or failed.code}{some}")
 
     def _body(self, order: Order) -> Mapping[str, object]:
-        """The instance as it is ordered: Google deletes it at `until`, and its disk with it, or stops it, also when no program of ours runs."""
+        """Return the request for an instance.
+
+        Google deletes the instance with its disk, or stops it, at `until`, even if none of our programs runs.
+        """
         offer, zone = order.offer, order.offer.data["zone"]
         shape = gcp_prices.SHAPES[offer.data["shape"]]
         host_key = cloud.public(self._installation.host_key(order.key))
@@ -331,7 +334,7 @@ class Gcp(cloud.Rented[Wire]):
         }
 
     def _name(self, key: str) -> str:
-        """What the machine of a lease is called: our mark, as far as names may have it."""
+        """Return the name of a lease's machine: our mark, as far as names may contain it."""
         mark = self._installation.mark(key)
         if re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", mark):
             return mark
@@ -340,7 +343,7 @@ class Gcp(cloud.Rented[Wire]):
         )
 
     async def _open_machine(self, lease: Lease) -> SshHost | None:
-        """The machine, once it has attested the host key that we gave it and lets us in."""
+        """Return the machine once it has attested the host key that we gave it and admits us."""
         found = await self._alive(lease)
         if found.status != "RUNNING" or not found.address:
             return None
@@ -394,7 +397,7 @@ class Gcp(cloud.Rented[Wire]):
         return await self.stands(lease) != "runs"
 
     async def stands(self, lease: Lease) -> Literal["runs", "stopped", "gone"]:
-        """What Google says of a machine."""
+        """Return Google's state of a machine."""
         found = await harmless(self._wire.show(*_place(lease)))
         return "gone" if found is None else "stopped" if found.status in STOPPED else "runs"
 
@@ -412,7 +415,7 @@ class Gcp(cloud.Rented[Wire]):
         ]
 
     async def ensure(self) -> Sequence[str]:
-        """A rule that lets SSH in to machines of this installation, whatever else the network allows."""
+        """Ensure a firewall rule that admits SSH to machines of this installation, whatever else the network allows."""
         name = self._installation.mark("ssh")
         if await harmless(self._wire.rule(name)):
             return []
@@ -439,7 +442,7 @@ class Gcp(cloud.Rented[Wire]):
         return find_lack_of_credentials()
 
     async def account(self) -> Sequence[tuple[str, str]]:
-        """What there is to know of the account, as words: nothing is changed."""
+        """Return facts of the account in words.  Changes nothing."""
         project = await self._wire.project()
         total = (await harmless(self._wire.quotas())).get("GPUS_ALL_REGIONS")
         none = f": renting is impossible; request a quota at {self._wire.quotas_page}"
@@ -459,7 +462,7 @@ class Gcp(cloud.Rented[Wire]):
         """Google says only at an order whether the project is billed."""
 
     async def _alive(self, lease: Lease) -> Instance:
-        """What Google says of a machine.  Raises HostLost when it is gone or will not run."""
+        """Return Google's record of a machine.  Raises HostLost if it is gone or will not start."""
         found = await harmless(self._wire.show(*_place(lease)))
         if found is not None and found.status not in ENDED:
             return found
@@ -476,13 +479,13 @@ class Gcp(cloud.Rented[Wire]):
 
 
 def _place(lease: Lease) -> tuple[str, str]:
-    """The zone and the name of a machine."""
+    """Return the zone and the name of a machine."""
     zone, _, name = lease.id.partition("/")
     return zone, name
 
 
 def _regions(prices: PriceList, filters: Filters) -> Filters:
-    """The filters, if there are prices for a region of each name.  Raises NoCapacity."""
+    """Return the filters if every region in them has known prices.  Raises NoCapacity."""
     for asked in filters.regions:
         if not any(asked.lower() in known for known in prices.rates):
             raise NoCapacity(f'no prices for the region "{asked}"{suggest(asked, prices.rates)}')
@@ -513,7 +516,7 @@ def _resources(name: str, disk: int) -> Resources:
 
 
 def _short(name: str, quota: Quota | None, wanted: int, where: str) -> str:
-    """Why a quota does not allow so many GPUs more; empty when it does."""
+    """Explain why a quota does not allow this number of additional GPUs.  Empty if it does."""
     if quota is None or quota.limit - quota.usage >= wanted:
         return ""
     return f"the quota {name} is {quota.limit:g}{where}" + (

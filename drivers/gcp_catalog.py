@@ -33,12 +33,12 @@ _ATTACHED: Final = {"T4": T4, "V100": V100}
 
 
 def file_of(installation: Installation) -> Path:
-    """Where the prices that were fetched are kept."""
+    """Return the path of the downloaded prices."""
     return installation.folder / "gcp-prices.json"
 
 
 def latest(file: Path) -> PriceList:
-    """The prices that were fetched last, or those that are shipped where these are newer, or none were fetched."""
+    """Return the downloaded prices, or the shipped prices if these are newer or none were downloaded."""
     try:
         kept = json.loads(file.read_text("utf-8"))
         rates = {

@@ -131,7 +131,7 @@ recipe run RECIPE --driver ssh"""
 
 
 def program(made: Machine) -> str:
-    """The text of `__main__.py`."""
+    """Return the text of `__main__.py`."""
     tag, q = f"recipe-stack-{made.name}", json.dumps
     project = f"\n    project={q(made.project)}," if made.project else ""
     attached = ", ".join(

@@ -95,7 +95,7 @@ class Wire:
         return _operation(_good(answer, "the order"))
 
     async def wait(self, asked: Operation) -> Operation:
-        """The operation once it is done, or as it is after two minutes."""
+        """Return the operation once it is done, or its state after two minutes."""
         return _operation(
             _good(
                 await self._ask("POST", f"zones/{asked.zone}/operations/{asked.name}/wait"),
@@ -104,7 +104,7 @@ class Wire:
         )
 
     async def show(self, zone: str, name: str) -> Instance | None:
-        """One machine; None when Google says in its own words that there is none."""
+        """Return one machine; None if Google explicitly reports it as missing."""
         answer = await self._ask("GET", f"zones/{zone}/instances/{name}")
         return None if _is_gone(answer, name) else _instance(_good(answer, f"the instance {name}"))
 
@@ -133,7 +133,7 @@ class Wire:
         return None if _is_gone(answer, name) else _operation(_good(answer, f"the instance {name}"))
 
     async def rule(self, name: str) -> bool:
-        """Whether there is a rule of the firewall with this name."""
+        """Return True if a firewall rule with this name exists."""
         answer = await self._ask("GET", f"global/firewalls/{name}")
         return answer.status != 404 and bool(_good(answer, f"the rule {name}"))
 
@@ -157,7 +157,7 @@ class Wire:
         return answer.status != 404 and bool(_good(answer, f"the rule {name}"))
 
     async def was_preempted(self, zone: str, name: str) -> bool:
-        """Whether Google has preempted the instance."""
+        """Return True if Google has preempted the instance."""
         query = {"filter": 'operationType="compute.instances.preempted"', "maxResults": PAGE}
         found = _good(await self._ask("GET", f"zones/{zone}/operations", query=query), "operations")
         return (
@@ -214,7 +214,7 @@ class Wire:
 
     @property
     def quotas_page(self) -> str:
-        """The console page to request a higher quota."""
+        """Return the address of the console page to request a higher quota."""
         return f"https://console.cloud.google.com/iam-admin/quotas?project={self._project}"
 
     async def project(self) -> str:
@@ -321,7 +321,10 @@ class Wire:
 
 
 def _may_have() -> bool:
-    """Whether credentials may exist.  Without any, google-auth searches Google's own network for many seconds."""
+    """Return True if credentials may exist.
+
+    Without credentials, google-auth searches Google's own network for many seconds.
+    """
     folder = os.environ.get("CLOUDSDK_CONFIG") or os.path.join(
         os.path.expanduser("~"), ".config", "gcloud"
     )
@@ -368,7 +371,7 @@ def _request(
 
 
 def _is_gone(answer: Answer, name: str) -> bool:
-    """Whether the reply reports this instance as missing.  A missing project or zone also gives status 404."""
+    """Return True if the reply reports this instance as missing.  A missing project or zone also has status 404."""
     return (
         answer.status == 404 and answer.code == "notFound" and f"/instances/{name}'" in answer.text
     )

@@ -23,7 +23,10 @@ class Installation:
 
     @classmethod
     def of(cls, path: str | None = None) -> Self:
-        """The installation whose secret is in a file, by default of this user.  Raises Denied when it cannot be read or made."""
+        """Return the installation whose secret is in a file, by default this user's.
+
+        Raises Denied if the file cannot be read or created.
+        """
         folder = os.environ.get("XDG_CONFIG_HOME") or os.path.join(
             os.path.expanduser("~"), ".config"
         )
@@ -49,17 +52,17 @@ class Installation:
             ) from error
 
     def with_name(self, name: str) -> Self:
-        """The installation of this name, as far as its marks go: its secret is not known here."""
+        """Return the installation of this name for its marks only.  Its secret is not known here."""
         other = copy(self)
         other.name = name
         return other
 
     def mark(self, key: str) -> str:
-        """What the machine of a lease is called at its provider."""
+        """Return the name of a lease's machine at its provider."""
         return f"recipe-{self.name}-{key}"
 
     def key(self, mark: str) -> str | None:
-        """The lease that a machine was rented for; None when it is not ours."""
+        """Return the key of the lease for which a machine was rented; None if it is not ours."""
         ours = self.mark("")
         return mark.removeprefix(ours) if mark.startswith(ours) and mark != ours else None
 

@@ -123,12 +123,12 @@ class _Faulty:
         self._faults, self._folder = faults, root / "faults"
 
     def count_request(self) -> None:
-        """The provider was asked something.  Raises Unreachable."""
+        """Count a request to the provider.  Raises Unreachable."""
         if self.count("asked", self._faults.silent) <= self._faults.silent:
             raise Unreachable("the provider does not answer")
 
     def count(self, what: str, wanted: int, more: int = 1) -> int:
-        """How often this has happened, this time included, for a fault that is `wanted`; else more often than any fault."""
+        """Return how often a `wanted` fault has occurred, including now; otherwise a number above any fault."""
         if not wanted:
             return sys.maxsize
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -141,7 +141,7 @@ class _Faulty:
         return count
 
     def dark(self, host: str) -> bool:
-        """Whether that host is one of those that never answer again."""
+        """Return True if the host is one that never answers again."""
         into = self._folder / "dark" / host
         if (
             not into.exists()
@@ -153,7 +153,7 @@ class _Faulty:
         return into.exists()
 
     def refuse(self) -> None:
-        """It was asked for a machine.  Raises DriverError."""
+        """Refuse a request for a machine, if the faults say so.  Raises DriverError."""
         faults = self._faults
         patience = faults.throttled + faults.denied + faults.no_capacity
         asked = self.count("orders", patience)
@@ -210,7 +210,7 @@ class Loopback(Driver):
         self._made: dict[str, LoopbackHost] = {}
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
-        """The machines, those with a free place first.  All of them have what this one has."""
+        """Return the machines, those with a free slot first.  All have this machine's resources."""
         self._faulty.count_request()
         if self._faulty.count("offers", self._faults.no_offers) <= self._faults.no_offers:
             return ()
@@ -337,7 +337,7 @@ class Loopback(Driver):
         return found
 
     async def visit(self) -> AsyncIterator[tuple[str, LoopbackHost]]:
-        """Every machine in turn: to look at, without a place of its own to run anything."""
+        """Visit every machine in turn, without a slot to run anything."""
         for name in self._names:
             home = self._root / name
             with _translate_errors():
@@ -353,7 +353,7 @@ class Loopback(Driver):
             )
 
     def _leases(self) -> list[Lease]:
-        """Those whose time is not over: what a killed worker had is not given back."""
+        """Return the leases whose time is not over.  Leases of a killed worker are kept."""
         return [
             each.lease for each in self._list_rented() if each.until > time.time() or each.state
         ]
@@ -375,7 +375,7 @@ class Loopback(Driver):
         return next((each for each in self._list_rented() if each.lease.id == lease.id), None)
 
     def _there(self, lease: Lease) -> _Rented:
-        """The place of a lease, after what is past its time has ended.  Raises HostLost."""
+        """Return the slot of a lease, after expired slots have ended.  Raises HostLost."""
         self._expire()
         if (found := self._find_rented(lease)) is None:
             raise HostLost(
@@ -400,7 +400,7 @@ class Loopback(Driver):
         new.rename(self._root / "leases" / lease.id)
 
     def _expire(self) -> None:
-        """A provider destroys, or stops, what is past its time; a place that costs nothing only counts no more."""
+        """End expired slots as a provider does: destroy or stop them.  A slot without a price only stops counting."""
         for each in self._list_rented() if self._price else ():
             if each.until <= time.time():
                 if each.state:
@@ -409,7 +409,7 @@ class Loopback(Driver):
                     self._end(each.lease, "provider")
 
     def _stop(self, rented: _Rented, by: str) -> None:
-        """What runs on a machine ends, and its disk stays."""
+        """End the processes of a machine.  Its disk stays."""
         if rented.state != "stopped":
             _end_all(self._root / rented.lease.data["host"])
             self._write(rented._replace(state="stopped"))
@@ -447,7 +447,7 @@ class Loopback(Driver):
                 yield
 
     def _lose(self, lease: Lease) -> None:
-        """The machine of this lease is gone: nothing runs there any more, and no lease has a place on it."""
+        """Lose the machine of a lease: end its processes, and take the slot from every lease."""
         home = self._root / lease.data["host"]
         with self._alone():  # it is not leased again before all of it is gone
             for other in self._leases():
@@ -461,7 +461,7 @@ class Loopback(Driver):
     async def _carry(
         self, lease: Lease, argv: Argv, stdin: AsyncIterable[bytes]
     ) -> AsyncGenerator[bytes, None]:
-        """The `call` of the machine of this lease."""
+        """Execute a `call` on the machine of a lease."""
         faults, home = self._faults, self._root / lease.data["host"]
         if not self._runs(lease):
             raise HostLost(f"{home.name} is gone or was stopped, or the lease was given back")
@@ -534,7 +534,7 @@ class _Passage:
         self._rate, self._left = rate, left
 
     async def let(self, data: bytes) -> tuple[bytes, Exception | None]:
-        """What of `data` gets through, and what is raised then."""
+        """Return the part of `data` that gets through, and the error to raise then."""
         cut = None
         if self._left is not None:
             data, self._left = data[: self._left], self._left - len(data)

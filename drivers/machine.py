@@ -77,7 +77,10 @@ WEDGED = (
 
 
 def question(root: str, more: str = "") -> Argv:
-    """What to run there.  `more` is script of the caller's, which finds the absolute root in `$root`."""
+    """Return the script that asks a machine for its facts.
+
+    `more` is the caller's script, which finds the absolute root in `$root`.
+    """
     return ("/bin/sh", "-c", f"{SCRIPT}{more}\n:", "sh", root)
 
 
@@ -92,7 +95,10 @@ def facts(said: bytes) -> Facts:
 
 
 def resources(told: Facts) -> Resources:
-    """What the facts amount to.  What is missing, or makes no sense, is unknown (None); GPUs that cannot be asked about count as none."""
+    """Return the resources that the facts describe.
+
+    Missing or senseless facts are unknown (None).  GPUs that cannot be asked about count as none.
+    """
     names, sizes = [], []
     for row in () if "hung" in told else told.get("gpu", ()):
         name, _, size = row.rpartition(",")
@@ -116,7 +122,7 @@ def resources(told: Facts) -> Resources:
 
 
 def enough(have: Resources, wish: Wish) -> bool:
-    """Whether a machine with `have`, which is there already, does for `wish`.  What is not known of it is not there."""
+    """Return True if an existing machine with `have` satisfies `wish`.  Unknown resources count as absent."""
     need = wish.need
     if need.nodes != 1 or need.market == "spot":
         return False
@@ -130,7 +136,10 @@ def enough(have: Resources, wish: Wish) -> bool:
 
 
 def cuda(image: str) -> tuple[int, int] | None:
-    """The CUDA version that the name of an image says: 12.4 of `nvidia/cuda:12.4.1-base`, 12.8 of `cu1281`; None where it says none."""
+    """Return the CUDA version in the name of an image, such as 12.4 of `nvidia/cuda:12.4.1-base` or 12.8 of `cu1281`.
+
+    None if the name has no version.
+    """
     if found := re.search(r"cuda[-_:]?(\d{1,2})(?:[._](\d{1,2}))?(?!\d)", image):
         return int(found[1]), int(found[2] or 0)
     found = re.search(r"(?<![a-z])cu(\d\d)(\d)", image)
@@ -138,9 +147,10 @@ def cuda(image: str) -> tuple[int, int] | None:
 
 
 def less(sold: Resources, need: Need, told: Facts, image: str = "", least: str = "") -> str:
-    """What a machine lacks of the GPUs that were sold, of the memory and disk that are needed, or of its image's CUDA; empty when nothing.
+    """Describe what a machine lacks of the sold or needed resources.  Empty if nothing.
 
-    What cannot be measured counts as there.  `least`: the CUDA version that counts where the name of the image says none.
+    These are the sold GPUs, the needed memory and disk, and the image's CUDA version.  Resources that cannot be measured count as present.  `least` is the CUDA version for images without one in
+    their name.
     """
     needs, runs = (
         cuda(image) or cuda(f"cuda{least}"),

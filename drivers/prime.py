@@ -94,7 +94,7 @@ class Prime(cloud.Rented[Wire]):
     # --- offers
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
-        """The pods that do, the cheapest first."""
+        """Return the suitable pods, the cheapest first."""
         filters = self._filters.with_more(wish.filters)
         disk = -(-max(wish.disk or 0, wish.need.disk or 0, cloud.DISK) // 10**9)
         judged: list[tuple[Offer, str]] = []
@@ -158,7 +158,7 @@ class Prime(cloud.Rented[Wire]):
         return Lease("prime", made.id, order.key, self._data)
 
     async def _open_machine(self, lease: Lease) -> SshHost | None:
-        """The pod, once it is installed and lets us in with the host key that it showed first."""
+        """Return the pod once it is installed and admits us with the host key that it showed first."""
         found = await self._alive(lease)
         if found.status != "ACTIVE" or not found.ready or found.login is None:
             return None
@@ -169,7 +169,10 @@ class Prime(cloud.Rented[Wire]):
         return await self._logins.open(lease, user, name, port, trust=trust, login=self._private())
 
     async def _host_key_of(self, lease: Lease, name: str, port: int) -> str | None:
-        """The host key of a pod: the one that it showed first, to whichever process of this installation.  None while it shows none."""
+        """Return the host key that a pod showed first; None while it shows none.
+
+        The first key counts, whichever process of this installation saw it.
+        """
         known = self._installation.first_seen(lease.key)
         if known.exists():
             return known.read_text("ascii")
@@ -210,14 +213,14 @@ class Prime(cloud.Rented[Wire]):
         ]
 
     async def charges(self, lease: Lease, since: datetime) -> Sequence[Charge]:
-        """What Prime has charged for a lease that is over."""
+        """Return Prime's charges for a lease that is over."""
         return [charge for id, charge in await harmless(self._wire.history()) if id == lease.id]
 
     def find_lack(self) -> str:
         return explain_missing_key(api_key)
 
     async def account(self) -> Sequence[tuple[str, str]]:
-        """What there is to know of the account, as words: nothing is changed."""
+        """Return facts of the account in words.  Changes nothing."""
         balance = await harmless(self._wire.balance())
         usable = not await self.unusable()
         return [
@@ -269,7 +272,7 @@ class Prime(cloud.Rented[Wire]):
         return found
 
     async def _alive(self, lease: Lease) -> Pod:
-        """What Prime says of a pod.  Raises HostLost when it is gone or will not run."""
+        """Return Prime's record of a pod.  Raises HostLost if it is gone or will not start."""
         found = await harmless(self._wire.show(lease.id))
         if found is None:
             raise HostLost(f"the pod {lease.id} no longer exists at Prime")

@@ -74,7 +74,7 @@ class Wire:
         self.web, self.team = Web(api), team
 
     async def search(self, disk: int) -> list[Ask]:
-        """All offers of one machine, with a disk of at least so many GB."""
+        """Return all offers of one machine, with a disk of at least this many GB."""
         found: list[Ask] = []
         for page in range(1, PAGES):
             query = {"page": str(page), "page_size": str(PAGE)}
@@ -91,16 +91,22 @@ class Wire:
         return await self.ask("POST", "/api/v1/pods", order)
 
     async def show(self, id: str) -> Pod | None:
-        """One pod; None where there is none at that address, which is no proof yet: any unknown address says the same."""
+        """Return one pod; None if the address has none.
+
+        This is no proof that the pod is gone: any unknown address gets the same reply.
+        """
         answer = await self.ask("GET", f"/api/v1/pods/{id}")
         return None if answer.status == 404 else pod(_good(answer, f"the pod {id}"))
 
     async def listing(self) -> list[Pod]:
-        """All pods of the account.  Raises Unreachable where they change while they are listed, for then one may be missing."""
+        """Return all pods of the account.
+
+        Raises Unreachable if pods change during the listing, as one may then be missing.
+        """
         return [pod(row) for row in await self._pages("/api/v1/pods", "the list of pods")]
 
     async def history(self) -> list[tuple[str, Charge]]:
-        """What pods have cost that are gone, by their ids."""
+        """Return the costs of deleted pods by their ids."""
         found = await self._pages("/api/v1/pods/history", "the history")
         ended = [row for row in found if row.get("terminatedAt")]
         return [
@@ -141,7 +147,7 @@ class Wire:
             _good(answer, f"the end of the pod {id}", empty=True)
 
     async def keys(self) -> list[str]:
-        """The public SSH keys of the account: type and key of each."""
+        """Return the account's public SSH keys: type and key of each."""
         found = await self._pages("/api/v1/ssh_keys", "the SSH keys")
         return [" ".join(f"{row.get('publicKey') or ''}".split()[:2]) for row in found]
 
@@ -205,7 +211,7 @@ def key_source() -> str:
 
 
 def words(answer: Answer) -> str:
-    """What Prime says of an error; of a wrong request, what is wrong with which field."""
+    """Return Prime's error message; for an invalid request, the fault of each field."""
     wrong = answer.fields.get("detail")
     if not isinstance(wrong, list):
         return answer.words
