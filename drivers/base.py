@@ -381,7 +381,8 @@ class Driver:
     ) -> str:
         """Return a Pulumi program for the machines of the settings.
 
-        It also creates their surroundings, and the bucket if one is named.  Asks no server.  Raises Rejected if the settings do not define one machine, and unless `Traits.exports`.
+        It also creates their surroundings, and the bucket if one is named.  Asks no server.
+        Raises Rejected if the settings do not define one machine, and unless `Traits.exports`.
         """
         raise Rejected("it writes no program of its machines")
 

@@ -149,8 +149,9 @@ def cuda(image: str) -> tuple[int, int] | None:
 def less(sold: Resources, need: Need, told: Facts, image: str = "", least: str = "") -> str:
     """Describe what a machine lacks of the sold or needed resources.  Empty if nothing.
 
-    These are the sold GPUs, the needed memory and disk, and the image's CUDA version.  Resources that cannot be measured count as present.  `least` is the CUDA version for images without one in
-    their name.
+    These are the sold GPUs, the needed memory and disk, and the image's CUDA version.  Resources
+    that cannot be measured count as present.  `least` is the CUDA version for images without one
+    in their name.
     """
     needs, runs = (
         cuda(image) or cuda(f"cuda{least}"),
