@@ -16,18 +16,18 @@ from ...errors import NotFound, did_you_mean
 from ...planning.ids import names, readable, stored_form
 from ...planning.waiting import WaitKind
 from ..handle import core
-from ..handle.here import Here
+from ..handle.local_transport import LocalTransport
 from ..handle.shells import carry_out, runs_of
 from ..handle.transport import Listing, LogPart
 from ..logs import Follower, for_stdout, show
 from ..tables import align
 from ..tail import safe_line, span
-from .chosen import has_run, makers, near_step
-from .compared import tell
 from .flags import JSON_HELP, positive
 from .one_run import moment_of
 from .overview import overview
-from .places import looked_at, recipe_at, whereabouts
+from .places import describe_place, resolve_recipe, transport_for_reading
+from .run_differences import print_differences
+from .targets import find_producers, has_recent_step, suggest_step
 
 if TYPE_CHECKING:
     from ...api.values import Status
@@ -109,7 +109,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with closing(looked_at(args)) as place:
+    with closing(transport_for_reading(args)) as place:
         return {"runs": _runs, "logs": _logs, "diff": _diff}[args.verb](place, args)
 
 
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _runs(place: Transport, args: argparse.Namespace) -> int:
-    recipe = recipe_at(place, args) if args.recipe is not None else ""
+    recipe = resolve_recipe(place, args) if args.recipe is not None else ""
     chosen = bool(recipe or args.failed or args.tag is not None)
     listing = Listing(
         _ALL if args.failed else args.last,
@@ -132,7 +132,7 @@ def _runs(place: Transport, args: argparse.Namespace) -> int:
     elif found:
         print("\n".join(_table(found)))
     else:
-        where = whereabouts(place)
+        where = describe_place(place)
         none = f"no matching run {where}" if chosen else f"no runs {where} yet"
         print(none, file=sys.stderr)
     return 0
@@ -242,14 +242,14 @@ def _logs_of_others(
     steps = {each.id: each.state for each in place.run(run).steps}
     state = next((each for id, each in steps.items() if step in names(id)), "")
     made = []
-    if isinstance(place, Here) and state in ("", "FRESH"):
-        made = makers(place.ws, place.ws.store.runs.get(run), step)
+    if isinstance(place, LocalTransport) and state in ("", "FRESH"):
+        made = find_producers(place.ws, place.ws.store.runs.get(run), step)
         made = [each for each in made if args.attempt in (None, each.n)]
     if not made and state:
         _say(f"{readable(step)} did not start (state: {state})")
         return 0
     if not made:
-        raise NotFound(f'"{step}" did not run in {run}', fix=near_step(step, list(steps)))
+        raise NotFound(f'"{step}" did not run in {run}', fix=suggest_step(step, list(steps)))
     any_shown = False
     for maker in dict.fromkeys(each.run for each in made):
         mine = [each for each in made if each.run == maker]
@@ -289,7 +289,7 @@ def _run_and_step(place: Transport, word: str) -> tuple[str, str]:
 
 def _has_run(place: Transport, word: str, recipe: str | None) -> bool:
     """Return True if a recent local run has a step named `word`; always False for a server's runs."""
-    return isinstance(place, Here) and has_run(place.ws, word, recipe)
+    return isinstance(place, LocalTransport) and has_recent_step(place.ws, word, recipe)
 
 
 def _follow(place: Transport, run: str, step: str, writer: Writer, node: int) -> int:
@@ -316,8 +316,8 @@ def _follow(place: Transport, run: str, step: str, writer: Writer, node: int) ->
 
 
 def _did_not_run(place: Transport, run: Status, step: str, known: list[str]) -> NotFound:
-    fix = near_step(step, known)
-    if isinstance(place, Here):
+    fix = suggest_step(step, known)
+    if isinstance(place, LocalTransport):
         before = place.ws.store.runs.latest_attempts(run.recipe, [step]).get(step)
         if before is not None:
             fix = f"show its last log with `recipe logs {before.run}/{step}`"
@@ -333,7 +333,7 @@ def _say(text: str) -> None:
 
 def _diff(place: Transport, args: argparse.Namespace) -> int:
     first, second = _runs_to_compare(place, args.a, args.b)
-    tell(place.run(first), place.run(second), place.differences(first, second), args)
+    print_differences(place.run(first), place.run(second), place.differences(first, second), args)
     return 0
 
 
@@ -350,7 +350,7 @@ def _runs_to_compare(place: Transport, a: str | None, b: str | None) -> tuple[st
     before = [*runs_of(place, Listing(1, recipe=recipe, after=second))]
     if not before:
         raise NotFound(
-            f"{second} is the only run of {recipe} {whereabouts(place)}",
+            f"{second} is the only run of {recipe} {describe_place(place)}",
             fix="name two runs; `recipe runs` lists them",
         )
     return before[0].id, second

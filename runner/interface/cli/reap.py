@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
                 )
             ]
         )
-    strange, silent = asyncio.run(_strange(args.driver, root, args.installation))
+    strange, silent = asyncio.run(_find_untracked(args.driver, root, args.installation))
     entered = _enter_in_ledger(args, strange)
     strange = [lease for lease in strange if lease not in entered]
     own = {lease.key for lease in entered}
@@ -143,16 +143,12 @@ def run(args: argparse.Namespace) -> int:
         elif not args.quiet:
             print(
                 f"{'kept':11}  {words}"
-                + (
-                    ""
-                    if _left_alone(each.fate)
-                    else f"; `recipe reap {each.row.key}` terminates it"
-                )
+                + ("" if _is_spared(each.fate) else f"; `recipe reap {each.row.key}` terminates it")
             )
     return 5 if left else 0
 
 
-async def _strange(
+async def _find_untracked(
     only: str | None, root: Path, installation: str | None
 ) -> tuple[list[Lease], list[str]]:
     """Return machines that are missing in the ledger, and a message per provider that fails to answer.
@@ -236,7 +232,7 @@ def _choose_leases(
     for key in keys:
         find_endable_lease(known, key)
     ends = [each for each in known if (each.fate.end and not args.keys) or each.row.key in keys]
-    dead = [each for each in known if args.dead and each not in ends and not _left_alone(each.fate)]
+    dead = [each for each in known if args.dead and each not in ends and not _is_spared(each.fate)]
     if (
         dead
         and not args.dry_run
@@ -248,7 +244,7 @@ def _choose_leases(
     return [*ends, *dead]
 
 
-def _left_alone(fate: reaper.Fate) -> bool:
+def _is_spared(fate: reaper.Fate) -> bool:
     """Return True if a run uses the lease or a stack keeps it, so that `--dead` must spare it."""
     return fate.reason in ("at-work", "kept")
 

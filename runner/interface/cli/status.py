@@ -14,14 +14,21 @@ from ...planning.judge import FRESH, SKIPPED
 from ...planning.waiting import WaitKind
 from ...survey.upkeep import examine_published, find_stale
 from ..differences import lines
-from ..handle.here import Here
+from ..handle.local_transport import LocalTransport
 from ..handle.shells import runs_of
 from ..handle.transport import Listing
 from ..tail import safe_ids, safe_line, span
-from .chosen import add_words, answers, in_all, moment, requests, title
 from .flags import JSON_HELP
 from .overview import overview
-from .places import looked_at
+from .places import transport_for_reading
+from .targets import (
+    add_request_words,
+    count_verdicts,
+    describe_counts,
+    describe_request,
+    format_time,
+    resolve_requests,
+)
 from .why import differences, explain_unremembered
 
 if TYPE_CHECKING:
@@ -40,7 +47,7 @@ SOME = 3
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    add_words(parser)
+    add_request_words(parser)
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.description = (
         "Show which outputs are up to date, out of date or stale (left by earlier runs "
@@ -53,11 +60,13 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with closing(looked_at(args)) as place:
+    with closing(transport_for_reading(args)) as place:
         # A server has no workspace whose outputs could be up to date.
-        here = place.ws if isinstance(place, Here) else None
+        here = place.ws if isinstance(place, LocalTransport) else None
         reports = (
-            [report(here, preview(here, each)) for each in requests(here, args)] if here else []
+            [report(here, preview(here, each)) for each in resolve_requests(here, args)]
+            if here
+            else []
         )
         found = find_unfinished(place)
     if args.json:
@@ -74,7 +83,7 @@ def runs_as_text(found: Unfinished) -> list[str]:
     """Format the unfinished runs."""
     text = []
     for row in found.running:
-        since = f"since {moment(row['created'])}{_far(row)}{_cost_so_far(row)}"
+        since = f"since {format_time(row['created'])}{_far(row)}{_cost_so_far(row)}"
         text.append(
             f"running: {row['run']} {safe_line(row['recipe'])}, {since} (recipe logs {row['run']} -f)"
         )
@@ -91,13 +100,13 @@ def runs_as_text(found: Unfinished) -> list[str]:
     for row in found.paused:
         text.append(f"paused: {_since(row)}; `recipe resume {row['run']}` continues it")
     for row in found.died:
-        begun = f"{row['run']} {safe_line(row['recipe'])}, begun {moment(row['created'])}"
+        begun = f"{row['run']} {safe_line(row['recipe'])}, begun {format_time(row['created'])}"
         text.append(f"died: {begun}{_cost_so_far(row)}; resume it with `recipe run`")
     return text
 
 
 def _since(row: Begun) -> str:
-    return f"{row['run']} {safe_line(row['recipe'])}, since {moment(row['created'])}"
+    return f"{row['run']} {safe_line(row['recipe'])}, since {format_time(row['created'])}"
 
 
 class StepStatus(TypedDict):
@@ -168,9 +177,9 @@ def report(ws: Workspace, found: Survey) -> RecipeStatus:
     ]
     return {
         "recipe": found.plan.recipe,
-        "title": title(found),
+        "title": describe_request(found),
         "fresh": not steps,
-        "counts": answers(found),
+        "counts": count_verdicts(found),
         "steps": steps,
         "edited": sorted(edited),
         "stale": [item.row.path for item in old if item.now != "gone"],
@@ -178,7 +187,7 @@ def report(ws: Workspace, found: Survey) -> RecipeStatus:
 
 
 def as_text(report: RecipeStatus, *, all: bool) -> list[str]:
-    total = in_all(report["counts"])
+    total = describe_counts(report["counts"])
     state = f"everything is fresh ({total})" if report["fresh"] else total
     text = [f"{safe_line(report['title'])}: {state}"]
     steps = report["steps"] if all else report["steps"][:FEW]
