@@ -218,17 +218,18 @@ def read(source: str, config: script_hydra.Find = lambda folder, name: None) -> 
     texts_read = [*use.texts_read]
     if hydra is not None and hydra.folder:
         texts_read.append(f"{hydra.folder}/")
+    written = tuple(dict.fromkeys(use.texts_written))
     return Script(
         options=tuple(options_by_name.values()),
         imports=of_tree(tree).module_names,
         reads=tuple(dict.fromkeys(texts_read)),
-        writes=tuple(dict.fromkeys(use.texts_written)),
+        writes=written,
         metrics="RECIPE_METRICS" in source or find_loss_pattern(tree),
         doc=(ast.get_docstring(tree) or "").strip().split("\n\n")[0].replace("\n", " "),
         notes=tuple(notes),
         words=("hydra.run.dir=.",) if hydra is not None else _words(tree),
         targets=hydra.targets if hydra is not None else (),
-        unwritten=tuple(dict.fromkeys(use.texts_off) - dict.fromkeys(use.texts_written).keys()),
+        unwritten=tuple(path for path in dict.fromkeys(use.texts_off) if path not in written),
     )
 
 
