@@ -15,16 +15,16 @@ from typing import Final
 from drivers.base import Need, Offer
 
 from ...storage.records.ledger import LeaseRow, Ledger
-from .money import ENDING, affordable, committed_cost, kept_back
+from .money import RELEASE_SECONDS, affordable_seconds, committed_cost, release_reserve
 
 TERM: Final = timedelta(days=1)
 """Default lease term, prolonged every `leases.RENEW` seconds.  It bounds the life of a machine after the worker and its workspace are lost."""
-LEAST: Final = 300.0
+MIN_SECONDS: Final = 300.0
 """Minimum seconds that the money must cover if no step has a checkpoint interval.
 
 A shorter time is not worth the start.
 """
-INTERVALS: Final = 2
+MIN_CHECKPOINTS: Final = 2
 """Checkpoints that the money must cover after the start, if steps have a checkpoint interval."""
 DAY: Final = 86_400.0
 """Seconds of the period of `cost_per_day`."""
@@ -39,34 +39,38 @@ class Budget:
         """Cost limit of the run in US dollars."""
         self.limits: Mapping[str, float] = {}
         """The settings `[limits]`, over all runs of this user."""
-        self.least: float | None = None
+        self.min_seconds: float | None = None
         """Minimum seconds that the money must cover; overrides the checkpoint interval."""
-        self.every: Mapping[Need, float] = {}
+        self.checkpoint_intervals: Mapping[Need, float] = {}
         """Checkpoint interval in seconds of the steps of a need (with any market), if they have one."""
         self.term = TERM
         """Term of a lease."""
-        self.leaving: Callable[[], Collection[str]] = tuple
+        self.leaving_keys: Callable[[], Collection[str]] = tuple
         """Returns the keys of UP leases that are about to be released."""
         self._ending_since: dict[str, float] = {}
 
-    def left(self, beside: str = "") -> float:
+    def likely_funds(self, beside: str = "") -> float:
         """Return the remaining US dollars of the limits.  Infinite without a limit.
 
         Amounts that a lease has used or may still use are subtracted, except for the lease `beside`.
 
         A lease in release counts with the likely time until its end is confirmed: see `_likely_end`.
         """
-        return min(self._of_run(beside, self._likely_end), self._of_day(beside, self._likely_end))
+        return min(
+            self._run_funds(beside, self._likely_end), self._day_funds(beside, self._likely_end)
+        )
 
-    def certain(self, beside: str = "") -> float:
+    def guaranteed_funds(self, beside: str = "") -> float:
         """Return the US dollars that remain if each lease lives to its own end, even in release.  This is the guaranteed amount."""
-        return min(self._of_run(beside, _own_end), self._of_day(beside, _own_end))
+        return min(self._run_funds(beside, _own_end), self._day_funds(beside, _own_end))
 
-    def at_best(self) -> float:
+    def maximum_funds(self) -> float:
         """Return the US dollars that remain if all releases are confirmed now.  This is the maximum."""
-        return min(self._of_run("", self._proved_now), self._of_day("", self._proved_now))
+        return min(
+            self._run_funds("", self._end_if_confirmed), self._day_funds("", self._end_if_confirmed)
+        )
 
-    def ending(self) -> list[LeaseRow]:
+    def pending_releases(self) -> list[LeaseRow]:
         """Return the leases being released, or about to be, that count against a limit.
 
         A confirmed release frees their money.
@@ -80,7 +84,7 @@ class Budget:
         return [row for row in rows if row.price and self._is_ending(row)]
 
     def _is_ending(self, row: LeaseRow) -> bool:
-        return row.state == "RELEASING" or (row.state != "GONE" and row.key in self.leaving())
+        return row.state == "RELEASING" or (row.state != "GONE" and row.key in self.leaving_keys())
 
     def _likely_end(self, row: LeaseRow, now: float) -> float:
         """Return the Unix time at which a lease probably stops costing money.
@@ -89,24 +93,24 @@ class Budget:
         """
         if not self._is_ending(row):
             return _own_end(row, now)
-        return now + max(ENDING, now - self._ending_since.setdefault(row.key, now))
+        return now + max(RELEASE_SECONDS, now - self._ending_since.setdefault(row.key, now))
 
-    def _proved_now(self, row: LeaseRow, now: float) -> float:
+    def _end_if_confirmed(self, row: LeaseRow, now: float) -> float:
         return now if self._is_ending(row) else _own_end(row, now)
 
-    def _of_run(self, beside: str, end: Callable[[LeaseRow, float], float]) -> float:
+    def _run_funds(self, beside: str, end: Callable[[LeaseRow, float], float]) -> float:
         if self.limit is None:
             return math.inf
-        return self.limit - self._bound(self._ledger.of_run(self._run), beside, 0.0, end)
+        return self.limit - self._sum_costs(self._ledger.of_run(self._run), beside, 0.0, end)
 
-    def _of_day(self, beside: str, end: Callable[[LeaseRow, float], float]) -> float:
+    def _day_funds(self, beside: str, end: Callable[[LeaseRow, float], float]) -> float:
         if (most := self.limits.get("cost_per_day")) is None:
             return math.inf
         since = time.time() - DAY
         rows = {row.key: row for row in [*self._ledger.since(since), *self._ledger.living_leases()]}
-        return most - self._bound(list(rows.values()), beside, since, end)
+        return most - self._sum_costs(list(rows.values()), beside, since, end)
 
-    def _bound(
+    def _sum_costs(
         self,
         rows: Sequence[LeaseRow],
         beside: str,
@@ -123,60 +127,72 @@ class Budget:
         return bound + sum(spent.usd for spent in gone.values())
 
     @property
-    def room(self) -> float:
+    def machine_room(self) -> float:
         """Number of machines that this user may still add, by `[limits] machines`."""
         if (most := self.limits.get("machines")) is None:
             return math.inf
         return most - sum(row.counts for row in self._ledger.living_leases())
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether this user has the maximum number of machines of `[limits] machines`."""
-        return self.room <= 0
+        return self.machine_room <= 0
 
-    def until(self, price: float, left: float, shares: int = 1) -> datetime:
+    def lease_end(self, price: float, left: float, shares: int = 1) -> datetime:
         """Return the end of a lease that starts or is renewed now."""
         now = _clock()
-        seconds = affordable(left, price, shares) if price and left < math.inf else math.inf
+        seconds = affordable_seconds(left, price, shares) if price and left < math.inf else math.inf
         return now + timedelta(seconds=min(seconds, self.term.total_seconds()))
 
-    def curtails(self, price: float, shares: int = 1) -> bool:
+    def shortens_lease(self, price: float, shares: int = 1) -> bool:
         """Return whether a new machine would get less time than after the pending releases are confirmed."""
-        gained = self.until(price, self.left(), shares) - self.until(price, self.certain(), shares)
+        gained = self.lease_end(price, self.likely_funds(), shares) - self.lease_end(
+            price, self.guaranteed_funds(), shares
+        )
         return gained.total_seconds() > 1.0
 
-    def spent(self, ahead: float) -> bool:
+    def reaches_limit(self, ahead: float) -> bool:
         """Return whether the running machines reach the run's cost limit within `ahead` seconds."""
         rate = (
             sum(row.price for row in self._ledger.of_run(self._run) if row.state == "UP")
             if self.limit is not None
             else 0.0
         )
-        return rate > 0 and self._of_run("", _own_end) <= committed_cost(rate, 0.0, ahead)
+        return rate > 0 and self._run_funds("", _own_end) <= committed_cost(rate, 0.0, ahead)
 
-    def outlasts(self, row: LeaseRow, need: Need, offer: Offer) -> bool:
+    def covers_replacement(self, row: LeaseRow, need: Need, offer: Offer) -> bool:
         """Return whether the money covers another machine after the end of this lease.
 
         Then the limit does not end it.
         """
-        kept = committed_cost(row.price, 0.0, kept_back(row.until - row.asked))
-        return not self.pays(need, offer, left=self.left() - kept)
+        kept = committed_cost(row.price, 0.0, release_reserve(row.until - row.asked))
+        return not self.explain_shortage(need, offer, left=self.likely_funds() - kept)
 
-    def pays(self, need: Need, offer: Offer, shares: int = 1, left: float | None = None) -> str:
+    def explain_shortage(
+        self, need: Need, offer: Offer, shares: int = 1, left: float | None = None
+    ) -> str:
         """Return why the remaining money does not cover a machine; empty if it does."""
         if offer.price > (most := self.limits.get("price", math.inf)):
             return f"the cheapest matching machine costs ${offer.price:.2f} an hour, but `[limits] price` is ${most:.2f}"
-        left = self.left() if left is None else left
-        seconds = (self.until(offer.price, left, shares) - _clock()).total_seconds()
-        every = self.every.get(replace(need, market="any")) if self.least is None else None
-        least = (self.least or LEAST) if every is None else self._comes_up + INTERVALS * every
+        left = self.likely_funds() if left is None else left
+        seconds = (self.lease_end(offer.price, left, shares) - _clock()).total_seconds()
+        every = (
+            self.checkpoint_intervals.get(replace(need, market="any"))
+            if self.min_seconds is None
+            else None
+        )
+        least = (
+            (self.min_seconds or MIN_SECONDS)
+            if every is None
+            else self._comes_up + MIN_CHECKPOINTS * every
+        )
         if seconds >= least:
             return ""
         left, seconds = max(0.0, left) / shares, max(0.0, seconds)
-        of_day = self._of_day("", self._likely_end) < self._of_run("", self._likely_end)
+        of_day = self._day_funds("", self._likely_end) < self._run_funds("", self._likely_end)
         which = "[limits] cost_per_day" if of_day else "limits.cost"
         parts = (
-            f" ({self._comes_up:.0f} s to start, and {INTERVALS} checkpoints, {every:.0f} s apart)"
+            f" ({self._comes_up:.0f} s to start, and {MIN_CHECKPOINTS} checkpoints, {every:.0f} s apart)"
             if every is not None
             else ""
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from drivers.base import Need, Offer
 
 from ...storage.records.ledger import LeaseRow
-from .money import leave_at
+from .money import stop_time
 from .needs import covers
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ IDLE: Final = 120.0
 
 
 @dataclass(slots=True)
-class Held:
+class HeldPlace:
     """A place and its leases."""
 
     place: Place
@@ -38,7 +38,7 @@ class Inventory:
     """The places of one run.  With `ends`, leases cost money and have an end by which outputs must be downloaded."""
 
     def __init__(self, idle: float = IDLE, *, ends: bool = False) -> None:
-        self.held: list[Held] = []
+        self.held: list[HeldPlace] = []
         self.coming: list[Need] = []
         """Needs with a requested machine that is not up yet."""
         self._idle, self._ends = idle, ends
@@ -53,7 +53,7 @@ class Inventory:
         return [held.place for held in self.held]
 
     def add(self, place: Place, offer: Offer, leases: Sequence[LeaseRow]) -> None:
-        self.held.append(Held(place, offer, list(leases), time.monotonic()))
+        self.held.append(HeldPlace(place, offer, list(leases), time.monotonic()))
 
     def drop(self, place: Place) -> tuple[list[LeaseRow], list[Place]]:
         """Remove a place and all places on its leases; return these leases and the other places."""
@@ -68,7 +68,7 @@ class Inventory:
         ]
         return list(rows.values()), with_it
 
-    def serving(self, need: Need) -> list[Place]:
+    def find_places(self, need: Need) -> list[Place]:
         """Return the places that fit a need and accept new steps."""
         return [
             held.place
@@ -76,13 +76,13 @@ class Inventory:
             if held.serves(need) and not held.place.lost and not held.place.leaving
         ]
 
-    def machines(self, need: Need) -> int:
+    def count_machines(self, need: Need) -> int:
         """Return the number of machines for a need, running or requested."""
         anywhere = replace(need, market="any")
         coming = sum(replace(each, market="any") == anywhere for each in self.coming)
-        return coming + len(self.serving(need))
+        return coming + len(self.find_places(need))
 
-    def spare(
+    def find_spare(
         self, needs: Mapping[Need, int], awaited: Collection[Place] = ()
     ) -> list[tuple[Place, str]]:
         """Return the rented machines to release, with reasons.
@@ -105,21 +105,23 @@ class Inventory:
                 found.append((held.place, f"the machine was idle for {self._idle:g} s"))
         return found
 
-    def overdue(self) -> list[tuple[Offer, LeaseRow]]:
+    def find_overdue(self) -> list[tuple[Offer, LeaseRow]]:
         """Return the leases whose steps must stop now, so that their outputs are downloaded in time."""
         now = time.time()
         return [
             (held.offer, row)
             for held in self.held
             for row in held.leases
-            if now >= leave_at(row.asked, row.until)
+            if now >= stop_time(row.asked, row.until)
         ]
 
-    def leaving(self) -> list[Place]:
+    def mark_leaving(self) -> list[Place]:
         """Mark and return the places that are about to be preempted or whose lease ends."""
         now = time.time()
         for held in self.held:
-            spent = self._ends and any(now >= leave_at(row.asked, row.until) for row in held.leases)
+            spent = self._ends and any(
+                now >= stop_time(row.asked, row.until) for row in held.leases
+            )
             if not held.place.leaving and (spent or now >= held.place.leave_at):
                 held.place.leaving = "its lease ends"
         return [held.place for held in self.held if held.place.leaving]
@@ -133,7 +135,7 @@ class Inventory:
             for row in held.leases
         }
 
-    def ending(self) -> list[Place]:
+    def take_ending(self) -> list[Place]:
         """Return one place per lease that started to end since the last call."""
         found = {
             row.key: held.place
@@ -145,14 +147,14 @@ class Inventory:
         self._succeeded |= found.keys()
         return list(found.values())
 
-    def succeeded(self, place: Place) -> bool:
+    def has_successor(self, place: Place) -> bool:
         """Return whether a replacement for a place was requested, or the place is no longer in the inventory."""
         return not any(
             held.place is place and self._succeeded.isdisjoint(row.key for row in held.leases)
             for held in self.held
         )
 
-    def unused_leases(self) -> list[Place]:
+    def find_unused_leases(self) -> list[Place]:
         """Return one place per ending lease without a running step."""
         found: dict[str, Place] = {}
         busy = {

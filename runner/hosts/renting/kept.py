@@ -36,24 +36,24 @@ FOREVER: Final = 32_503_680_000.0
 class KeptLeases(Leases):
     """The leases of a run, or of a stack without a run.  With `keeping`, they use the stack's persistent machine."""
 
-    keeping: Stack | None = None
+    kept_stack: Stack | None = None
     keep_alive = False
     """Leave the machine running after the last use, until its time is over."""
 
     def of_driver(self, _name: str) -> KeptLeases:
         return self
 
-    def of(self, stack: Stack) -> None:
+    def use_stack(self, stack: Stack) -> None:
         """Rent for a stack.  Raises CannotRun if its machine should be kept but the provider cannot stop machines."""
         self.stack = stack.id
         if not stack.keep:
             return
         self._demand_pauses()
-        self.keeping = stack
+        self.kept_stack = stack
         if stack.auto_stop:
             self.budget.term = timedelta(seconds=duration(stack.auto_stop))
 
-    def machine(self) -> LeaseRow | None:
+    def find_machine(self) -> LeaseRow | None:
         """Return the stack's persistent machine, if it exists or is being created."""
         return next(
             (
@@ -64,7 +64,7 @@ class KeptLeases(Leases):
             None,
         )
 
-    def uses(self, machine: LeaseRow) -> list[LeaseRow]:
+    def find_uses(self, machine: LeaseRow) -> list[LeaseRow]:
         """Return the open uses of a persistent machine, normally at most one."""
         return [
             row
@@ -77,38 +77,38 @@ class KeptLeases(Leases):
 
         Raises DriverError, and CannotRun if the persistent machine is too small.
         """
-        machine = self.machine() if self.keeping is not None else None
-        if machine is None or self.keeping is None:
-            return await super().offers(wish._replace(keep=self.keeping is not None))
+        machine = self.find_machine() if self.kept_stack is not None else None
+        if machine is None or self.kept_stack is None:
+            return await super().offers(wish._replace(keep=self.kept_stack is not None))
         offer = offer_of(machine)
         if not enough(offer.resources, Wish(replace(wish.need, market="any"))):
-            fix = f"choose another stack, or terminate the machine with `recipe stack down {self.keeping.name}`; the next run rents a matching one"
+            fix = f"choose another stack, or terminate the machine with `recipe stack down {self.kept_stack.name}`; the next run rents a matching one"
             raise CannotRun(
-                f"the persistent machine of the stack {self.keeping.name} ({offer.id}) has less than a step requires",
+                f"the persistent machine of the stack {self.kept_stack.name} ({offer.id}) has less than a step requires",
                 fix=fix,
             )
         return [offer]
 
-    async def ask(self, need: Need, offer: Offer, shares: int = 1) -> LeaseRow | None:
+    async def rent(self, need: Need, offer: Offer, shares: int = 1) -> LeaseRow | None:
         """Rent an offer, or start the persistent machine.  Raises the errors of Leases.ask, and Busy if a dead run's step may use the machine."""
-        if self.keeping is None:
-            return await super().ask(need, offer, shares)
-        until = await self.until(need, offer, shares)
-        use = self.intent(need, offer, until)
+        if self.kept_stack is None:
+            return await super().rent(need, offer, shares)
+        until = await self.determine_end(need, offer, shares)
+        use = self.make_intent(need, offer, until)
         use = use._replace(price=max(0.0, offer.price - offer.disk_price))
-        if (running := await self._running()) is not None:
+        if (running := await self._find_running_use()) is not None:
             taken = self.ledger.succeed(running, use.key, self.holder, self.run, self.workspace)
-            self.heard("", taken)
+            self.on_change("", taken)
             return taken
-        machine = self.machine()
+        machine = self.find_machine()
         if machine is not None:
-            return await self._started(use._replace(machine=machine.key), machine, until)
+            return await self._record_and_start(use._replace(machine=machine.key), machine, until)
         key = os.urandom(8).hex()
         machine = use._replace(key=key, run="", until=FOREVER, price=offer.disk_price, machine=key)
         use = use._replace(machine=key)
         self._note(machine, use)
         crashpoint("lease-intended")
-        self.heard("", use)
+        self.on_change("", use)
         try:
             made = await self.order(machine, until)
         except DriverError:
@@ -120,13 +120,13 @@ class KeptLeases(Leases):
             return None
         return self._move(use, "COMING", lease=made.lease)
 
-    def free(self) -> None:
+    def require_free(self) -> None:
         """Raise Busy if a step of another run may use the persistent machine.
 
         The machine is not stopped automatically.
         """
-        machine = self.machine() if self.keeping is not None else None
-        for row in self.uses(machine) if machine is not None else ():
+        machine = self.find_machine() if self.kept_stack is not None else None
+        for row in self.find_uses(machine) if machine is not None else ():
             if row.run not in ("", self.run):
                 words = f"the machine of the stack is in use by run {row.run}"
                 raise Busy(
@@ -134,14 +134,14 @@ class KeptLeases(Leases):
                     fix=f"resume that run with `recipe resume {row.run}`, or stop the machine with `recipe reap {row.key}`",
                 )
 
-    async def _running(self) -> LeaseRow | None:
+    async def _find_running_use(self) -> LeaseRow | None:
         """Return the use of a machine that runs without a run, or None, and release leftover uses.  Raises Busy, DriverError."""
-        if (machine := self.machine()) is None:
+        if (machine := self.find_machine()) is None:
             return None
-        self.free()
-        for row in self.uses(machine):
+        self.require_free()
+        for row in self.find_uses(machine):
             row = self.ledger.take(row, self.holder)
-            if row.state == "UP" and await self.stands(machine) == "runs":
+            if row.state == "UP" and await self.ask_status(machine) == "runs":
                 return row
             if not await self.release(row, "the machine no longer runs"):
                 raise Busy(
@@ -150,10 +150,12 @@ class KeptLeases(Leases):
                 )
         return None
 
-    async def _started(self, use: LeaseRow, machine: LeaseRow, until: datetime) -> LeaseRow | None:
+    async def _record_and_start(
+        self, use: LeaseRow, machine: LeaseRow, until: datetime
+    ) -> LeaseRow | None:
         self._note(use)
         crashpoint("lease-intended")
-        self.heard("", use)
+        self.on_change("", use)
         return await self._start(use, machine, until)
 
     async def _start(self, use: LeaseRow, machine: LeaseRow, until: datetime) -> LeaseRow | None:
@@ -172,12 +174,12 @@ class KeptLeases(Leases):
         crashpoint("lease-recorded")
         return use
 
-    async def _looked_for(self, row: LeaseRow) -> LeaseRow:
+    async def _resolve_intent(self, row: LeaseRow) -> LeaseRow:
         if not row.machine or row.kept:
-            return await super()._looked_for(row)
+            return await super()._resolve_intent(row)
         machine = self.ledger.row(row.machine)
         if machine.state == "ASKED":
-            machine = await super()._looked_for(self.ledger.take(machine, self.holder))
+            machine = await super()._resolve_intent(self.ledger.take(machine, self.holder))
         if machine.state == "GONE":
             return self._move(row, "GONE", reason=machine.reason)
         if machine.state == "COMING":  # a machine runs from its order on
@@ -186,23 +188,23 @@ class KeptLeases(Leases):
             row, machine, datetime.fromtimestamp(row.until, UTC)
         ) or self.ledger.row(row.key)
 
-    def measured(self, row: LeaseRow) -> None:
+    def mark_persistent(self, row: LeaseRow) -> None:
         """Record that a new machine matches its offer.  From now on it is persistent."""
         if row.machine and (machine := self.ledger.row(row.machine)).state == "COMING":
             self._move(self.ledger.take(machine, self.holder), "UP")
 
-    async def _given_back(self, row: LeaseRow, reason: str) -> bool:
+    async def _end_billing(self, row: LeaseRow, reason: str) -> bool:
         """Return whether billing of a lease has ended.  The end of a use stops its machine."""
         if not row.machine or row.kept:
-            return await super()._given_back(row, reason)
+            return await super()._end_billing(row, reason)
         machine = self.ledger.row(row.machine)
         if machine.state == "UP":
-            return await self._stopped(machine)
+            return await self._stop_machine(machine)
         return machine.state == "GONE" or await self.release(
             self.ledger.take(machine, self.holder), reason
         )
 
-    async def _stopped(self, machine: LeaseRow) -> bool:
+    async def _stop_machine(self, machine: LeaseRow) -> bool:
         """Return whether the provider stopped a machine."""
         return await confirm_end(self, partial(self.driver.stop, lease_of(machine)))
 
@@ -226,16 +228,16 @@ class KeptLeases(Leases):
             each.usd for each in spent.values()
         )
 
-    def leave(self, row: LeaseRow) -> None:
+    def release_hold(self, row: LeaseRow) -> None:
         """Give up this process's hold on a use, which continues until its end."""
         self.ledger.take(row, "")
 
     def hand_over(self, row: LeaseRow) -> None:
         """Leave the machine of a use running for the next run."""
         self.ledger.succeed(row, os.urandom(8).hex(), "", "", self.workspace)
-        self.heard("UP", row._replace(state="GONE", reason="the machine keeps running"))
+        self.on_change("UP", row._replace(state="GONE", reason="the machine keeps running"))
 
-    async def stands(self, machine: LeaseRow) -> Literal["runs", "stopped", "gone"]:
+    async def ask_status(self, machine: LeaseRow) -> Literal["runs", "stopped", "gone"]:
         """Ask the provider for the status of a persistent machine.  Raises DriverError."""
         self._demand_pauses()
         return await self.call(partial(self.driver.stands, lease_of(machine)), SOON)

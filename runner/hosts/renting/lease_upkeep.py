@@ -16,13 +16,13 @@ from .inventory import Inventory
 from .kept import KeptLeases
 from .leases import RENEW
 
-AGAIN: Final = 20.0
+RELEASE_RETRY: Final = 20.0
 """Seconds until an unconfirmed release is repeated."""
-ALARM: Final = 600.0
+RELEASE_WARNING: Final = 600.0
 """Seconds after which the run warns about an unconfirmed release."""
-LOOK: Final = 300.0
+LEFTOVER_CHECK: Final = 300.0
 """Seconds between two checks for leftover machines of other runs."""
-NOTICED: Final = 5.0
+NOTICE_RETRY: Final = 5.0
 """Seconds until the next preemption check after a failed one."""
 
 
@@ -46,17 +46,17 @@ class LeaseUpkeep:
         )
         self._tasks: list[asyncio.Task[None]] = []
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Start to renew the leases and to record their cost."""
-        self._beside(self._renew())
+        self._run_in_background(self._renew())
         if self._leases.driver.traits.priced:
-            self._beside(self._tend())
+            self._run_in_background(self._tend())
         elif self._leases.driver.traits.billed:
-            self._beside(self._accrue())
+            self._run_in_background(self._accrue())
 
     def watch(self, place: Place, host: Host, driver: Driver) -> None:
         """Start to watch a place for a preemption notice."""
-        self._beside(self._watch(place, host, driver))
+        self._run_in_background(self._watch(place, host, driver))
 
     async def aclose(self) -> None:
         for task in self._tasks:
@@ -76,7 +76,7 @@ class LeaseUpkeep:
         console = self._leases.driver.console
         return f": terminate it at {console}" if console else ""
 
-    def _beside(self, work: Coroutine[object, object, None]) -> None:
+    def _run_in_background(self, work: Coroutine[object, object, None]) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(work))
 
     async def _watch(self, place: Place, host: Host, driver: Driver) -> None:
@@ -86,7 +86,7 @@ class LeaseUpkeep:
                 async for _ in host.call(driver.traits.notice):
                     pass
             except DriverError:
-                await asyncio.sleep(NOTICED)
+                await asyncio.sleep(NOTICE_RETRY)
             else:
                 place.leaving = f"{place.name.split()[0]} preempts the machine"
                 return
@@ -108,7 +108,7 @@ class LeaseUpkeep:
     async def _accrue(self) -> None:
         """Record the cost of the leases until cancelled."""
         while True:
-            await asyncio.sleep(AGAIN)
+            await asyncio.sleep(RELEASE_RETRY)
             with contextlib.suppress(Busy):
                 self._leases.accrue()
 
@@ -118,19 +118,20 @@ class LeaseUpkeep:
         began: dict[str, float] = {}
         looked = time.monotonic()
         while True:
-            await asyncio.sleep(AGAIN)
+            await asyncio.sleep(RELEASE_RETRY)
             with contextlib.suppress(Busy):
                 self._leases.accrue()
-                for row in await self._leases.again():
+                for row in await self._leases.repeat_releases():
                     if (
-                        time.monotonic() - began.setdefault(row.key, time.monotonic()) >= ALARM
+                        time.monotonic() - began.setdefault(row.key, time.monotonic())
+                        >= RELEASE_WARNING
                         and row.key not in said
                     ):
                         said.add(row.key)
                         self._say(
-                            f"{self._name} has not terminated the machine {row.key} for {ALARM / 60:g} minutes{self.console}"
+                            f"{self._name} has not terminated the machine {row.key} for {RELEASE_WARNING / 60:g} minutes{self.console}"
                         )
-            if time.monotonic() - looked >= LOOK:
+            if time.monotonic() - looked >= LEFTOVER_CHECK:
                 looked = time.monotonic()
                 from . import reaper
 

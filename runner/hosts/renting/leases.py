@@ -48,8 +48,8 @@ from ...storage.crash import crashpoint
 from ...storage.records.ledger import LeaseRow, Ledger
 from ..link.contact import LONG, SOON, retry_policy
 from .budget import Budget
-from .money import ENDING, committed_cost
-from .resting import RESTS, account_digest, is_denied
+from .money import RELEASE_SECONDS, committed_cost
+from .resting import COOLDOWNS, account_digest, is_denied
 
 _T = TypeVar("_T")
 RENEW: Final = 3600.0
@@ -58,11 +58,15 @@ SLOW: Final = 600.0
 """Seconds after which a starting machine is reported as slow."""
 OVERDUE: Final = "its lease has expired"
 """Reason for the release of a machine past its end."""
-QUARTER: Final = "15 minutes"
-RAISE: Final = "raise the limit, or use a preset that requires less"
-REAP: Final = "terminate the machine with `recipe reap {}`, then run again; or raise the limit"
-HELD_BACK: Final = "its price counts toward the limit until the provider confirms the termination"
-OURS: Final = (
+LOST_AFTER: Final = "15 minutes"
+RAISE_LIMIT: Final = "raise the limit, or use a preset that requires less"
+REAP_OR_RAISE_LIMIT: Final = (
+    "terminate the machine with `recipe reap {}`, then run again; or raise the limit"
+)
+PRICE_COUNTS: Final = (
+    "its price counts toward the limit until the provider confirms the termination"
+)
+RECIPE_SETTINGS: Final = (
     "container_engine",
     "engine_args",
     "container_args",
@@ -77,11 +81,11 @@ OURS: Final = (
 
 _log = Log("leases")
 
-Heard: TypeAlias = Callable[[str, LeaseRow], None]
+OnChange: TypeAlias = Callable[[str, LeaseRow], None]
 """Called after each state change of a lease with the previous state and the new row."""
 
 
-def driver_of(
+def create_driver(
     name: str, settings: Mapping[str, Any], hosts: Sequence[str], home: str, python: str = ""
 ) -> Driver:
     """Create a driver with these settings, overridden by `hosts` and `python`.  Raises CannotRun, and Invalid for a wrong setting."""
@@ -96,7 +100,11 @@ def driver_of(
         make = load(name, extensions.drivers(name))
         takes = inspect.signature(make).parameters
         made: Driver = make(
-            **{key: value for key, value in given.items() if key in takes or key not in OURS}
+            **{
+                key: value
+                for key, value in given.items()
+                if key in takes or key not in RECIPE_SETTINGS
+            }
         )
     except TypeError as error:
         fix = "see `recipe config` and docs/remote-hosts.md"
@@ -138,15 +146,15 @@ class Leases:
         ledger: Ledger,
         run: str,
         workspace: str,
-        heard: Heard = lambda _before, _row: None,
+        on_change: OnChange = lambda _before, _row: None,
     ) -> None:
-        self.driver, self.name, self.ledger, self.run, self.workspace, self.heard = (
+        self.driver, self.name, self.ledger, self.run, self.workspace, self.on_change = (
             driver,
             name,
             ledger,
             run,
             workspace,
-            heard,
+            on_change,
         )
         self.budget = Budget(ledger, run, driver.traits.comes_up.total_seconds())
         self.stack = ""
@@ -162,7 +170,7 @@ class Leases:
         self.holder = f"process {os.getpid()} {os.urandom(4).hex()}"
 
     @property
-    def excluded(self) -> Mapping[str, int]:
+    def exclusions(self) -> Mapping[str, int]:
         """Why the last offers are incomplete, by count."""
         return self.driver.excluded
 
@@ -176,43 +184,43 @@ class Leases:
         return self
 
     @property
-    def _most(self) -> float:
+    def _machine_limit(self) -> float:
         """Maximum number of machines of the user over all runs."""
         return self.budget.limits.get("machines", math.inf)
 
     @property
-    def most(self) -> float:
+    def max_machines(self) -> float:
         """Maximum number of concurrent machines, without regard to other runs."""
         return min(
             self.driver.traits.hosts_at_once or math.inf,
-            self._most,
+            self._machine_limit,
         )
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
         """Return the offers for `wish`.  Raises DriverError."""
         return await self.call(partial(self.driver.offers, wish))
 
-    async def ask(self, need: Need, offer: Offer, shares: int = 1) -> LeaseRow | None:
+    async def rent(self, need: Need, offer: Offer, shares: int = 1) -> LeaseRow | None:
         """Rent an offer: return a COMING lease, or None if the offer is no longer available.
 
         `shares` is the number of machines that share the run's remaining money.  Raises DriverError, CannotRun if the money is too little, and
         Full while the user has the maximum number of machines of `[limits] machines`.
         """
-        until = await self.until(need, offer, shares)
-        row = self.intent(need, offer, until)
+        until = await self.determine_end(need, offer, shares)
+        row = self.make_intent(need, offer, until)
         self._note(row)
         crashpoint("lease-intended")
-        self.heard("", row)
+        self.on_change("", row)
         return await self.order(row, until)
 
     def _note(self, *rows: LeaseRow) -> None:
         """Record intents in the ledger.  Raises Full if the user has the maximum number of machines."""
-        if math.isinf(self._most):
+        if math.isinf(self._machine_limit):
             self.ledger.ask(*rows)
         else:
-            self.ledger.ask_within(self._most, *rows)
+            self.ledger.ask_within(self._machine_limit, *rows)
 
-    async def until(self, need: Need, offer: Offer, shares: int = 1) -> datetime:
+    async def determine_end(self, need: Need, offer: Offer, shares: int = 1) -> datetime:
         """Return the end of a lease that starts now.  Raises CannotRun if the money does not cover it.
 
         A lease in release may cost its price up to its own end.  If that prevents or shortens the new
@@ -221,26 +229,33 @@ class Leases:
         price = 0.0 if offer.queued else offer.price
         gives_up = time.monotonic() + self.driver.traits.comes_up.total_seconds()
         said = False
-        while ending := self.budget.ending():
-            lacks = self.budget.pays(need, offer, shares, self.budget.certain())
-            if not lacks and not self.budget.curtails(price, shares):
+        while ending := self.budget.pending_releases():
+            lacks = self.budget.explain_shortage(
+                need, offer, shares, self.budget.guaranteed_funds()
+            )
+            if not lacks and not self.budget.shortens_lease(price, shares):
                 break
-            if short := self.budget.pays(need, offer, shares, self.budget.at_best()):
-                raise CannotRun(short, fix=RAISE)
+            if short := self.budget.explain_shortage(
+                need, offer, shares, self.budget.maximum_funds()
+            ):
+                raise CannotRun(short, fix=RAISE_LIMIT)
             if time.monotonic() >= gives_up:
                 break
             if not said:
                 said = True
-                self.say(f"waiting until {_display_names(ending)} is terminated: {HELD_BACK}")
+                self.say(f"waiting until {_display_names(ending)} is terminated: {PRICE_COUNTS}")
             await asyncio.sleep(self.driver.traits.poll.total_seconds())
-        left = self.budget.certain()
-        if short := self.budget.pays(need, offer, shares, left):
+        left = self.budget.guaranteed_funds()
+        if short := self.budget.explain_shortage(need, offer, shares, left):
             if ending:
-                raise CannotRun(self._unproved(ending, short), fix=REAP.format(ending[0].key))
-            raise CannotRun(short, fix=RAISE)
-        return self.budget.until(price, left, shares)
+                raise CannotRun(
+                    self._describe_unconfirmed(ending, short),
+                    fix=REAP_OR_RAISE_LIMIT.format(ending[0].key),
+                )
+            raise CannotRun(short, fix=RAISE_LIMIT)
+        return self.budget.lease_end(price, left, shares)
 
-    def _unproved(self, ending: Sequence[LeaseRow], short: str) -> str:
+    def _describe_unconfirmed(self, ending: Sequence[LeaseRow], short: str) -> str:
         """Return the error message if money may be free but its release is not confirmed."""
         minutes = self.driver.traits.comes_up.total_seconds() / 60
         now = time.time()
@@ -250,7 +265,7 @@ class Leases:
             f"lease ends it may cost ${most:.4g} more: {short}"
         )
 
-    def intent(self, need: Need, offer: Offer, until: datetime) -> LeaseRow:
+    def make_intent(self, need: Need, offer: Offer, until: datetime) -> LeaseRow:
         """Return the ledger row of a lease that is about to be requested."""
         return LeaseRow(
             os.urandom(8).hex(),
@@ -301,11 +316,11 @@ class Leases:
         crashpoint("lease-recorded")
         return row
 
-    async def up(self, row: LeaseRow) -> tuple[LeaseRow, Sequence[Host]]:
+    async def wait_until_up(self, row: LeaseRow) -> tuple[LeaseRow, Sequence[Host]]:
         """Wait for the machines of a lease.  If they are lost or do not start in time, release the lease and raise HostLost."""
         traits, began = self.driver.traits, time.monotonic()
         deadline, slow = began + traits.comes_up.total_seconds(), row.state == "COMING"
-        while not (hosts := await self._hosts(row)):
+        while not (hosts := await self._ask_hosts(row)):
             if slow and time.monotonic() >= began + SLOW and self.driver.traits.priced:
                 slow, words = (
                     False,
@@ -314,7 +329,7 @@ class Leases:
                 self.say(
                     f"{self.name} {row.key}: {words}; giving up after {traits.comes_up.total_seconds() / 60:g}"
                 )
-                self.heard("COMING", row._replace(reason=words))
+                self.on_change("COMING", row._replace(reason=words))
             if time.monotonic() > deadline:
                 minutes = traits.comes_up.total_seconds() / 60
                 said = await _describe_vitals(self.driver, self.name, row)
@@ -328,9 +343,9 @@ class Leases:
         if row.state == "COMING":
             row = self._move(row, "UP")
             crashpoint("lease-up")
-        return await self._at_its_price(row), hosts
+        return await self._apply_actual_price(row), hosts
 
-    async def _at_its_price(self, row: LeaseRow) -> LeaseRow:
+    async def _apply_actual_price(self, row: LeaseRow) -> LeaseRow:
         """Correct a lease that costs more than offered: it ends when the same money is spent."""
         if not row.price or row.machine:
             return row
@@ -348,7 +363,7 @@ class Leases:
                 await self.call(partial(self.driver.prolong, lease_of(row), ends))
         return row
 
-    async def _hosts(self, row: LeaseRow) -> Sequence[Host] | None:
+    async def _ask_hosts(self, row: LeaseRow) -> Sequence[Host] | None:
         ours = (
             row.state == "UP" and not row.price
         )  # a free host, where a step of this run may be running
@@ -358,7 +373,7 @@ class Leases:
                 self._asked_again = True
                 words = "then the run continues without it (to continue immediately, remove the host from the settings)"
                 self.say(
-                    f"{error}; steps of this run may be running on this host: trying again for {QUARTER}, {words}"
+                    f"{error}; steps of this run may be running on this host: trying again for {LOST_AFTER}, {words}"
                 )
 
         try:
@@ -366,7 +381,7 @@ class Leases:
         except Unreachable as error:
             if not ours:
                 raise
-            raise HostLost(f"cannot reach the host for {QUARTER}: {error}") from error
+            raise HostLost(f"cannot reach the host for {LOST_AFTER}: {error}") from error
         except HostLost as error:
             failure, why = "", str(error)
             if row.state != "UP":
@@ -392,22 +407,22 @@ class Leases:
                 crashpoint("release-intended")
             task = asyncio.ensure_future(self._release(row, reason))
             self._releasing[row.key] = task
-            task.add_done_callback(partial(self._released, row.key))
+            task.add_done_callback(partial(self._forget_release, row.key))
         return await asyncio.shield(task)  # other callers may wait for the same release
 
-    def _released(self, key: str, task: asyncio.Task[bool]) -> None:
+    def _forget_release(self, key: str, task: asyncio.Task[bool]) -> None:
         del self._releasing[key]
         if not task.cancelled():
             task.exception()  # retrieve the error: the caller may be gone
 
     async def _release(self, row: LeaseRow, reason: str) -> bool:
-        if not await self._given_back(row, reason):
+        if not await self._end_billing(row, reason):
             return False
         crashpoint("release-proved")
         self._move(row, "GONE")
         return True
 
-    async def _given_back(self, row: LeaseRow, reason: str) -> bool:
+    async def _end_billing(self, row: LeaseRow, reason: str) -> bool:
         """Return whether the provider has stopped billing a lease."""
         # A free place ends by itself, and its host may be gone for good.
         lease = (
@@ -430,7 +445,7 @@ class Leases:
                 continue
             row = self.ledger.take(found, self.holder)
             if row.state == "ASKED":
-                row = await self._looked_for(row)
+                row = await self._resolve_intent(row)
             if (
                 row.price
                 and row.state in ("COMING", "UP")
@@ -447,11 +462,11 @@ class Leases:
                 with suppress(DriverError):  # repeated by `again`
                     await self.release(row, OVERDUE)
             elif row.state in ("COMING", "UP"):
-                self.heard(row.state, row)
+                self.on_change(row.state, row)
                 kept.append(row)
         return kept
 
-    async def _looked_for(self, row: LeaseRow) -> LeaseRow:
+    async def _resolve_intent(self, row: LeaseRow) -> LeaseRow:
         """Resolve the intent of an earlier worker: COMING if the provider has the machine, otherwise GONE."""
         lease = await self._find(row)
         return (
@@ -468,11 +483,13 @@ class Leases:
     async def renew(self, row: LeaseRow) -> LeaseRow:
         """Extend a lease by another term, if the driver supports it."""
         price = 0.0 if offer_of(row).queued else row.price
-        until = self.budget.until(
-            price, self.budget.certain(row.key) - committed_cost(row.price, row.asked, time.time())
+        until = self.budget.lease_end(
+            price,
+            self.budget.guaranteed_funds(row.key)
+            - committed_cost(row.price, row.asked, time.time()),
         )
         if until.timestamp() <= max(
-            row.until, time.time() + ENDING
+            row.until, time.time() + RELEASE_SECONDS
         ):  # or past its end, with no money left
             return row
         if self.driver.traits.replays:
@@ -488,7 +505,7 @@ class Leases:
             await self.call(partial(self.driver.prolong, lease_of(row), until))
         return row
 
-    async def again(self) -> list[LeaseRow]:
+    async def repeat_releases(self) -> list[LeaseRow]:
         """Repeat the pending releases of this process.  Returns the leases that still exist."""
         left = []
         for row in self.ledger.of_run(self.run):
@@ -503,17 +520,17 @@ class Leases:
                 left.append(row)
         return left
 
-    async def denied(self) -> None:
+    async def check_denial(self) -> None:
         """Raise Denied while the last order of this account with these settings is on cooldown after a denial."""
         row = self.ledger.last(self.name)
         if row is None or not is_denied(row, time.time()):
             return
         if row.account == account_digest(self.settings, await _read_account(self)):
-            minutes = RESTS[LeaseFailure.DENIED] / 60
+            minutes = COOLDOWNS[LeaseFailure.DENIED] / 60
             again = f"trying again with other settings of [drivers.{self.name}], or in {minutes:g} minutes"
             raise Denied(f"{row.reason} ({again})")
 
-    def taken_away(self) -> int:
+    def count_preemptions(self) -> int:
         """Return the number of spot machines that this run lost to preemption, over all workers."""
         return sum(row.failure == LeaseFailure.TAKEN_AWAY for row in self.ledger.of_run(self.run))
 
@@ -523,7 +540,7 @@ class Leases:
             if row.price and row.lease and row.state != "GONE" and row.holder == self.holder:
                 self.ledger.accrue(row)
 
-    async def charges(self) -> None:
+    async def record_charges(self) -> None:
         """Record the provider's charges for this run's machines, if the provider reports them."""
         for row in self.ledger.of_run(self.run):
             if (
@@ -536,11 +553,11 @@ class Leases:
                 if charged:
                     self.ledger.charge(row, sum(charge.usd for charge in charged))
 
-    async def listed(self, row: LeaseRow) -> bool:
+    async def is_listed(self, row: LeaseRow) -> bool:
         """Return whether the provider still lists the machine of a lease.  Raises DriverError."""
         return row.key in {lease.key for lease in await self.call(self.driver.leases, SOON)}
 
-    async def strangers(self) -> list[Lease]:
+    async def find_strangers(self) -> list[Lease]:
         """Return machines tagged by this installation that the ledger does not know.  Machines of GONE leases are released.  Raises DriverError."""
         found = await self.call(self.driver.leases)
         states = self.ledger.states(self.name)
@@ -602,7 +619,7 @@ class Leases:
         _log.info("%s %s: %s -> %s %s", self.name, row.key, row.state, after, reason)
         if after == "GONE" and row.price:
             self.freed.set()
-        self.heard(row.state, moved)
+        self.on_change(row.state, moved)
         return moved
 
     async def call(

@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from ..place.place import Place
 
 AnyMarket: TypeAlias = Market | Literal["any"]
-MOST_TAKEN: Final = 3
+SPOT_PREEMPTIONS: Final = 3
 """Preemptions on the market `spot` after which a run rents on demand."""
-TAKEN_OF_ANY: Final = 2
+ANY_PREEMPTIONS: Final = 2
 """Preemptions on the market `any` after which a run rents on demand."""
 
 
-class Takes(NamedTuple):
+class StepTotals(NamedTuple):
     """The known totals of all steps with one need."""
 
     hours: float | None = None
     home: int | None = None
     """Bytes of outputs to download."""
-    every: float | None = None
+    checkpoint_interval: float | None = None
     """Longest checkpoint interval of these steps in seconds."""
-    on: HoursOn | None = None
+    hours_on: HoursOn | None = None
     """Their total time on a kind of GPU."""
 
 
@@ -51,7 +51,7 @@ class Spot:
     @property
     def most_taken(self) -> int:
         """Number of preemptions before the run rents on demand."""
-        return TAKEN_OF_ANY if self._market == "any" else MOST_TAKEN
+        return ANY_PREEMPTIONS if self._market == "any" else SPOT_PREEMPTIONS
 
     def add(self, place: Place) -> None:
         """Record a place on a spot machine."""
@@ -61,7 +61,7 @@ class Spot:
         """Return whether a place may be preempted."""
         return any(member.name in self._names for member in place.members)
 
-    def gone(self, places: Iterable[Place]) -> bool:
+    def count_preempted(self, places: Iterable[Place]) -> bool:
         """Count the preempted machines among released places; return whether there were any."""
         taken = sum(
             place.name in self._names and bool(place.lost or place.leaving) for place in places
@@ -86,7 +86,7 @@ def need_for(spec: StepSpec, market: AnyMarket = "on-demand", *, images: bool = 
     )
 
 
-def why_alone(
+def why_no_group(
     id: str, spec: StepSpec, name: str, traits: Traits, *, headed: bool, kept: bool, most: float
 ) -> str:
     """Return why a multi-node step cannot run on machines of the driver `name`; empty if it can.
@@ -108,12 +108,12 @@ def why_alone(
     return ""
 
 
-def wish_for(need: Need, taking: Mapping[Need, Takes], filters: Mapping[str, str]) -> Wish:
+def wish_for(need: Need, taking: Mapping[Need, StepTotals], filters: Mapping[str, str]) -> Wish:
     """Return the request to a driver for a need, with the known duration of its steps.
 
     `taking` holds the totals of each need, on any market.
     """
-    takes = taking.get(replace(need, market="any"), Takes())
+    takes = taking.get(replace(need, market="any"), StepTotals())
     return Wish(need, hours=takes.hours, home=takes.home, filters=filters)
 
 

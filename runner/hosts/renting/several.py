@@ -108,7 +108,7 @@ class SeveralLeases(KeptLeases):
         first = next(iter(each.values()))
         together = JointDriver({name: leases.driver for name, leases in each.items()})
         super().__init__(
-            cast(Any, together), name, first.ledger, first.run, first.workspace, first.heard
+            cast(Any, together), name, first.ledger, first.run, first.workspace, first.on_change
         )
         self.each = each
         self.gone: dict[str, str] = {}
@@ -123,7 +123,7 @@ class SeveralLeases(KeptLeases):
                 leases.ledger = self.ledger
 
     @property
-    def excluded(self) -> Mapping[str, int]:
+    def exclusions(self) -> Mapping[str, int]:
         return self._excluded
 
     @property
@@ -138,14 +138,16 @@ class SeveralLeases(KeptLeases):
         found, self._excluded = list[Offer](), {}
         asked = [name for name in self.each if name not in self.gone]
         for name, offers in zip(
-            asked, await asyncio.gather(*(self._asked(name, wish) for name in asked)), strict=True
+            asked,
+            await asyncio.gather(*(self._ask_provider(name, wish) for name in asked)),
+            strict=True,
         ):
             found += [replace(offer, driver=name) for offer in offers]
         if len(self.gone) == len(self.each):
             raise Unreachable("; ".join(f"{name}: {why}" for name, why in self.gone.items()))
         return found
 
-    async def _asked(self, name: str, wish: Wish) -> Sequence[Offer]:
+    async def _ask_provider(self, name: str, wish: Wish) -> Sequence[Offer]:
         leases, need = self.each[name], wish.need
         if need.image and not leases.driver.traits.images:
             self._excluded[f"{name}: {NO_IMAGES}"] = 1
@@ -153,7 +155,7 @@ class SeveralLeases(KeptLeases):
         if need.market == "any":
             need = replace(need, market=self._markets[name])
         try:
-            await leases.denied()
+            await leases.check_denial()
             if name not in self._solvent:
                 await leases.call(leases.driver.solvent)
             self._solvent.add(name)
@@ -161,30 +163,30 @@ class SeveralLeases(KeptLeases):
         except Rejected:
             raise  # the user must correct a wrong filter
         except DriverError as error:
-            self._leave(name, error)
+            self._give_up(name, error)
             return ()
-        self._excluded |= {f"{name}: {why}": count for why, count in leases.excluded.items()}
+        self._excluded |= {f"{name}: {why}": count for why, count in leases.exclusions.items()}
         return offers
 
-    def _leave(self, name: str, error: DriverError) -> None:
+    def _give_up(self, name: str, error: DriverError) -> None:
         self.gone[name] = str(error)
         left = [each for each in self.each if each not in self.gone]
         more = f"; continuing with {', '.join(left)}" if left else ""
         self.say(f"no more requests to {name}: {error}{more}")
 
-    async def ask(self, need: Need, offer: Offer, shares: int = 1) -> LeaseRow | None:
+    async def rent(self, need: Need, offer: Offer, shares: int = 1) -> LeaseRow | None:
         """Rent an offer from its provider, as `Leases.ask`; None if the provider refuses.
 
         Then another offer is used.
         """
         try:
-            return await self.each[offer.driver].ask(need, offer, shares)
+            return await self.each[offer.driver].rent(need, offer, shares)
         except (Denied, NoCapacity, Unreachable) as error:
-            self._leave(offer.driver, error)
+            self._give_up(offer.driver, error)
             return None
 
-    async def up(self, row: LeaseRow) -> tuple[LeaseRow, Sequence[Host]]:
-        return await self.each[row.driver].up(row)
+    async def wait_until_up(self, row: LeaseRow) -> tuple[LeaseRow, Sequence[Host]]:
+        return await self.each[row.driver].wait_until_up(row)
 
     async def release(self, row: LeaseRow, reason: str, failure: str = "") -> bool:
         return await self.each[row.driver].release(row, reason, failure)
@@ -192,8 +194,8 @@ class SeveralLeases(KeptLeases):
     async def renew(self, row: LeaseRow) -> LeaseRow:
         return await self.each[row.driver].renew(row)
 
-    async def until(self, need: Need, offer: Offer, shares: int = 1) -> datetime:
-        return await self.each[offer.driver].until(need, offer, shares)
+    async def determine_end(self, need: Need, offer: Offer, shares: int = 1) -> datetime:
+        return await self.each[offer.driver].determine_end(need, offer, shares)
 
     async def adopt(self) -> list[LeaseRow]:
         return [row for leases in self.each.values() for row in await leases.adopt()]
@@ -202,28 +204,28 @@ class SeveralLeases(KeptLeases):
         if row.driver in self.each:
             self.each[row.driver].inherit(row)
 
-    async def again(self) -> list[LeaseRow]:
-        return [row for leases in self.each.values() for row in await leases.again()]
+    async def repeat_releases(self) -> list[LeaseRow]:
+        return [row for leases in self.each.values() for row in await leases.repeat_releases()]
 
-    async def denied(self) -> None:
+    async def check_denial(self) -> None:
         """Do nothing: `offers` checks each provider."""
 
     def accrue(self) -> None:
         for leases in self.each.values():
             leases.accrue()
 
-    async def charges(self) -> None:
+    async def record_charges(self) -> None:
         for leases in self.each.values():
-            await leases.charges()
+            await leases.record_charges()
 
-    async def listed(self, row: LeaseRow) -> bool:
-        return await self.each[row.driver].listed(row)
+    async def is_listed(self, row: LeaseRow) -> bool:
+        return await self.each[row.driver].is_listed(row)
 
-    async def strangers(self) -> list[Lease]:
+    async def find_strangers(self) -> list[Lease]:
         found = list[Lease]()
         for leases in self.each.values():
             with suppress(DriverError):
-                found += await leases.strangers()
+                found += await leases.find_strangers()
         return found
 
     async def close(

@@ -18,12 +18,12 @@ from ...storage.records.ledger import LeaseRow
 
 COMES_UP: Final = 0.05
 """Default hours until a machine is up, while it is already billed."""
-PRIOR: Final = 20.0
+PRIOR_HOURS: Final = 20.0
 """Weight of the default preemption rate `TAKEN_AWAY`, in spot machine hours.
 
 It is added to the ledger's experience.
 """
-LATEST: Final = 20
+RECENT_MACHINES: Final = 20
 """Number of recent machines of a provider whose start times count."""
 
 
@@ -58,7 +58,7 @@ class History:
     """Number of preempted spot machines, and the total hours of all spot machines."""
 
     @classmethod
-    def of(cls, rows: Iterable[LeaseRow], now: float) -> History:
+    def from_rows(cls, rows: Iterable[LeaseRow], now: float) -> History:
         """Read ledger rows, oldest first."""
         waits: dict[str, list[float]] = defaultdict(list)
         taken: dict[str, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
@@ -74,19 +74,20 @@ class History:
                     hours + max(0.0, gone - row.up) / 3600,
                 )
         return cls(
-            {driver: median(found[-LATEST:]) for driver, found in waits.items()}, dict(taken)
+            {driver: median(found[-RECENT_MACHINES:]) for driver, found in waits.items()},
+            dict(taken),
         )
 
-    def boot(self, offer: Offer) -> float:
+    def boot_hours(self, offer: Offer) -> float:
         """Return the billed hours until a machine is up."""
         return 0.0 if offer.queued else self.comes_up.get(offer.driver, COMES_UP)
 
-    def taken_away(self, offer: Offer) -> float:
+    def preemption_rate(self, offer: Offer) -> float:
         """Return the preemptions per hour of an offered machine."""
         if offer.market != "spot":
             return 0.0
         count, hours = self.taken.get(offer.driver, (0, 0.0))
-        return (PRIOR * TAKEN_AWAY + count) / (PRIOR + hours)
+        return (PRIOR_HOURS * TAKEN_AWAY + count) / (PRIOR_HOURS + hours)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +95,11 @@ class Pricing:
     """The cost model of a run.  Without a history, the start of a machine costs nothing."""
 
     history: History | None = None
-    on: HoursOn | None = None
+    hours_on: HoursOn | None = None
     """Hours by kind of GPU; without it, the hours of the wish count for every GPU."""
 
     @property
-    def history_of(self) -> History:
+    def known_history(self) -> History:
         """The history, or an empty one."""
         return self.history or History()
 
@@ -108,17 +109,19 @@ class Pricing:
         hours = self._hours(offer, wish)
         if hours is None:
             return Total(None, 0.0, 0.0, out, None)
-        history = self.history_of
-        boot = history.boot(offer) * offer.price if self.history is not None else 0.0
-        lost = offer.price * hours.hours * history.taken_away(offer) * LOST
+        history = self.known_history
+        boot = history.boot_hours(offer) * offer.price if self.history is not None else 0.0
+        lost = offer.price * hours.hours * history.preemption_rate(offer) * LOST
         return Total(hours, boot, lost, out, offer.price * hours.hours + boot + lost + out)
 
     def _hours(self, offer: Offer, wish: Wish) -> Hours | None:
         have = offer.resources
-        found = self.on(have.gpu or "", have.gpu_memory) if self.on is not None else None
+        found = (
+            self.hours_on(have.gpu or "", have.gpu_memory) if self.hours_on is not None else None
+        )
         return found if found is not None or wish.hours is None else Hours(wish.hours)
 
-    def ranked(self, offers: Sequence[Offer], wish: Wish) -> list[Offer]:
+    def rank(self, offers: Sequence[Offer], wish: Wish) -> list[Offer]:
         """Return the offers, the cheapest run first.
 
         Offers without a known time come last: with several providers or markets by price including expected
@@ -130,7 +133,7 @@ class Pricing:
         def key(n: int) -> tuple[bool, float]:
             total, offer = usd[n], offers[n]
             if total is None:
-                lost = self.history_of.taken_away(offer) * LOST
+                lost = self.known_history.preemption_rate(offer) * LOST
                 return True, offer.price * (1 + lost) if several else 0.0
             return False, total
 

@@ -21,11 +21,13 @@ class Zones:
         self._chosen: dict[Need, str] = {}
         self._left: defaultdict[Need, set[str]] = defaultdict(set)
 
-    def of(self, need: Need) -> str:
+    def zone_for(self, need: Need) -> str:
         """Return the zone of a need on any market; empty before one is chosen."""
         return self._chosen.get(replace(need, market="any"), "")
 
-    def among(self, need: Need, offers: Iterable[Offer], there: Sequence[str]) -> list[Offer]:
+    def filter_offers(
+        self, need: Need, offers: Iterable[Offer], there: Sequence[str]
+    ) -> list[Offer]:
         """Return the offers in the zone of a need.
 
         Before a zone is chosen, these are the offers in all zones that were not given up.
@@ -34,7 +36,7 @@ class Zones:
         """
         left = self._left[replace(need, market="any")]
         up = [zone for zone in there if zone not in left]
-        zone = self.of(need) or (max(up, key=up.count) if up else "")
+        zone = self.zone_for(need) or (max(up, key=up.count) if up else "")
         fit = [offer for offer in offers if zone_of(offer) not in left]
         return [offer for offer in fit if not zone or zone_of(offer) == zone]
 
@@ -42,7 +44,7 @@ class Zones:
         """Choose the zone of an offer for a need."""
         self._chosen[replace(need, market="any")] = zone_of(offer)
 
-    def leave(self, need: Need, there: Sequence[str]) -> str:
+    def give_up(self, need: Need, there: Sequence[str]) -> str:
         """Give up the zone of a need and return it; empty if none was chosen."""
         key = replace(need, market="any")
         zone = self._chosen.pop(key, "") or next(iter(there), "")
