@@ -400,7 +400,7 @@ class HostPool:
                 found.add(need)
                 await self._of().call(driver.solvent)
                 budget = self._of().budget
-                if short := budget.explain_shortage(need, offers[0], left=budget.maximum_funds()):
+                if short := budget.explain_shortage(need, offers[0], funds=budget.maximum_funds()):
                     raise Invalid(
                         [
                             Problem(
