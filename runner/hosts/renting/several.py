@@ -175,7 +175,7 @@ class SeveralLeases(KeptLeases):
         self.say(f"no more requests to {name}: {error}{more}")
 
     async def rent(self, need: Need, offer: Offer, shares: int = 1) -> LeaseRow | None:
-        """Rent an offer from its provider, as `Leases.ask`; None if the provider refuses.
+        """Rent an offer from its provider, as `Leases.rent`; None if the provider refuses.
 
         Then another offer is used.
         """
