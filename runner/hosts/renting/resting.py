@@ -24,14 +24,14 @@ COOLDOWNS: Final[Mapping[str, float]] = {
 }
 """Cooldown in seconds by failure.
 
-A failed offer is used last.  After a denial, the provider gets no order with the same settings.
+A failed offer is used last.  After a denial, the provider gets no order with the same settings and account.
 """
 ZONE_FAILURES: Final = 2
 """Number of offers on cooldown in a zone from which the whole zone is on cooldown."""
 
 
 class UnusableMachine(HostLost):
-    """A new machine is unusable, and another offer is used.  `failure` is the kind of failure."""
+    """A new machine is unusable, so that another offer must be used.  `failure` is the kind of failure."""
 
     def __init__(self, message: str, failure: LeaseFailure) -> None:
         super().__init__(message)
@@ -51,20 +51,23 @@ class OnCooldown(NamedTuple):
 
 def find_on_cooldown(rows: Iterable[LeaseRow], driver: str, now: float) -> OnCooldown:
     """Find the offers and zones of a driver on cooldown, from all leases within the longest cooldown."""
-    zones: dict[str, str] = {}
+    zones: dict[str, str] = {}  # by offer
     for row in rows:
-        what = failure_of(row) if row.driver == driver else ""
-        if what in ("", LeaseFailure.DENIED):
-            continue
-        if now - (row.gone or now) < COOLDOWNS[what]:
+        if row.driver == driver and _starts_cooldown(row, now):
             data = row.offer.get("data")
-            zones[str(row.offer.get("id", ""))] = (
-                str(data.get("zone", "")) if isinstance(data, Mapping) else ""
-            )
-    several = {
-        zone for zone, count in Counter(zones.values()).items() if zone and count >= ZONE_FAILURES
-    }
-    return OnCooldown(frozenset(zones), frozenset(several))
+            zone = data.get("zone", "") if isinstance(data, Mapping) else ""
+            zones[str(row.offer.get("id", ""))] = str(zone)
+    failures = Counter(zones.values())
+    failed = [zone for zone, count in failures.items() if zone and count >= ZONE_FAILURES]
+    return OnCooldown(frozenset(zones), frozenset(failed))
+
+
+def _starts_cooldown(row: LeaseRow, now: float) -> bool:
+    """Return whether the offer of an ended lease is on cooldown because of its failure.  A denial concerns all offers."""
+    failure = failure_of(row)
+    if failure in ("", LeaseFailure.DENIED):
+        return False
+    return now - (row.gone or now) < COOLDOWNS[failure]
 
 
 def failure_of(row: LeaseRow) -> str:
@@ -76,13 +79,13 @@ def failure_of(row: LeaseRow) -> str:
 
 
 def account_digest(settings: Mapping[str, object], account: Iterable[tuple[str, str]]) -> str:
-    """Return a digest of the settings and the account.
+    """Return a digest of the settings and the account facts.
 
-    One of them must change before an order after a denial.
+    After a denial, the digest must change before the next order, or the cooldown must end.
     """
-    said = [[name, words] for name, words in account if name != "clock"]
+    facts = [[name, words] for name, words in account if name != "clock"]
     values = sorted((name, str(value)) for name, value in settings.items())
-    return of_value("denied/1", [values, said])[:8]
+    return of_value("denied/1", [values, facts])[:8]
 
 
 def is_denied(row: LeaseRow | None, now: float) -> bool:
