@@ -265,7 +265,7 @@ class HostPool:
             await self._fill(kept)
         for rows in kept.values():
             await self._enter(offer_of(rows[0]), rows)
-        self.spot.taken = self.leases.count_preemptions() if self.priced else 0
+        self.spot.preemptions = self.leases.count_preemptions() if self.priced else 0
         if not self.priced and not self.places and self.lost:
             raise NoHost(
                 "\n".join(self.lost),
@@ -505,7 +505,7 @@ class HostPool:
         )
         losses = f"with {often:.2g} preemptions an hour"
         if offer.market == "spot":
-            left = self.spot.most_taken - self.spot.taken
+            left = self.spot.max_preemptions - self.spot.preemptions
             return f", spot: cheaper than ${others[0].price:.2f} on demand even {losses}; on demand after {left} more"
         return f", on demand: spot at ${others[0].price:.2f} is not cheaper {losses}"
 
@@ -553,7 +553,7 @@ class HostPool:
             failure, reason = LeaseFailure.TAKEN_AWAY, f"preempted: {reason}"
             if self.spot.market != spot:
                 self.say(
-                    f"{self.spot.most_taken} spot machines were preempted; renting on demand from now on"
+                    f"{self.spot.max_preemptions} spot machines were preempted; renting on demand from now on"
                 )
         healthy = not (place.lost or place.leaving)
         for row in rows:

@@ -134,11 +134,11 @@ def test_on_any_market_spot_is_taken_where_that_is_cheaper_by_what_was_lost_befo
     card = Resources(gpus=1, gpu="RTX 4090")
     spot = Offer("vastai", "1", card, price=0.5, market="spot")
     kept = Offer("vastai", "2", card, price=0.8)
-    calm, rough = History(), History(taken={"vastai": (60, 40.0)})
+    calm, rough = History(), History(preemptions={"vastai": (60, 40.0)})
     for wish in (Wish(hours=5.0), Wish()):
         assert Pricing(calm).rank([kept, spot], wish) == [spot, kept]
         assert Pricing(rough).rank([spot, kept], wish) == [spot, kept], "0.75 an hour"
-    worse = History(taken={"vastai": (100, 40.0)})
+    worse = History(preemptions={"vastai": (100, 40.0)})
     for wish in (Wish(hours=5.0), Wish()):
         assert Pricing(worse).rank([spot, kept], wish) == [kept, spot], "0.92 an hour"
     leases = cast(
