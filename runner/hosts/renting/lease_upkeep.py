@@ -11,6 +11,7 @@ from typing import Final
 from drivers.base import Driver, DriverError, Host
 
 from ...errors import Busy
+from ...storage.records.ledger import LeaseRow
 from ..place.place import Place
 from .inventory import Inventory
 from .kept import KeptLeases
@@ -37,20 +38,19 @@ class LeaseUpkeep:
         say: Callable[[str], None],
         environ: Mapping[str, str],
     ) -> None:
-        self._leases, self._inventory, self._name, self._say, self._environ = (
-            leases,
-            inventory,
-            name,
-            say,
-            environ,
-        )
+        self._leases, self._inventory, self._name = leases, inventory, name
+        self._say, self._environ = say, environ
         self._tasks: list[asyncio.Task[None]] = []
+        self._pending_since: dict[str, float] = {}
+        """Monotonic time of the first repetition of a release, by lease key."""
+        self._warned: set[str] = set()
+        """Keys of leases with a warning about their release, and warnings about leftover machines."""
 
     def start(self) -> None:
         """Start to renew the leases and to record their cost."""
         self._run_in_background(self._renew())
         if self._leases.driver.traits.priced:
-            self._run_in_background(self._tend())
+            self._run_in_background(self._clean_up())
         elif self._leases.driver.traits.billed:
             self._run_in_background(self._accrue())
 
@@ -59,6 +59,7 @@ class LeaseUpkeep:
         self._run_in_background(self._watch(place, host, driver))
 
     async def aclose(self) -> None:
+        """Cancel all background tasks."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -80,7 +81,7 @@ class LeaseUpkeep:
         self._tasks.append(asyncio.get_running_loop().create_task(work))
 
     async def _watch(self, place: Place, host: Host, driver: Driver) -> None:
-        """Wait until a place is preempted or lost."""
+        """Wait for the preemption notice of a place, and mark the place as leaving."""
         while not place.lost and place in self._inventory.places:
             try:
                 async for _ in host.call(driver.traits.notice):
@@ -100,9 +101,8 @@ class LeaseUpkeep:
             self._leases.freed.clear()
             for held in self._inventory.held:
                 for n, row in enumerate(held.leases):
-                    with contextlib.suppress(
-                        DriverError, Busy
-                    ):  # several attempts are possible before the lease ends
+                    # After a failure, several more attempts are possible before the lease ends.
+                    with contextlib.suppress(DriverError, Busy):
                         held.leases[n] = await self._leases.renew(row)
 
     async def _accrue(self) -> None:
@@ -112,31 +112,39 @@ class LeaseUpkeep:
             with contextlib.suppress(Busy):
                 self._leases.accrue()
 
-    async def _tend(self) -> None:
-        """Repeat unconfirmed releases, and check for leftover machines of other runs, until cancelled."""
-        said: set[str] = set()
-        began: dict[str, float] = {}
-        looked = time.monotonic()
+    async def _clean_up(self) -> None:
+        """Repeat unconfirmed releases, and check for leftover machines of other runs, until cancelled.
+
+        The cost of the leases is recorded too.
+        """
+        checked = time.monotonic()
         while True:
             await asyncio.sleep(RELEASE_RETRY)
             with contextlib.suppress(Busy):
                 self._leases.accrue()
                 for row in await self._leases.repeat_releases():
-                    if (
-                        time.monotonic() - began.setdefault(row.key, time.monotonic())
-                        >= RELEASE_WARNING
-                        and row.key not in said
-                    ):
-                        said.add(row.key)
-                        self._say(
-                            f"{self._name} has not terminated the machine {row.key} for {RELEASE_WARNING / 60:g} minutes{self.console}"
-                        )
-            if time.monotonic() - looked >= LEFTOVER_CHECK:
-                looked = time.monotonic()
-                from . import reaper
-
+                    self._warn_about_slow_release(row)
+            if time.monotonic() - checked >= LEFTOVER_CHECK:
+                checked = time.monotonic()
                 with contextlib.suppress(DriverError, Busy):
-                    for words in await reaper.release_leftovers(self._leases, self._environ):
-                        if (warning := words.partition(", $")[0]) not in said:
-                            said.add(warning)
-                            self._say(words)
+                    await self._report_leftovers()
+
+    def _warn_about_slow_release(self, row: LeaseRow) -> None:
+        """Warn once about a release that has been pending for `RELEASE_WARNING` seconds."""
+        now = time.monotonic()
+        pending_for = now - self._pending_since.setdefault(row.key, now)
+        if pending_for >= RELEASE_WARNING and row.key not in self._warned:
+            self._warned.add(row.key)
+            self._say(
+                f"{self._name} has not terminated the machine {row.key} for {RELEASE_WARNING / 60:g} minutes{self.console}"
+            )
+
+    async def _report_leftovers(self) -> None:
+        """Release leftover leases of dead runs, and report each machine that costs money once."""
+        from . import reaper
+
+        for words in await reaper.release_leftovers(self._leases, self._environ):
+            warning = words.partition(", $")[0]  # without the cost, which grows
+            if warning not in self._warned:
+                self._warned.add(warning)
+                self._say(words)
