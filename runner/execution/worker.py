@@ -28,7 +28,7 @@ from ..errors import (
 )
 from ..failures import RunFailure, of_step
 from ..hosts import interpreters, stacks
-from ..hosts.ahead import Ahead
+from ..hosts.ahead import EarlyConnection
 from ..hosts.connect import check_same_packages
 from ..hosts.interpreters import CURRENT
 from ..hosts.link.client import Client
@@ -91,7 +91,7 @@ class Assignment:
     """Stores a new run after the hosts have accepted it, and returns its fence."""
     handover: Handover | None = None
     """Stop requests to the process of a queue worker."""
-    ahead: Ahead | None = None
+    ahead: EarlyConnection | None = None
     """The run's driver, which is already connecting."""
     masker: Masker = field(init=False)
     commits: GroupCommit | None = None

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from drivers.base import Driver
 
 
-class Ahead:
+class EarlyConnection:
     """A driver that connects on its own event loop, which the run uses later.  Rents nothing.  Errors are raised when the driver is first used."""
 
     def __init__(self, driver: Driver) -> None:
@@ -53,9 +53,9 @@ class Ahead:
 
 
 @contextlib.contextmanager
-def connect_ahead(driver: Driver) -> Iterator[Ahead]:
+def connect_ahead(driver: Driver) -> Iterator[EarlyConnection]:
     """Connect a driver in the background until the block ends."""
-    made = Ahead(driver)
+    made = EarlyConnection(driver)
     try:
         yield made
     finally:

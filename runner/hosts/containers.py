@@ -435,20 +435,20 @@ def _walk_links(folder: str, store: str, ours: Sequence[str], seen: set[str]) ->
                 elif entry.is_symlink():
                     target = os.path.realpath(entry.path)
                     if not os.path.exists(target) or any(
-                        _within(target, place) for place in (folder, *ours)
+                        _is_within(target, place) for place in (folder, *ours)
                     ):
                         continue
-                    if _within(target, store):
+                    if _is_within(target, store):
                         yield store  # stored objects contain no links that leave the store
                         continue
-                    if not any(_within(target, place) for place in seen):
+                    if not any(_is_within(target, place) for place in seen):
                         yield target
                     if os.path.isdir(target) and target not in walked:
                         walked.add(target)
                         pending.append(target)
 
 
-def _within(path: str, folder: str) -> bool:
+def _is_within(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
@@ -457,19 +457,19 @@ def cover_paths(paths: Iterable[str], most: int = MOST) -> list[str]:
 
     Returns the root only if nothing else fits.
     """
-    found = _tops(paths)
+    found = _remove_nested(paths)
     while len(found) > most:
         deepest = max(path.count("/") for path in found)
-        found = _tops(
+        found = _remove_nested(
             posixpath.dirname(path) if path.count("/") == deepest else path for path in found
         )
     return found
 
 
-def _tops(paths: Iterable[str]) -> list[str]:
+def _remove_nested(paths: Iterable[str]) -> list[str]:
     found: list[str] = []
     for path in sorted(set(paths), key=lambda path: path.split("/")):
-        if not found or not _within(path, found[-1]):
+        if not found or not _is_within(path, found[-1]):
             found.append(path)
     return found
 

@@ -93,7 +93,7 @@ async def find_python(place: Place, version: str) -> str:
 
 async def is_built(place: Place, wanted: EnvironmentSpec) -> bool:
     """Return whether the environment exists.  It does not count if its base Python was removed."""
-    home = _home(place, wanted)
+    home = _environment_folder(place, wanted)
     return await place.folder.noted(f"{home}/complete") and await place.folder.noted(
         f"{home}/bin/python"
     )
@@ -102,7 +102,7 @@ async def is_built(place: Place, wanted: EnvironmentSpec) -> bool:
 async def provide_python(hooks: Hooks, wanted: EnvironmentSpec, say: Callable[[str], None]) -> str:
     """Return the interpreter of an environment, built if necessary.  `say` receives the progress.  Raises CannotRun."""
     place = hooks.place
-    home = _home(place, wanted)
+    home = _environment_folder(place, wanted)
     if wanted.lock is None and await find_python(place, wanted.version) == place.python:
         return place.python
     if not await is_built(place, wanted):
@@ -117,7 +117,7 @@ async def provide_python(hooks: Hooks, wanted: EnvironmentSpec, say: Callable[[s
     return f"{place.folder.root}/{home}/bin/python"
 
 
-def _home(place: Place, wanted: EnvironmentSpec) -> str:
+def _environment_folder(place: Place, wanted: EnvironmentSpec) -> str:
     """Return the environment's directory below the root.  Workspaces share it on a host if they use the same Python."""
     return (
         wanted.name

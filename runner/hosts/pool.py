@@ -773,7 +773,7 @@ class HostPool:
             with (
                 self._usable(offer)
                 if ready is None
-                else _as_failed_offer(DriverError, Infrastructure, CannotRun)
+                else _fail_offer_on(DriverError, Infrastructure, CannotRun)
             ):
                 if self.priced:
                     cuda = self.where.get("cuda") or str(leases.settings.get("cuda", ""))
@@ -790,7 +790,7 @@ class HostPool:
                         )
                     )
             if ready is not None:
-                with _as_failed_offer(HostLost, Unreachable):
+                with _fail_offer_on(HostLost, Unreachable):
                     for place in places:
                         await ready(place)  # before a step can start there
         except HostLost as error:
@@ -820,7 +820,7 @@ class HostPool:
 
 
 @contextlib.contextmanager
-def _as_failed_offer(*faults: type[Exception]) -> Iterator[None]:
+def _fail_offer_on(*faults: type[Exception]) -> Iterator[None]:
     """Treat `faults` of a new machine as a failed offer, so that the next offer is used."""
     try:
         yield

@@ -21,10 +21,10 @@ from runner.hosts.place.checkpoint_sync import (
     LINK,
     CheckpointPruner,
     CheckpointSync,
-    Look,
+    DirectoryListing,
     disk_strain,
 )
-from runner.hosts.place.host_task import Round, StateFolder
+from runner.hosts.place.host_task import StateFolder, SyncRound
 from runner.storage import checkpoints
 
 EXAMPLES = int(os.environ.get("RECIPE_KEEPER_EXAMPLES", "20"))
@@ -46,11 +46,11 @@ class Elsewhere:
         )  # what happens while something is on its way
         self.fails: list[Exception] = []
 
-    async def look(self, path: str) -> Look:
+    async def look(self, path: str) -> DirectoryListing:
         self.questions += 1
         if self.fails:
             raise self.fails.pop(0)
-        return Look(self._known(Path(path)), self.free, self.total)
+        return DirectoryListing(self._known(Path(path)), self.free, self.total)
 
     held = look
 
@@ -156,7 +156,7 @@ class Scene:
     ) -> None:
         self.tmp, self.keep, self.pattern, self.known = tmp, keep, pattern, known
         self.here = tmp / "home" / "1" / "ckpt"
-        self.told: list[Round] = []
+        self.told: list[SyncRound] = []
         self.paused: list[float] = []
         self.while_paused: Callable[[], None] = lambda: None
         self.host("a")
@@ -184,11 +184,11 @@ class Scene:
 
         return asyncio.run(run())
 
-    def sync(self) -> Round:
+    def sync(self) -> SyncRound:
         self.do(self.keeper.sync())
         return self.told[-1]
 
-    def finish(self) -> Round:
+    def finish(self) -> SyncRound:
         self.do(self.keeper.finish())
         return self.told[-1]
 

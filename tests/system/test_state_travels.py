@@ -22,8 +22,8 @@ from drivers.base import NOTHING, Argv, HostLost, Order, Wish
 from drivers.local import LocalHost
 from drivers.loopback import Loopback
 from runner.hosts.link.wire import Wire
-from runner.hosts.place.checkpoint_sync import CheckpointSync, HostCheckpoints, Look
-from runner.hosts.place.host_task import Round, StateFolder
+from runner.hosts.place.checkpoint_sync import CheckpointSync, DirectoryListing, HostCheckpoints
+from runner.hosts.place.host_task import StateFolder, SyncRound
 from runner.hosts.transfer.host_store import HostStore
 from tests.system.test_keeper import Training, steps
 from tests.tools import needs
@@ -38,7 +38,7 @@ class Journey:
     def __init__(self, root: Path, *, keep: int = 2) -> None:
         self.driver = Loopback(root / "machines", hosts=2)
         self.here, self.keep = root / "home" / "1" / "ckpt", keep
-        self.told: list[Round] = []
+        self.told: list[SyncRound] = []
 
     async def arrive(self, number: int) -> tuple[CheckpointSync, Training]:
         """A keeper for an attempt on a host, and the folder that its trainer writes into."""
@@ -153,7 +153,7 @@ class Paced(HostCheckpoints):
         assert self.trainer.stdin is not None
         self.trainer.stdin.write(b"." * self.random.randrange(8))
 
-    async def look(self, path: str) -> Look:
+    async def look(self, path: str) -> DirectoryListing:
         self.go()
         found = await super().look(path)
         self.go()
@@ -181,7 +181,7 @@ def test_a_trainer_that_saves_and_deletes_all_the_time_gives_only_whole_checkpoi
         await host_store.open()
         there = Path(host_store.root) / "states" / "id" / "ckpt"
         here = tmp_path / "home" / "1" / "ckpt"
-        told: list[Round] = []
+        told: list[SyncRound] = []
         there.mkdir(parents=True)
         trainer = await asyncio.create_subprocess_exec(
             sys.executable, "-c", SAVES, str(there), stdin=subprocess.PIPE
@@ -274,7 +274,7 @@ def test_a_training_that_saves_more_than_a_small_disk_holds_goes_on_to_its_end(
         host_store = HostStore(Wire(host, str(small_disk / "ours")))
         await host_store.open()
         there = f"{host_store.root}/states/id/ckpt"
-        told: list[Round] = []
+        told: list[SyncRound] = []
         keeper = CheckpointSync(
             HostCheckpoints(host_store),
             [
@@ -313,7 +313,7 @@ def test_our_own_disk_that_is_full_is_said_and_loses_nothing(
         host_store = HostStore(Wire(host, str(tmp_path / "ours")))
         await host_store.open()
         there = f"{host_store.root}/states/id/ckpt"
-        told: list[Round] = []
+        told: list[SyncRound] = []
         here = small_disk / "1" / "ckpt"
         keeper = CheckpointSync(
             HostCheckpoints(host_store),

@@ -33,8 +33,8 @@ from runner.errors import Corrupt, Infrastructure
 from runner.hosts.link import wire
 from runner.hosts.link.wire import Progress, Wire
 from runner.hosts.transfer import manifests
-from runner.hosts.transfer.download import Taken
-from runner.hosts.transfer.host_store import HostStore, Parcel
+from runner.hosts.transfer.download import HashedOutput
+from runner.hosts.transfer.host_store import AttemptContents, HostStore
 from runner.storage.content import files
 from runner.storage.content.files import Changed, Entry
 from tests.tools import needs
@@ -126,8 +126,8 @@ class Town:
         assert await self.host_store.have(contents) == set(contents)
         return list(contents)
 
-    async def attempt(self, parcel: Parcel | None = None, name: str = "attempt") -> Path:
-        await self.host_store.stage(name, parcel or Parcel({"given": (b"given", 0o644)}))
+    async def attempt(self, parcel: AttemptContents | None = None, name: str = "attempt") -> Path:
+        await self.host_store.stage(name, parcel or AttemptContents({"given": (b"given", 0o644)}))
         return Path(self.host_store.root, "attempts", name)
 
 
@@ -186,7 +186,7 @@ def test_files_small_and_large_arrive_as_they_were(go: Go) -> None:
 def test_an_attempt_sees_what_it_was_given_and_what_it_made_comes_home(go: Go) -> None:
     async def check(town: Town) -> None:
         (content,) = await town.sends(town.tree())
-        parcel = Parcel(
+        parcel = AttemptContents(
             {"train.py": (b"pass", 0o644), "bin/go": (b"#!", 0o555)},
             {"data": content},
             ["out", "a/b"],
@@ -204,7 +204,7 @@ def test_an_attempt_sees_what_it_was_given_and_what_it_made_comes_home(go: Go) -
         harvest = await town.host_store.take(
             str(path), [("out", True), ("metrics.json", False), ("absent", False)]
         )
-        assert harvest.changed == () and harvest.outputs["absent"] == Taken()
+        assert harvest.changed == () and harvest.outputs["absent"] == HashedOutput()
         outputs = {name: taken.content for name, taken in harvest.outputs.items() if taken.content}
         assert outputs == {
             "out": files.scan(path / "out"),
@@ -528,7 +528,7 @@ def test_an_attempt_is_made_while_what_it_is_given_is_sent_and_that_does_not_cou
         data.write_bytes(b"data")
         content = files.scan(data)
         staging = asyncio.ensure_future(
-            town.host_store.stage("early", Parcel(links={"in": content}), (content,))
+            town.host_store.stage("early", AttemptContents(links={"in": content}), (content,))
         )
         await town.host_store.send({content: str(data)})
         await staging
@@ -545,7 +545,7 @@ def test_an_attempt_whose_input_does_not_come_is_not_made(
     async def check(town: Town) -> None:
         with pytest.raises(wire.Gone):
             await town.host_store.stage(
-                "early", Parcel(links={"in": f"f:{'0' * 64}"}), (f"f:{'0' * 64}",)
+                "early", AttemptContents(links={"in": f"f:{'0' * 64}"}), (f"f:{'0' * 64}",)
             )
         assert not os.listdir(town.place / "there/attempts")
 
@@ -667,7 +667,7 @@ def test_inputs_that_an_attempt_changed_are_named(go: Go) -> None:
         one.write_bytes(os.urandom(100_000))
         tree, file = await town.sends(town.tree(), one)
         path = await town.attempt(
-            Parcel(
+            AttemptContents(
                 {"a": (b"a", 0o644), "b": (b"b", 0o644), "c": (b"c", 0o644)},
                 {"data": tree, "one": file},
             )
@@ -727,7 +727,7 @@ def test_an_output_that_is_kept_can_be_given_to_the_next_attempt(go: Go) -> None
         assert (path / "states" / "out").is_dir()
         assert await town.host_store.keep(str(path), {"out": content}) == {content}
         assert await town.host_store.have({content}) == {content}
-        following = await town.attempt(Parcel({}, {"in": content}), "following")
+        following = await town.attempt(AttemptContents({}, {"in": content}), "following")
         assert files.scan(following / "in") == content
 
     go(check)
@@ -740,7 +740,7 @@ def test_a_sweep_takes_what_is_unused_and_leaves_what_attempts_need(go: Go) -> N
             path.write_bytes(path.name.encode())
         used, forgotten, young = await town.sends(*paths)
         (tree,) = await town.sends(town.tree())
-        await town.attempt(Parcel({}, {"x": used}))
+        await town.attempt(AttemptContents({}, {"x": used}))
         for content in (used, forgotten, tree):
             os.utime(town.place / "there" / "used" / manifests.object_name(content), (0, 0))
         programs = town.place / "there" / "agent"
@@ -768,7 +768,7 @@ def test_a_sweep_takes_states_that_were_not_written_to_and_none_while_an_attempt
         for path in (root / "states" / "young" / "ck" / "step-1", *(root / "states").rglob("*")):
             if path.name != "w":
                 os.utime(path, (0, 0))
-        attempt = await town.attempt(Parcel({"x": (b"x", 0o644)}))
+        attempt = await town.attempt(AttemptContents({"x": (b"x", 0o644)}))
         assert await town.host_store.clear((), every=timedelta(0)) == 0
         assert await town.host_store.clear([str(attempt)]) == 0  # the last one was just now
         assert not attempt.exists()
@@ -997,14 +997,14 @@ def test_bytes_that_are_not_what_was_said_never_get_the_name(tmp_path: Path) -> 
         liar = Liar(stream=b"xxx" * 1000, repeat=1_000_000)
         with pytest.raises(Corrupt, match="changed after the step finished"):
             await HostStore(Wire(cast(Any, liar), "/there")).fetch(
-                "/there/out", Taken("t:" + "2" * 64, entries, 6), str(tmp_path / "home")
+                "/there/out", HashedOutput("t:" + "2" * 64, entries, 6), str(tmp_path / "home")
             )
         assert not (tmp_path / "home").exists()
         assert liar.told < 100_000
         with pytest.raises(Corrupt, match="is not a valid file name"):
             outside = (Entry("../outside", "f", 3, "0" * 64),)
             await HostStore(Wire(cast(Any, liar), "/there")).fetch(
-                "/there/out", Taken("t:" + "2" * 64, outside, 3), str(tmp_path / "home")
+                "/there/out", HashedOutput("t:" + "2" * 64, outside, 3), str(tmp_path / "home")
             )
         assert not (tmp_path / "outside").exists()
 
@@ -1028,7 +1028,9 @@ def test_what_a_login_shell_prints_first_is_not_taken_for_an_answer(tmp_path: Pa
         (content,) = await town.sends(town.tree())
         manifest = tuple(files.entries(town.place / "data"))
         await town.host_store.fetch(
-            town.host_store.path(content), Taken(content, manifest, 0), str(town.place / "home")
+            town.host_store.path(content),
+            HashedOutput(content, manifest, 0),
+            str(town.place / "home"),
         )
         assert files.scan(town.place / "home") == content
         beside = Path(town.host_store.path(content) + ".json")

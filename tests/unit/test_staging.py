@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.hosts.place.spare_dirs import Scrap
+from runner.hosts.place.spare_dirs import SparePool
 from runner.hosts.place.staging import SMALL, AttemptDirectory
 from runner.planning.step import DIRECTORY, OutputSpec
 from runner.storage.content.digest_cache import DigestCache
@@ -41,7 +41,7 @@ def test_a_folder_of_an_earlier_attempt_makes_way(tmp_path: Path) -> None:
     for name in ("lib/sub/a", "lib/b"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
-    scrap = Scrap(str(attempts), "t", 8)
+    scrap = SparePool(str(attempts), "t", 8)
 
     def begun(name: str) -> AttemptDirectory:
         attempt = AttemptDirectory(str(attempts / name))
@@ -64,7 +64,7 @@ def test_a_folder_that_a_step_makes_is_there_though_an_earlier_attempt_had_it(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "a").write_text("a")
-    scrap = Scrap(str(tmp_path / "attempts"), "t", 8)
+    scrap = SparePool(str(tmp_path / "attempts"), "t", 8)
     for name in ("one", "two"):
         attempt = AttemptDirectory(str(tmp_path / "attempts" / name))
         attempt.folder.begin(scrap)

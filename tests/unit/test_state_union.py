@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from drivers.base import HostLost, Rejected
-from runner.hosts.place.checkpoint_sync import HostCheckpoints, Look
+from runner.hosts.place.checkpoint_sync import DirectoryListing, HostCheckpoints
 from runner.hosts.place.state_union import NodesCheckpoints
-from runner.hosts.transfer.download import Taken
+from runner.hosts.transfer.download import HashedOutput
 from runner.hosts.transfer.host_store import Vanished
 from runner.storage.content import files
 
@@ -27,10 +27,10 @@ class Disk(HostCheckpoints):
         if self.lost:
             raise HostLost("it is gone")
 
-    async def look(self, path: str) -> Look:
+    async def look(self, path: str) -> DirectoryListing:
         self._here()
         found = [each for each in sorted((self.root / path).rglob("*")) if each.is_file()]
-        return Look(
+        return DirectoryListing(
             {
                 str(each.relative_to(self.root / path)): (
                     each.stat().st_size,
@@ -42,16 +42,16 @@ class Disk(HostCheckpoints):
             1000,
         )
 
-    async def taken(self, path: str) -> Taken:
+    async def taken(self, path: str) -> HashedOutput:
         self._here()
         if not (self.root / path).parent.is_dir():
             raise Vanished(path)
         entries = tuple(files.entries(self.root / path)) if (self.root / path).is_dir() else ()
         if not entries:
-            return Taken()
-        return Taken(files.tree_id(entries), entries, sum(entry.size for entry in entries))
+            return HashedOutput()
+        return HashedOutput(files.tree_id(entries), entries, sum(entry.size for entry in entries))
 
-    async def fetch(self, path: str, taken: Taken, target: Path) -> int:
+    async def fetch(self, path: str, taken: HashedOutput, target: Path) -> int:
         for entry in taken.entries:
             place = target / entry.path
             place.parent.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ...hosts.place.spare_dirs import Scrap
+from ...hosts.place.spare_dirs import SparePool
 from ...hosts.pool import HostPool
 from ...planning.halving import Goal
 from ...planning.plan import Plan
@@ -126,7 +126,7 @@ class _Assembly:
         self.running = RunningAttempts(self.bell)
         self.groups = Groups(commits, self.running, self.bell.wake)
         self.orphans = Orphans(ws, commits, pool)
-        self.scrap = Scrap(self.folder, f"{commits.run}.{commits.fence}", GROUP_MOVES)
+        self.scrap = SparePool(self.folder, f"{commits.run}.{commits.fence}", GROUP_MOVES)
         self.schedule = self._schedule(claimed)
         self.hooks = HostHooks(self.steps, commits.run, commits.fence)
         self.environments = StepEnvironments(ws, self.steps, commits, pool, self.hooks)

@@ -18,7 +18,7 @@ from ...hosts.link import control_file
 from ...hosts.place import staging
 from ...hosts.place.host_task import HostTask, TaskResult
 from ...hosts.place.place import Place
-from ...hosts.place.spare_dirs import Scrap
+from ...hosts.place.spare_dirs import SparePool
 from ...planning.fingerprint import World
 from ...planning.plan import Node
 from ...planning.step import StepSpec
@@ -156,7 +156,7 @@ class Attempt:
                 return True
         return False
 
-    def clear_up(self, scrap: Scrap) -> None:
+    def clear_up(self, scrap: SparePool) -> None:
         """Delete the local files of an attempt that never started."""
         rest = self.directory.retire(scrap)
         if rest is not None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from ...errors import CannotRun, Infrastructure
 from ...hosts.link.local_agents import forget_claims
-from ...hosts.place.spare_dirs import Scrap
+from ...hosts.place.spare_dirs import SparePool
 from ...hosts.pool import HostPool
 from ...storage.workspace import Workspace
 from ..signals import handle_signals
@@ -83,7 +83,7 @@ class Owners:
     hooks: HostHooks
     orphans: Orphans
     publisher: Publisher
-    scrap: Scrap
+    scrap: SparePool
 
 
 class Loop:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...digest import of_value
-from ...hosts.place.spare_dirs import Scrap
+from ...hosts.place.spare_dirs import SparePool
 from ...storage.content.disk import delete
 from ...storage.workspace import Workspace
 from . import attempt_result
@@ -26,7 +26,7 @@ class Tidying:
         self,
         ws: Workspace,
         commits: GroupCommit,
-        scrap: Scrap,
+        scrap: SparePool,
         recipe: str,
         beside: Callable[[Coroutine[Any, Any, None]], None],
         *,

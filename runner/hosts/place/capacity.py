@@ -20,7 +20,7 @@ LONGEST_QUESTION = 5.0
 """Timeout of such a check in seconds."""
 
 
-class Pick(NamedTuple):
+class GpuPick(NamedTuple):
     """GPUs for one attempt.  If there are none: the seconds until the next check, and the number of GPUs that other runs held."""
 
     devices: tuple[Device, ...]
@@ -90,14 +90,14 @@ class Capacity:
         """Whether a step is running."""
         return self._running > 0
 
-    async def pick(self, count: int, but: Sequence[Device] = ()) -> Pick:
+    async def pick(self, count: int, but: Sequence[Device] = ()) -> GpuPick:
         """Pick `count` GPUs that no run holds, or return the time of the next check.  Raises DriverError.
 
         `but` are GPUs of the step's other nodes, which may be the same cards.
         """
         now = time.monotonic()
         if (again := self._crowded.get(count, 0.0)) > now:
-            return Pick((), again - now, 0)
+            return GpuPick((), again - now, 0)
         ours = [device for device in remove_taken(self.devices, but) if device not in self._given]
         free: Sequence[str] = ()
         with contextlib.suppress(
@@ -109,10 +109,10 @@ class Capacity:
         if len(found) >= count:
             self._crowded.clear()
             self._pause = SOONEST_LOOK
-            return Pick(found[:count], 0.0, 0)
+            return GpuPick(found[:count], 0.0, 0)
         pause, self._pause = self._pause, min(LATEST_LOOK, self._pause * 2)
         self._crowded[count] = now + pause
-        return Pick((), pause, len(ours) - len(found))
+        return GpuPick((), pause, len(ours) - len(found))
 
     def enter(self, wants: Mapping[str, float], devices: Sequence[Device] = ()) -> None:
         self._running += 1

@@ -32,10 +32,10 @@ from ...storage.checkpoint_layouts import TEMPORARY
 from ...storage.checkpoints import Newest
 from ...storage.content.disk import delete, sync_one
 from ...storage.content.files import scan
-from .host_task import Round, StateFolder
+from .host_task import StateFolder, SyncRound
 
 if TYPE_CHECKING:
-    from ..transfer.download import Taken
+    from ..transfer.download import HashedOutput
     from ..transfer.host_store import HostStore
 
 EVERY = 300.0
@@ -64,7 +64,7 @@ def round_period(every: float | None, steps: int | None) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class DirectoryListing:
     """A directory listing and the free and total space of its disk in bytes."""
 
     files: Listing
@@ -78,11 +78,11 @@ class CheckpointHost(Protocol):
     partial: bool
     """Whether a lost or new node may hold a part of the checkpoints."""
 
-    async def look(self, path: str) -> Look:
+    async def look(self, path: str) -> DirectoryListing:
         """List a directory in one request; empty if the directory does not exist."""
         ...
 
-    async def held(self, path: str) -> Look:
+    async def held(self, path: str) -> DirectoryListing:
         """List the checkpoints that can be resumed: with several nodes, the files that all nodes have."""
         ...
 
@@ -119,7 +119,7 @@ class CheckpointSync:
         self,
         host: CheckpointHost,
         states: Sequence[StateFolder],
-        tell: Callable[[Round], None],
+        tell: Callable[[SyncRound], None],
         *,
         world: int | None = None,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -167,7 +167,7 @@ class CheckpointSync:
             wait = max(0.0, began + every - time.monotonic())
 
     async def _round(self, state: StateFolder, *, over: bool = False, tries: int = 1) -> None:
-        doing = Round()
+        doing = SyncRound()
         async with self._seen[state.name].lock:
             try:
                 await retry_async(
@@ -185,7 +185,7 @@ class CheckpointSync:
         self._tell(doing)
 
     async def _restore(self, state: StateFolder) -> Newest:
-        doing = Round()
+        doing = SyncRound()
         async with self._seen[state.name].lock:
             look = await self._host.look(state.below)
             await asyncio.to_thread(_clean_incoming, state, None)
@@ -225,7 +225,7 @@ class CheckpointSync:
         return found
 
     async def _bring(
-        self, state: StateFolder, doing: Round, *, over: bool, newer: bool = False
+        self, state: StateFolder, doing: SyncRound, *, over: bool, newer: bool = False
     ) -> None:
         """Run one round.  `over` means that the process has exited.  With `newer`, copy only checkpoints newer than the newest complete local one.
 
@@ -312,7 +312,7 @@ class CheckpointSync:
         name: str,
         listing: Listing,
         incoming: Path,
-        doing: Round,
+        doing: SyncRound,
         failed: list[Exception],
         *,
         over: bool,
@@ -364,8 +364,8 @@ class CheckpointSync:
         names: Sequence[str],
         good: Sequence[str],
         there: Mapping[str, Listing],
-        look: Look,
-        doing: Round,
+        look: DirectoryListing,
+        doing: SyncRound,
     ) -> None:
         """Delete checkpoints beyond the retention limit, and report a nearly full disk."""
         if state.pattern is None:
@@ -397,14 +397,14 @@ class HostCheckpoints:
     def __init__(self, host_store: HostStore) -> None:
         self._host_store = host_store
 
-    async def look(self, path: str) -> Look:
+    async def look(self, path: str) -> DirectoryListing:
         found, free, total = await self._host_store.look(self._at(path))
         files = {
             name: (LINK if link else size, written)
             for name, size, written, link in found
             if not {"", ".", ".."} & set(name.split("/"))
         }
-        return Look(files, free, total)
+        return DirectoryListing(files, free, total)
 
     async def bring(self, path: str, target: Path) -> int:
         taken = await self.taken(path)
@@ -412,15 +412,15 @@ class HostCheckpoints:
             raise Rejected(taken.problem or f"{path} no longer exists")
         return await self.fetch(path, taken, target)
 
-    async def held(self, path: str) -> Look:
+    async def held(self, path: str) -> DirectoryListing:
         return await self.look(path)
 
-    async def taken(self, path: str) -> Taken:
+    async def taken(self, path: str) -> HashedOutput:
         """Return the digest and manifest of a file or directory on the host.  Raises Vanished if the state directory does not exist."""
         folder, _, name = self._at(path).rpartition("/")
         return (await self._host_store.take(folder, ((name, False),))).outputs[name]
 
-    async def fetch(self, path: str, taken: Taken, target: Path) -> int:
+    async def fetch(self, path: str, taken: HashedOutput, target: Path) -> int:
         """Download a content found by `taken`, or a part of it.  Returns the number of bytes."""
         await self._host_store.fetch(self._at(path), taken, str(target))
         await asyncio.to_thread(_make_writable, target)

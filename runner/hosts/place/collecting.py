@@ -67,7 +67,7 @@ class Collector:
             return TaskResult(
                 exit,
                 problem="input",
-                words=f"the step changed its input {_name_of_input(task.attempt, harvest.changed[0])}",
+                words=f"the step changed its input {_input_name(task.attempt, harvest.changed[0])}",
             )
         in_place = (
             self._host_store.neighbour.reads
@@ -158,7 +158,7 @@ def _write_leftover(top: str, name: str, data: bytes) -> None:
         file.write(data)
 
 
-def _name_of_input(attempt: AttemptDirectory, name: str) -> str:
+def _input_name(attempt: AttemptDirectory, name: str) -> str:
     """Return the step's name of an input: the host knows some inputs only by content."""
     names = {content: path for path, (_, content) in attempt.links.items()} | {
         content: path for path, content in attempt.objects.items()

@@ -22,7 +22,7 @@ from .host_task import Paths
 if TYPE_CHECKING:
     from ...secrets import Secret
     from ...storage.signed import Signed
-    from ..transfer.download import Taken
+    from ..transfer.download import HashedOutput
     from ..transfer.host_store import HostStore
 
 LULL, LULLS = 0.03, 10
@@ -114,9 +114,9 @@ class RemoteFolder(Folder):
         return self._host_store.root
 
     async def scratch(self, name: str, files: Mapping[str, bytes], script: bytes | None) -> Paths:
-        from ..transfer.host_store import Parcel
+        from ..transfer.host_store import AttemptContents
 
-        parcel = Parcel(
+        parcel = AttemptContents(
             {path: (data, 0o644) for path, data in files.items()},
             beside={} if script is None else {".sh": script},
         )
@@ -182,7 +182,7 @@ class RemoteFolder(Folder):
         else:
             self.contents.discard(content)
 
-    async def fetch(self, path: str, taken: Taken, partial: str) -> None:
+    async def fetch(self, path: str, taken: HashedOutput, partial: str) -> None:
         """Download an output to the local store.  An interrupted download continues with the file at `partial`."""
         content = Content(taken.content)
         if self._ws.objects.has(content):

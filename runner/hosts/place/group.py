@@ -20,12 +20,12 @@ from drivers.base import Command, DriverError, Exit, HostLost, Job
 from ...storage.content.disk import delete
 from ...storage.workspace import Workspace
 from . import launch, rendezvous
-from .capacity import LONGEST_QUESTION, Capacity, Pick
+from .capacity import LONGEST_QUESTION, Capacity, GpuPick
 from .folder import Folder
 from .host_task import FOREVER, HostTask, Paths, StateFolder, TaskResult
 from .place import GRACE, Place
 from .remote import RemotePlace
-from .rendezvous import Meeting, Node, gather_all
+from .rendezvous import Node, Rendezvous, gather_all
 from .staging import AttemptDirectory
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 BEGIN: Final = 60.0
 """Seconds until all nodes must have started, once their inputs are there."""
-UNTOUCHED: Final = Meeting(0, ())
+UNTOUCHED: Final = Rendezvous(0, ())
 
 
 class GroupCapacity(Capacity):
@@ -51,9 +51,9 @@ class GroupCapacity(Capacity):
         each, worker = len(devices) // (len(self._members) - self._heads), rank - self._heads
         return tuple(devices[worker * each : (worker + 1) * each]) if worker >= 0 else ()
 
-    async def pick(self, count: int, but: Sequence[Device] = ()) -> Pick:
+    async def pick(self, count: int, but: Sequence[Device] = ()) -> GpuPick:
         """Pick GPUs of every host, those of node 0 first."""
-        found = list[Pick]()
+        found = list[GpuPick]()
         for each in self._members[self._heads :]:
             found.append(
                 await each.pick(
@@ -61,8 +61,8 @@ class GroupCapacity(Capacity):
                 )
             )
         if all(each.devices for each in found):
-            return Pick(tuple(device for each in found for device in each.devices), 0.0, 0)
-        return Pick((), max(each.again for each in found), sum(each.others for each in found))
+            return GpuPick(tuple(device for each in found for device in each.devices), 0.0, 0)
+        return GpuPick((), max(each.again for each in found), sum(each.others for each in found))
 
     def enter(self, wants: Mapping[str, float], devices: Sequence[Device] = ()) -> None:
         for rank, each in enumerate(self._members):
@@ -173,7 +173,7 @@ class Group(Place):
             self._members[rank].host.wait(Job(f"{job.key}.{rank}"), 2 * GRACE) for rank in going
         )
         over |= {rank: exit for rank, exit in zip(going, others, strict=True) if exit is not None}
-        return over[_first_failed(over, UNTOUCHED)]
+        return over[_find_first_failed(over, UNTOUCHED)]
 
     async def carry(self, task: HostTask) -> TaskResult:
         try:
@@ -236,7 +236,7 @@ class Group(Place):
         )
         return CheckpointSync(nodes, task.states, task.round, world=task.processes)
 
-    async def _begin(self, task: HostTask, found: Mapping[str, Newest]) -> Meeting:
+    async def _begin(self, task: HostTask, found: Mapping[str, Newest]) -> Rendezvous:
         """Prepare all nodes, find a common port, and start the commands.  After an error, all are stopped."""
         pairs = list(zip(self._members, task.parts, strict=True))
         commands = await gather_all(each.prepare(part, found) for each, part in pairs)
@@ -245,7 +245,7 @@ class Group(Place):
             for each, part in pairs
         ]
         met = await self._members[0].contact.insist(
-            lambda: rendezvous.meet(nodes, self._members[0].port)
+            lambda: rendezvous.check_nodes(nodes, self._members[0].port)
         )
 
         async def start(each: RemotePlace, part: HostTask, command: Command) -> None:
@@ -261,7 +261,7 @@ class Group(Place):
             raise
         return met
 
-    async def _attend(self, task: HostTask, met: Meeting) -> TaskResult:
+    async def _attend(self, task: HostTask, met: Rendezvous) -> TaskResult:
         """Wait for the end of all nodes.  The first failed node ends the others and provides the result."""
         bringing: list[Coroutine[object, object, TaskResult]] = []
         for each, part in zip(self._members, task.parts, strict=True):
@@ -281,7 +281,7 @@ class Group(Place):
         brought = [end for end in ends if isinstance(end, TaskResult)]
         bad = {rank: each.exit for rank, each in enumerate(brought) if not _is_success(each.exit)}
         if bad:
-            rank = _first_failed(bad, met)
+            rank = _find_first_failed(bad, met)
             return replace(brought[rank], node=rank)
         wrong = next((rank for rank, each in enumerate(brought) if each.problem), 0)
         return replace(
@@ -339,7 +339,7 @@ def _is_success(exit: Exit) -> bool:
     return exit.code == 0 and exit.reason == "exit"
 
 
-def _first_failed(bad: Mapping[int, Exit], met: Meeting) -> int:
+def _find_first_failed(bad: Mapping[int, Exit], met: Rendezvous) -> int:
     """Return the node that failed first, if possible not one that was stopped because of another failure.
 
     A lost node counts first: a restarting host is noticed late, after the failures that it caused on other nodes.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ...storage.checkpoints import Newest
     from ..engines import Mount
     from ..link.client import Client
-    from ..transfer.host_store import HostStore, Parcel
+    from ..transfer.host_store import AttemptContents, HostStore
     from .checkpoint_sync import CheckpointSync
 
 LINKED = "it is staged as symbolic links on {} because {}. Use `tar -h` and `find -L`"
@@ -229,7 +229,7 @@ class RemotePlace(Place):
 
     async def _put(self, task: HostTask, script: bytes | None) -> None:
         attempt = task.attempt
-        parcel = _parcel(attempt, {state.path: state.below for state in task.states})
+        parcel = _attempt_contents(attempt, {state.path: state.below for state in task.states})
         for name, path in (await self._direct(attempt)).items():
             del parcel.links[name]
             parcel.seen[name] = path, name in attempt.objects
@@ -312,11 +312,11 @@ class RemotePlace(Place):
         return sources, manifests
 
 
-def _parcel(attempt: AttemptDirectory, states: Mapping[str, str]) -> Parcel:
+def _attempt_contents(attempt: AttemptDirectory, states: Mapping[str, str]) -> AttemptContents:
     """Return an attempt directory in a form that can be uploaded."""
-    from ..transfer.host_store import Parcel
+    from ..transfer.host_store import AttemptContents
 
-    parcel = Parcel(states=dict(states))
+    parcel = AttemptContents(states=dict(states))
     parcel.links = {name: content for name, (_, content) in attempt.links.items()} | attempt.objects
     waiting = [""]
     while waiting:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ...storage.content.disk import delete, overwrite
 
 
-class Spare(NamedTuple):
+class SpareFolder(NamedTuple):
     """A spare directory, its subdirectories (relative, parents first) and its plain, writable files."""
 
     path: str
@@ -23,7 +23,7 @@ class Spare(NamedTuple):
     files: tuple[str, ...]
 
 
-class Scrap:
+class SparePool:
     """Spare directories of one run, and spare scripts and empty logs beside attempts.
 
     There is at most one directory per concurrent step.
@@ -31,13 +31,13 @@ class Scrap:
 
     def __init__(self, folder: str, tag: str, room: int) -> None:
         self._folder, self._tag, self._room = folder, tag, room
-        self._spares: list[Spare] = []
+        self._spares: list[SpareFolder] = []
         self._files: list[str] = []
         self._scripts: list[str] = []
         self._logs: list[str] = []
         self._count = 0
 
-    def give(self, spare: Spare) -> bool:
+    def give(self, spare: SpareFolder) -> bool:
         """Add a directory; False if there are enough, or if it contains other entries."""
         if len(self._spares) >= self._room:
             return False
@@ -50,7 +50,7 @@ class Scrap:
         self._spares.append(spare)
         return True
 
-    def take(self, path: str) -> Spare | None:
+    def take(self, path: str) -> SpareFolder | None:
         """Rename a spare directory to `path`, with its contents; None if there is none."""
         while self._spares:
             spare = self._spares.pop()

@@ -29,7 +29,7 @@ from ...storage.content.giving import FULL
 from ...storage.content.inputs import EACH_FILE, Source, StoredInputs
 from ...storage.content.objects import Objects
 from .overlays import CHANGES, Overlays
-from .spare_dirs import Scrap, Spare
+from .spare_dirs import SpareFolder, SparePool
 
 Mark: TypeAlias = tuple[int, int, int]
 """Inode, size and modification time of a file."""
@@ -68,7 +68,7 @@ class Workdir:
     def __init__(self, path: str) -> None:
         self._path = path
         self._made: dict[str, None] = {}  # created directories, parents first
-        self._scrap: Scrap | None = None
+        self._scrap: SparePool | None = None
         self._spare: list[str] = []  # spare files, to be overwritten
         self._aside = 0  # number of spare files renamed because their name was needed
         self._idle: dict[str, None] = {}  # spare directories that are not used yet
@@ -82,7 +82,7 @@ class Workdir:
         """The created subdirectories, parents first."""
         return tuple(folder[len(self._path) + 1 :] for folder in self._made if folder != self._path)
 
-    def begin(self, scrap: Scrap | None = None) -> None:
+    def begin(self, scrap: SparePool | None = None) -> None:
         """Create the directory, or reuse a spare one."""
         self._scrap = scrap
         spare = scrap.take(self._path) if scrap is not None else None
@@ -599,7 +599,7 @@ class AttemptDirectory:
         with open(f"{self.path}.taken", "a", encoding="utf-8") as file:
             file.write(f"{name}\t{content}\n")
 
-    def retire(self, scrap: Scrap) -> Callable[[], None] | None:
+    def retire(self, scrap: SparePool) -> Callable[[], None] | None:
         """Turn a finished directory into a spare if it contains only known files, otherwise delete it.
 
         The directory is renamed first, so that no worker after a kill takes its remains for complete outputs.
@@ -617,7 +617,7 @@ class AttemptDirectory:
             for path in self._taken:
                 delete(Path(gone, path))
             with contextlib.suppress(OSError):  # a part of the directory is missing or unreadable
-                if scrap.give(Spare(gone, self.folder.folders, (*self.staged, *self._tiny))):
+                if scrap.give(SpareFolder(gone, self.folder.folders, (*self.staged, *self._tiny))):
                     return None
         delete(Path(gone))
         return None

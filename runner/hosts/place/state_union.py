@@ -15,9 +15,9 @@ from drivers.base import HostLost, Rejected
 
 from ...storage.content import files
 from ...storage.content.disk import delete
-from ..transfer.download import Taken
+from ..transfer.download import HashedOutput
 from ..transfer.host_store import Vanished
-from .checkpoint_sync import HostCheckpoints, Look
+from .checkpoint_sync import DirectoryListing, HostCheckpoints
 from .rendezvous import gather_all
 
 _T = TypeVar("_T")
@@ -34,7 +34,7 @@ class NodesCheckpoints:
         self._warned: set[str] = set()
         self.partial = False
 
-    async def look(self, path: str) -> Look:
+    async def look(self, path: str) -> DirectoryListing:
         """List the files of all nodes; for equal names, the first node counts."""
         looks = await self._each(lambda node: node.look(path))
         merged: dict[str, tuple[int, int]] = {}
@@ -42,7 +42,7 @@ class NodesCheckpoints:
             merged.update(look.files)
         return _with_tightest_disk(merged, list(looks.values()))
 
-    async def held(self, path: str) -> Look:
+    async def held(self, path: str) -> DirectoryListing:
         """List the files that are equal on all nodes, with the first node's times.  A directory counts only if it is completely equal."""
         looks = list((await self._each(lambda node: node.look(path))).values())
         first, others = looks[0], looks[1:]
@@ -84,18 +84,18 @@ class NodesCheckpoints:
     async def remove(self, paths: Sequence[str]) -> None:
         await self._each(lambda node: node.remove(paths))
 
-    async def _taken(self, path: str) -> dict[int, Taken]:
-        async def taken(node: HostCheckpoints) -> Taken:
+    async def _taken(self, path: str) -> dict[int, HashedOutput]:
+        async def taken(node: HostCheckpoints) -> HashedOutput:
             try:
                 return await node.taken(path)
             except Vanished:
                 self.partial = True
-                return Taken()
+                return HashedOutput()
 
         return await self._each(taken)
 
     async def _add(
-        self, rank: int, path: str, taken: Taken, new: Sequence[files.Entry], target: Path
+        self, rank: int, path: str, taken: HashedOutput, new: Sequence[files.Entry], target: Path
     ) -> int:
         """Download the files that only this node has, and merge them into the target."""
         part = Path(f"{target}.node-{rank}")
@@ -144,6 +144,8 @@ class NodesCheckpoints:
         return dict(each for each in found if each is not None)
 
 
-def _with_tightest_disk(known: dict[str, tuple[int, int]], looks: Sequence[Look]) -> Look:
+def _with_tightest_disk(
+    known: dict[str, tuple[int, int]], looks: Sequence[DirectoryListing]
+) -> DirectoryListing:
     tightest = min(looks, key=lambda look: look.free)
-    return Look(known, tightest.free, tightest.total)
+    return DirectoryListing(known, tightest.free, tightest.total)

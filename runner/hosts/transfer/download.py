@@ -31,7 +31,7 @@ LEAST, FILES = 1 << 20, 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class HashedOutput:
     """The digest and manifest of an output.  Without `content`, `problem` is the reason, or is empty if the output does not exist."""
 
     content: str = ""
@@ -49,14 +49,14 @@ class _Span(NamedTuple):
     size: int
 
 
-class Fetch:
+class OutputDownload:
     """The download of one file or tree.
 
     `holes` are the missing ranges of files.  An interrupted download leaves files with holes.
     """
 
     def __init__(
-        self, wire: Wire, path: str, taken: Taken, target: str, *, near: bool = False
+        self, wire: Wire, path: str, taken: HashedOutput, target: str, *, near: bool = False
     ) -> None:
         """Create a download.  With `near`, the path on the host is also visible on this machine."""
         self._wire, self._path, self._taken, self._target = wire, path, taken, target
@@ -216,7 +216,7 @@ class Fetch:
                 self._holes[span.entry.path].remove(span)
                 cut = [
                     span._replace(start=at, size=min(self._wire.chunk, span.start + span.size - at))
-                    for at in _steps(span, self._wire.chunk)
+                    for at in _chunk_starts(span, self._wire.chunk)
                 ]
                 self._holes[span.entry.path] += cut
                 found += [[each] for each in cut]
@@ -230,7 +230,7 @@ class Fetch:
 
     async def _bring(self, spans: Sequence[_Span], meter: Meter) -> None:
         """Download the ranges of one request."""
-        sink = _Sink([(span, self._at(span.entry)) for span in spans])
+        sink = _RangeWriter([(span, self._at(span.entry)) for span in spans])
         folder = self._path if self._tree else os.path.split(self._path)[0]
         wanted = [
             (span.entry.path if self._tree else os.path.basename(self._path), span.start, span.size)
@@ -277,7 +277,7 @@ class Fetch:
         os.rename(self._near, self._target)
 
 
-class _Sink:
+class _RangeWriter:
     """Writes received ranges into files, and hashes files that arrive completely."""
 
     def __init__(self, wanted: Sequence[tuple[_Span, str]]) -> None:
@@ -337,5 +337,5 @@ class _Sink:
         self._left = span.size
 
 
-def _steps(span: _Span, chunk: int) -> range:
+def _chunk_starts(span: _Span, chunk: int) -> range:
     return range(span.start, span.start + span.size, chunk)

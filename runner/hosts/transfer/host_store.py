@@ -19,7 +19,7 @@ from ...storage.content import files, tar
 from ...storage.content.files import Content, Entry
 from ..link.wire import CorruptReply, Gone, Wire, ignore_answer, parse_strings
 from . import neighbours
-from .download import Fetch, Taken
+from .download import HashedOutput, OutputDownload
 from .manifests import find_fault, object_name, object_path, tree_stamp
 from .upload import Sender
 
@@ -34,7 +34,7 @@ PULLS = 2
 
 
 @dataclass(slots=True)
-class Parcel:
+class AttemptContents:
     """The initial contents of an attempt directory."""
 
     files: dict[str, tuple[bytes, int]] = field(default_factory=dict)
@@ -53,10 +53,10 @@ class Parcel:
 
 
 @dataclass(frozen=True, slots=True)
-class Harvest:
+class HashedOutputs:
     """The result of an attempt: its outputs by name, and its changed inputs, by name or by object content."""
 
-    outputs: dict[str, Taken]
+    outputs: dict[str, HashedOutput]
     changed: tuple[str, ...] = ()
 
 
@@ -124,13 +124,15 @@ class HostStore(Sender):
         async with self._pulling:
             return await Puller(self).pull(source, known, learn)
 
-    async def fetch(self, path: str, taken: Taken, target: str) -> None:
+    async def fetch(self, path: str, taken: HashedOutput, target: str) -> None:
         """Download an output found by `take` from `path` to the new path `target`.  An interrupted download continues."""
-        await Fetch(self.wire, path, taken, target, near=self.neighbour.shows).run()
+        await OutputDownload(self.wire, path, taken, target, near=self.neighbour.shows).run()
 
     # -- attempts
 
-    async def stage(self, name: str, parcel: Parcel, coming: Collection[str] = ()) -> list[str]:
+    async def stage(
+        self, name: str, parcel: AttemptContents, coming: Collection[str] = ()
+    ) -> list[str]:
         """Create the attempt directory `name` on the host.  An existing one stays unchanged.
 
         The host waits until the contents `coming`, which are being uploaded, have arrived.  Raises Gone if that takes long.
@@ -184,7 +186,7 @@ class HostStore(Sender):
             awaited = [object_name(content) for content in coming]
             states = list(parcel.states.values())
             linked = await self.wire.once(
-                "stage", name, stamp, states, awaited, real, read=_link_answer, data=data
+                "stage", name, stamp, states, awaited, real, read=_parse_links, data=data
             )
             if linked is None:
                 raise CorruptReply
@@ -192,21 +194,21 @@ class HostStore(Sender):
 
         return await self.wire.patiently(once)
 
-    async def take(self, path: str, outputs: Sequence[tuple[str, bool]]) -> Harvest:
+    async def take(self, path: str, outputs: Sequence[tuple[str, bool]]) -> HashedOutputs:
         """Hash the outputs of an attempt on the host.  `outputs` are their names, each with whether it must be a directory."""
         try:
             found, changed = await self.wire.ask(
                 "take",
                 path,
                 [name for name, _ in outputs],
-                read=lambda answer: _read_taken(answer, outputs),
+                read=lambda answer: _parse_outputs(answer, outputs),
             )
         except Gone:
             raise Vanished(
                 f"{path} no longer exists on {self.wire.name}", fix="run the step again"
             ) from None
         objects = f"{self.root}/objects/"
-        return Harvest(
+        return HashedOutputs(
             found,
             tuple(
                 _content_at(name) if name.startswith(objects) else name.removeprefix(f"{path}/")
@@ -330,7 +332,7 @@ def _kind_of(mode: int) -> str:
     return "x" if mode & stat.S_IXUSR else "f"
 
 
-def _link_answer(answer: Any) -> list[str] | None:
+def _parse_links(answer: Any) -> list[str] | None:
     return None if answer is None else parse_strings(answer)
 
 
@@ -340,14 +342,14 @@ def _content_at(path: str) -> str:
     return f"{name[65:] or 'f'}:{name[:64]}"
 
 
-def _read_taken(
+def _parse_outputs(
     answer: Any, outputs: Sequence[tuple[str, bool]]
-) -> tuple[dict[str, Taken], list[str]]:
+) -> tuple[dict[str, HashedOutput], list[str]]:
     found, changed = answer
     if len(found) != len(outputs):
         raise ValueError
     return {
-        name: _judge_output(name, folder, kind, rows)
+        name: _parse_output(name, folder, kind, rows)
         for (name, folder), (kind, rows) in zip(outputs, found, strict=True)
     }, parse_strings(changed)
 
@@ -364,7 +366,9 @@ def _parse_listing(answer: Any) -> tuple[list[tuple[str, int, int, bool]], int, 
     )
 
 
-def _judge_output(name: str, folder: bool, kind: str, rows: Sequence[Sequence[Any]]) -> Taken:
+def _parse_output(
+    name: str, folder: bool, kind: str, rows: Sequence[Sequence[Any]]
+) -> HashedOutput:
     """Parse the host's answer about one output: its kind and its entries.
 
     Kinds are f (file), x (executable), d (directory), - (missing) and o (other).
@@ -377,18 +381,18 @@ def _judge_output(name: str, folder: bool, kind: str, rows: Sequence[Sequence[An
     ):
         raise ValueError
     if kind == "-":
-        return Taken()
+        return HashedOutput()
     if kind == "o":
-        return Taken(problem=f"{name} is neither a file nor a directory")
+        return HashedOutput(problem=f"{name} is neither a file nor a directory")
     if kind != "d":
         (only,) = entries
         if folder:
-            return Taken(problem=f"declared output {name}/ is not a directory")
+            return HashedOutput(problem=f"declared output {name}/ is not a directory")
         if trouble := find_fault([only._replace(path="it")]):
-            return Taken(problem=f"{name}: {trouble}")
-        return Taken(f"{only.kind}:{only.value}", (only._replace(path=""),), only.size)
+            return HashedOutput(problem=f"{name}: {trouble}")
+        return HashedOutput(f"{only.kind}:{only.value}", (only._replace(path=""),), only.size)
     if trouble := find_fault(entries):
-        return Taken(problem=f"{name}: {trouble}")
-    return Taken(
+        return HashedOutput(problem=f"{name}: {trouble}")
+    return HashedOutput(
         files.tree_id(entries), entries, sum(entry.size for entry in entries if entry.kind in "fx")
     )

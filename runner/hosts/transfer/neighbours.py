@@ -20,7 +20,7 @@ from ..link.wire import Wire, ignore_answer, parse_strings
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbour:
+class SharedDisk:
     """The shared disk of one host and this machine."""
 
     wire: Wire
@@ -34,7 +34,9 @@ class Neighbour:
         if not (self.reads and paths):
             return set()
         known = [(path, mark) for path in paths if (mark := marks(path))]
-        found = await self.wire.ask("same", known, read=lambda answer: _flags(answer, len(known)))
+        found = await self.wire.ask(
+            "same", known, read=lambda answer: _parse_flags(answer, len(known))
+        )
         return {path for (path, _), same in zip(known, found, strict=True) if same}
 
     async def draw(self, sources: Mapping[str, str]) -> set[str]:
@@ -47,7 +49,7 @@ class Neighbour:
         )
 
 
-async def detect_shared_disk(wire: Wire, folder: str) -> Neighbour:
+async def detect_shared_disk(wire: Wire, folder: str) -> SharedDisk:
     """Test whether the host and this machine share a disk.  `folder` is a local directory, created if missing."""
     word = secrets.token_hex(16)
     note = f"{folder}/word-{word}"
@@ -60,7 +62,7 @@ async def detect_shared_disk(wire: Wire, folder: str) -> Neighbour:
         delete(Path(note))
     shows = _read(theirs, len(word)) == word
     await wire.ask("remove", [theirs], read=ignore_answer)
-    return Neighbour(wire, reads, shows)
+    return SharedDisk(wire, reads, shows)
 
 
 def _write(path: str, word: str) -> None:
@@ -69,7 +71,7 @@ def _write(path: str, word: str) -> None:
         file.write(word)
 
 
-def _flags(answer: Any, count: int) -> list[bool]:
+def _parse_flags(answer: Any, count: int) -> list[bool]:
     if len(answer) != count:
         raise ValueError
     return [bool(each) for each in answer]

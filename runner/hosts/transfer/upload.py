@@ -37,9 +37,9 @@ from ..link.wire import (
     retry_pause,
 )
 from .manifests import object_name, object_path
-from .neighbours import Neighbour
-from .upload_base import Likeness
-from .upload_files import Arrivals, Cargo, grain_of
+from .neighbours import SharedDisk
+from .upload_base import BaseFinder
+from .upload_files import Upload, UploadChecker, grain_size
 
 BATCH_BYTES, BATCH_FILES = 96 << 20, 4096
 """Maximum bytes and files of one tar."""
@@ -54,11 +54,11 @@ class Sender:
     """Uploads to one host.  `recall` returns the manifest of a tree that the host may have, if it is known here."""
 
     def __init__(self, wire: Wire, recall: Callable[[str], Sequence[Entry] | None]) -> None:
-        self._arrivals, self._courier = Arrivals(wire), Courier(wire)
-        self.wire, self._likeness = wire, Likeness(wire, recall)
-        self.neighbour = Neighbour(wire)
+        self._arrivals, self._courier = UploadChecker(wire), Uploader(wire)
+        self.wire, self._likeness = wire, BaseFinder(wire, recall)
+        self.neighbour = SharedDisk(wire)
         self._turns: dict[str, asyncio.Lock] = {}
-        self._ahead: _Standing | None = None  # prefetched state of expected contents
+        self._ahead: _HostState | None = None  # prefetched state of expected contents
 
     async def have(self, contents: Collection[str]) -> set[str]:
         """Return the contents that exist on the host and need no verification.
@@ -78,7 +78,7 @@ class Sender:
         """Ask for the state of these contents on the host before the first upload, which then need not ask."""
         if contents:
             self._ahead = await self.wire.ask(
-                "begin", [object_name(content) for content in contents], read=_read_standing
+                "begin", [object_name(content) for content in contents], read=_parse_host_state
             )
 
     async def send(
@@ -153,16 +153,16 @@ class Sender:
         if (needed := sum(cargo.needs() for cargo in cargoes)) > standing.free:
             raise self.wire.full(standing.free, needed)
         with self.wire.measured(
-            f"to {self.wire.name}", sum(cargo.owed(grain_of(self.wire)) for cargo in cargoes)
+            f"to {self.wire.name}", sum(cargo.owed(grain_size(self.wire)) for cargo in cargoes)
         ) as meter:
             for cargo in cargoes:
                 await self._deliver(cargo, meter)
                 await self._place(cargo, meter)
 
-    async def _begin(self, wanted: Collection[str]) -> _Standing:
+    async def _begin(self, wanted: Collection[str]) -> _HostState:
         standing = self._taken(wanted)
         if standing is None:
-            standing = await self.wire.ask("begin", list(wanted), read=_read_standing)
+            standing = await self.wire.ask("begin", list(wanted), read=_parse_host_state)
         if standing.how.keys() != set(wanted):
             raise Corrupt(
                 f"{self.wire.name} sent an unexpected reply",
@@ -178,7 +178,7 @@ class Sender:
                 )
         return standing
 
-    def _taken(self, wanted: Collection[str]) -> _Standing | None:
+    def _taken(self, wanted: Collection[str]) -> _HostState | None:
         """Return the prefetched state of these contents, or None.  It is used once, because the state changes."""
         ahead = self._ahead
         if ahead is None or not ahead.how.keys() >= set(wanted):
@@ -192,7 +192,7 @@ class Sender:
 
     async def _tree(
         self, content: str, source: str, manifests: Mapping[str, Sequence[Entry]], *, here: bool
-    ) -> Cargo:
+    ) -> Upload:
         manifest = manifests.get(content)
         if manifest is None:
             manifest = self._likeness.recall(content)
@@ -203,7 +203,7 @@ class Sender:
         name = object_name(content)
         folder = object_path(content) if here else f"partial/{self.wire.sender}/{name}"
         size = sum(entry.size for entry in manifest if entry.kind in "fx")
-        cargo = Cargo(
+        cargo = Upload(
             name, folder, size, lambda entry: f"{source}/{entry.path}", source, content, manifest
         )
         cargo.missing = {entry.path: entry for entry in manifest if entry.kind in "fx"}
@@ -211,11 +211,11 @@ class Sender:
         cargo.bare = True
         return cargo
 
-    def _files(self, sources: Mapping[str, str], *, here: bool) -> Cargo:
+    def _files(self, sources: Mapping[str, str], *, here: bool) -> Upload:
         origins = {object_name(content): source for content, source in sources.items()}
         some = next(iter(sources))
         folder = os.path.dirname(object_path(some)) if here else f"partial/{self.wire.sender}"
-        cargo = Cargo(
+        cargo = Upload(
             object_name(some),
             folder,
             0,
@@ -235,7 +235,7 @@ class Sender:
         return cargo
 
     async def _prepare(
-        self, cargo: Cargo, standing: _Standing, began: Collection[str], doubtful: Collection[str]
+        self, cargo: Upload, standing: _HostState, began: Collection[str], doubtful: Collection[str]
     ) -> None:
         """Find the data of a cargo that exists on the host."""
         if cargo.content in doubtful:
@@ -269,23 +269,23 @@ class Sender:
         await self._likeness.build_on(cargo, standing.trees)
         await self._arrivals.compare_all(cargo, list(cargo.older))
 
-    async def _deliver(self, cargo: Cargo, meter: Meter) -> None:
+    async def _deliver(self, cargo: Upload, meter: Meter) -> None:
         """Upload missing data, and repeat damaged parts, until everything is correct."""
         idle = 0
         while cargo.missing or cargo.bare:
-            owed = cargo.owed(grain_of(self.wire)), len(cargo.missing), cargo.bare
+            owed = cargo.owed(grain_size(self.wire)), len(cargo.missing), cargo.bare
             trouble = await self._courier.round(cargo, meter)
             if not cargo.missing and not cargo.bare:
                 return
             await self._arrivals.survey(cargo)
-            left = cargo.owed(grain_of(self.wire))
+            left = cargo.owed(grain_size(self.wire))
             meter.done = meter.total - left
             idle = 0 if (left, len(cargo.missing), cargo.bare) < owed else idle + 1
             if idle >= TRIES:
                 self._give_up(cargo, trouble)
             await asyncio.sleep(retry_pause(idle))
 
-    def _give_up(self, cargo: Cargo, trouble: BaseException | None) -> None:
+    def _give_up(self, cargo: Upload, trouble: BaseException | None) -> None:
         if isinstance(trouble, Unreachable):
             raise trouble
         path = next(iter(cargo.missing), cargo.name)
@@ -294,7 +294,7 @@ class Sender:
             fix="check the disk and the memory of both machines",
         ) from trouble
 
-    async def _place(self, cargo: Cargo, meter: Meter) -> None:
+    async def _place(self, cargo: Upload, meter: Meter) -> None:
         """Give the uploaded objects their names."""
         if not cargo.folder:
             return
@@ -322,7 +322,7 @@ class Sender:
             await self._deliver(cargo, meter)
         self._give_up(cargo, None)
 
-    async def _place_files(self, cargo: Cargo) -> None:
+    async def _place_files(self, cargo: Upload) -> None:
         placed = set(await self.wire.ask("place_files", list(cargo.loose), read=parse_strings))
         if placed.issuperset(cargo.loose):
             return
@@ -336,7 +336,7 @@ class Sender:
             raise Gone
 
 
-class _Standing(NamedTuple):
+class _HostState(NamedTuple):
     """A host's answer about objects to be uploaded."""
 
     how: dict[str, str]
@@ -351,10 +351,10 @@ class _Standing(NamedTuple):
     """Names of the most recently used trees."""
 
 
-def _read_standing(answer: Any) -> _Standing:
+def _parse_host_state(answer: Any) -> _HostState:
     how = {str(name): str(word) for name, word in answer["how"].items()}
     theirs = {str(sender): parse_strings(names) for sender, names in answer["theirs"].items()}
-    return _Standing(
+    return _HostState(
         how,
         theirs,
         set(parse_strings(answer["silent"])),
@@ -377,19 +377,19 @@ def _is_dead(sender: str) -> bool:
         return True
 
 
-class Courier:
+class Uploader:
     """Uploads the missing data of a cargo over several streams: small files in tars, large files by holes.  Makes no other requests."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
-    async def round(self, cargo: Cargo, meter: Meter) -> BaseException | None:
+    async def round(self, cargo: Upload, meter: Meter) -> BaseException | None:
         """Upload all missing data once, over several streams.  Returns the connection error, if any."""
         return await self._wire.side_by_side(
-            list(self._jobs(cargo, meter)), cargo.owed(grain_of(self._wire))
+            list(self._jobs(cargo, meter)), cargo.owed(grain_size(self._wire))
         )
 
-    def _jobs(self, cargo: Cargo, meter: Meter) -> Iterator[Callable[[], Awaitable[None]]]:
+    def _jobs(self, cargo: Upload, meter: Meter) -> Iterator[Callable[[], Awaitable[None]]]:
         """Yield the uploads, large files first, so that the rest is small.  A manifest without files blocks nothing."""
         large = [entry for entry in cargo.missing.values() if entry.size > self._wire.chunk]
         small = [entry for entry in cargo.missing.values() if entry.size <= self._wire.chunk]
@@ -420,7 +420,7 @@ class Courier:
                 yield lambda batch=batch, last=last: self._batch(cargo, batch, last, alone, meter)  # type: ignore[misc]
 
     async def _batch(
-        self, cargo: Cargo, batch: Sequence[Entry], last: bool, alone: bool, meter: Meter
+        self, cargo: Upload, batch: Sequence[Entry], last: bool, alone: bool, meter: Meter
     ) -> None:
         """Upload small files in one tar.  The last tar includes links and the manifest; if it is the only upload, the tree gets its name at once."""
         title = f".manifest-{next(_count)}"
@@ -455,7 +455,7 @@ class Courier:
         cargo.bare = cargo.bare and not last
         cargo.placed = placed
 
-    async def _write(self, cargo: Cargo, entry: Entry, meter: Meter) -> None:
+    async def _write(self, cargo: Upload, entry: Entry, meter: Meter) -> None:
         """Upload a large file, or its missing parts, on one stream; the host hashes the data as it arrives."""
         holes = self._holes(cargo, entry)
         for at in range(0, len(holes), _HOLES):
@@ -464,7 +464,7 @@ class Courier:
             )
 
     def _piecemeal(
-        self, cargo: Cargo, entry: Entry, pieces: Sequence[Sequence[tuple[int, int]]], meter: Meter
+        self, cargo: Upload, entry: Entry, pieces: Sequence[Sequence[tuple[int, int]]], meter: Meter
     ) -> Iterator[Callable[[], Awaitable[None]]]:
         """Upload a large file on all streams.  The stream with the last piece makes the host hash the file."""
         left = len(pieces)
@@ -479,12 +479,12 @@ class Courier:
         for piece in pieces:
             yield lambda piece=piece: bring(piece)  # type: ignore[misc]
 
-    def _holes(self, cargo: Cargo, entry: Entry) -> Sequence[tuple[int, int]]:
-        return cargo.holes.get(entry.path) or [(0, -(-entry.size // grain_of(self._wire)))]
+    def _holes(self, cargo: Upload, entry: Entry) -> Sequence[tuple[int, int]]:
+        return cargo.holes.get(entry.path) or [(0, -(-entry.size // grain_size(self._wire)))]
 
     async def _put(
         self,
-        cargo: Cargo,
+        cargo: Upload,
         entry: Entry,
         holes: Sequence[tuple[int, int]],
         meter: Meter,
@@ -492,7 +492,7 @@ class Courier:
         last: bool,
     ) -> None:
         """Fill holes of a large file.  The last call sets its mode and verifies its digest.  Raises CorruptReply if it differs."""
-        grain, size = grain_of(self._wire), entry.size
+        grain, size = grain_size(self._wire), entry.size
         blocks = (
             read_part(
                 cargo.origin(entry), size, first * grain, min(count * grain, size - first * grain)

@@ -16,7 +16,7 @@ from ...storage.content.files import Entry
 from ..link.read_range import hash_chunks, read_part
 from ..link.wire import LONGEST_ANSWER, Wire, parse_digests, parse_strings
 from .manifests import list_folders, object_path
-from .upload_files import Cargo, Grains, Older, grain_of
+from .upload_files import BaseFile, GrainDigests, Upload, grain_size
 
 _MANIFESTS = 8
 _WORTH = 256 << 10  # minimum bytes of a tree for the search of a base
@@ -28,14 +28,14 @@ _SAMPLE, _SAMPLES = (
 _ALIKE = 2  # minimum number of equal samples
 
 
-class Likeness:
+class BaseFinder:
     """Searches one host for similar data.  `recall` returns the manifest of a tree that the host may have, if it is known here."""
 
     def __init__(self, wire: Wire, recall: Callable[[str], Sequence[Entry] | None]) -> None:
         self._wire, self.recall = wire, recall
         self._manifests: dict[str, Sequence[Entry]] = {}
 
-    async def build_on(self, cargo: Cargo, trees: Sequence[str]) -> None:
+    async def build_on(self, cargo: Upload, trees: Sequence[str]) -> None:
         """Start the upload of a tree with the common files of the most similar tree on the host."""
         wanted = {(entry.path, entry.kind, entry.value): entry.size for entry in cargo.manifest}
         large = {
@@ -64,7 +64,7 @@ class Likeness:
         same = {entry.path for entry in older if (entry.path, entry.kind, entry.value) in wanted}
         superfluous = [entry.path for entry in older if entry.path not in same]
         superfluous += sorted(set(list_folders(older)) - set(list_folders(cargo.manifest)))
-        values, grain = {entry.path: entry.value for entry in older}, grain_of(self._wire)
+        values, grain = {entry.path: entry.value for entry in older}, grain_size(self._wire)
         alike = [cargo.missing[path] for path in superfluous if path in large]
         asked = (
             "base",
@@ -90,12 +90,12 @@ class Likeness:
             }
             cargo.links = [entry for entry in cargo.links if entry.path not in same]
             for entry, own in zip(alike, ours, strict=True):
-                grains = Grains(*known[entry.path], own) if entry.path in known else None
-                cargo.older[entry.path] = Older(
+                grains = GrainDigests(*known[entry.path], own) if entry.path in known else None
+                cargo.older[entry.path] = BaseFile(
                     f"{object_path(f't:{best[:64]}')}/{entry.path}", values[entry.path], grains
                 )
 
-    async def build_files_on(self, cargo: Cargo, free: int, began: Collection[str]) -> None:
+    async def build_files_on(self, cargo: Upload, free: int, began: Collection[str]) -> None:
         """Start each large file with the most similar one on the host.
 
         That file is chosen by samples, because the names differ, and is compared by chunks.
@@ -119,7 +119,7 @@ class Likeness:
             }
             best = max(likeness, key=lambda name: likeness[name], default="")
             if best and likeness[best] >= _ALIKE:
-                cargo.older[entry.path] = Older(f"objects/{best[:2]}/{best}", best[:64])
+                cargo.older[entry.path] = BaseFile(f"objects/{best[:2]}/{best}", best[:64])
 
     async def _manifest(self, name: str) -> Sequence[Entry]:
         """Return the manifest of a tree on the host; empty if unknown."""

@@ -21,7 +21,7 @@ GRAINS = 4
 """Grains per chunk.  A grain is the unit in which large files are compared and repeated."""
 
 
-class Grains(NamedTuple):
+class GrainDigests(NamedTuple):
     """The grain digests of a large file: its bytes on the host, the digests there, and the local digests."""
 
     size: int
@@ -29,18 +29,18 @@ class Grains(NamedTuple):
     ours: Sequence[str]
 
 
-class Older(NamedTuple):
+class BaseFile(NamedTuple):
     """A large file on the host, which an upload can build on."""
 
     path: str
     """Path relative to the root."""
     digest: str
-    grains: Grains | None = None
+    grains: GrainDigests | None = None
     """The grain digests if they are known and not used yet."""
 
 
 @dataclass(slots=True)
-class Cargo:
+class Upload:
     """Files to upload into one directory of the host."""
 
     name: str
@@ -52,7 +52,7 @@ class Cargo:
     manifest: Sequence[Entry] = ()
     missing: dict[str, Entry] = field(default_factory=dict)
     loose: dict[str, Entry] = field(default_factory=dict)  # all files, if this is no tree
-    older: dict[str, Older] = field(
+    older: dict[str, BaseFile] = field(
         default_factory=dict
     )  # large file -> a similar file on the host
     grains: dict[str, dict[int, str]] = field(
@@ -87,18 +87,18 @@ class Cargo:
         return self._described
 
 
-def grain_of(wire: Wire) -> int:
+def grain_size(wire: Wire) -> int:
     """Return the bytes of a grain."""
     return max(1, wire.chunk // GRAINS)
 
 
-class Arrivals:
+class UploadChecker:
     """The uploaded data on one host."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
-    async def survey(self, cargo: Cargo) -> None:
+    async def survey(self, cargo: Upload) -> None:
         """Ask which missing files have arrived, and remove correct ones from `missing`."""
         cargo.rough = True
         small = [entry for entry in cargo.missing.values() if entry.size <= self._wire.chunk]
@@ -116,7 +116,7 @@ class Arrivals:
             cargo, [path for path, entry in cargo.missing.items() if entry.size > self._wire.chunk]
         )
 
-    async def compare_all(self, cargo: Cargo, paths: Sequence[str]) -> None:
+    async def compare_all(self, cargo: Upload, paths: Sequence[str]) -> None:
         todo = iter([cargo.missing[path] for path in paths])
 
         async def some() -> None:
@@ -125,7 +125,7 @@ class Arrivals:
 
         await asyncio.gather(*(some() for _ in range(self._wire.lanes(0, len(paths)))))
 
-    async def _compare(self, cargo: Cargo, entry: Entry) -> None:
+    async def _compare(self, cargo: Upload, entry: Entry) -> None:
         """Find the grains of a large file that differ on the host.  A file with an older version starts with its data."""
         size, theirs, ours = await self._grains(cargo, entry)
         cargo.grains[entry.path] = dict(enumerate(ours))
@@ -154,9 +154,9 @@ class Arrivals:
                 holes.append((at, 1))
         cargo.holes[entry.path] = holes
 
-    async def _grains(self, cargo: Cargo, entry: Entry) -> Grains:
+    async def _grains(self, cargo: Upload, entry: Entry) -> GrainDigests:
         """Return the digests of a large file on the host and here.  Known digests of its base are used once."""
-        grain, older = grain_of(self._wire), cargo.older.get(entry.path, Older("", ""))
+        grain, older = grain_size(self._wire), cargo.older.get(entry.path, BaseFile("", ""))
         if older.grains is not None:
             cargo.older[entry.path] = older._replace(grains=None)
             size = min(older.grains.size, entry.size)
@@ -174,9 +174,9 @@ class Arrivals:
         (size, theirs), ours = await asyncio.gather(
             asked, asyncio.to_thread(hash_chunks, cargo.origin(entry), entry.size, grain)
         )
-        return Grains(size, theirs, ours)
+        return GrainDigests(size, theirs, ours)
 
-    async def tidy(self, cargo: Cargo) -> None:
+    async def tidy(self, cargo: Upload) -> None:
         """Delete entries that do not belong to a tree, and find its missing links and empty directories."""
         below, pointing = await self._wire.ask("listing", cargo.folder, read=_parse_listing)
         above = set(list_folders(cargo.manifest))
