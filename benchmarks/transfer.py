@@ -123,14 +123,14 @@ class Ours:
     async def _send(self) -> None:
         content, manifest = self._manifest()
         host_store = await self._depot(".recipe-host")
-        await host_store.expect([content])
+        await host_store.prefetch_state([content])
         await host_store.send({content: str(self.top)}, {content: manifest})
         await self._close(host_store)
 
     async def _held(self) -> tuple[float, float]:
         content, manifest = self._manifest()
         host_store = await self._depot(".recipe-held")
-        await host_store.have([content])
+        await host_store.find_existing([content])
         began = time.perf_counter()
         await host_store.send({content: str(self.top)}, {content: manifest})
         up = time.perf_counter() - began

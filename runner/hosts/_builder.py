@@ -131,7 +131,7 @@ class Pip:
             requirements,
         ]
 
-    def reads(self, line: str) -> None:
+    def parse_line(self, line: str) -> None:
         if line.startswith("Ignoring "):
             self.wanted -= 1
         elif got := re.match(
@@ -152,10 +152,10 @@ class Pip:
         if "ERROR" in line or self.faults:
             self.faults = [*self.faults, line.strip()][:LAST]
 
-    def fetched(self) -> str:
+    def download_progress(self) -> str:
         return f"{min(self.here, self.wanted)} of {self.wanted} packages downloaded, {self.size / 1e9:.1f} GB"
 
-    def fault(self) -> Exception:
+    def find_error(self) -> Exception:
         """Return the cause of the failure: BuildError, Broken, or OSError if the disk is full."""
         said = "\n".join(self.faults)
         if any(word in said for word in FULL):
@@ -190,7 +190,7 @@ class Pip:
         ]
         return BuildError(" ".join(errors) or "pip failed without an error message", ANOTHER_LOCK)
 
-    def incomplete(self) -> list[str]:
+    def find_unpinned(self) -> list[str]:
         """Return the dependencies that the lock does not pin, each with the package that needs it."""
         said = subprocess.run(
             [*self.command, "check", *QUIETLY],
@@ -222,7 +222,7 @@ class Uv:
         how = ("--require-hashes", "--no-deps", "--index-strategy", "unsafe-best-match")
         return [self.program, "pip", "install", "--python", self.python, *how, "-r", requirements]
 
-    def reads(self, line: str) -> None:
+    def parse_line(self, line: str) -> None:
         if got := re.match(r"(Resolved|Prepared) (\d+) package", line):
             self.wanted, self.installing = (
                 int(got[2]) if got[1] == "Resolved" else self.wanted,
@@ -235,11 +235,11 @@ class Uv:
         elif line.startswith("error:") or self.faults:
             self.faults = [*self.faults, line.strip()][:LAST]
 
-    def fetched(self) -> str:
+    def download_progress(self) -> str:
         size = sum(self.large.get(name, 0.0) for name in self.here)
         return f"{len(self.here)} of {len(self.large)} large packages downloaded, {size / 1e9:.1f} of {sum(self.large.values()) / 1e9:.1f} GB"
 
-    def fault(self) -> Exception:
+    def find_error(self) -> Exception:
         """Return the cause of the failure: BuildError, Broken, or OSError if a disk is full."""
         said = "\n".join(self.faults)
         if any(word in said for word in FULL):
@@ -278,7 +278,7 @@ class Uv:
         words = [re.sub(r"^(error|cause): ", "", line).rstrip(".") for line in self.faults if line]
         return BuildError("; ".join(words) or "uv failed without an error message", ANOTHER_LOCK)
 
-    def incomplete(self) -> list[str]:
+    def find_unpinned(self) -> list[str]:
         """Return the dependencies that the lock does not pin, each with the package that needs it."""
         argv = [self.program, "pip", "check", "--python", self.python]
         said = subprocess.run(argv, env=self.env, capture_output=True, text=True, errors="replace")
@@ -417,13 +417,13 @@ def install(installer: Pip | Uv, home: str, requirements: str, lock: int) -> int
         teller = threading.Thread(target=_report_progress, args=(home, installer, over))
         teller.start()
         for line in process.stdout:
-            installer.reads(line)
+            installer.parse_line(line)
         over.set()
         teller.join()
     if process.returncode:
-        raise installer.fault()
+        raise installer.find_error()
     # Only the packages of the lock were installed, so the version check reports what the lock forgot.
-    if forgotten := installer.incomplete():
+    if forgotten := installer.find_unpinned():
         raise BuildError(
             f"the lock does not pin {'; nor '.join(forgotten)}",
             "create the lock file again with all dependencies",
@@ -509,7 +509,7 @@ def _report_progress(home: str, installer: Pip | Uv, over: threading.Event) -> N
         words = (
             f"{_count_installed(home)} of {installer.wanted} packages installed"
             if installer.installing
-            else installer.fetched()
+            else installer.download_progress()
         )
         if words != last:
             _say(says=words)

@@ -22,7 +22,7 @@ class EarlyConnection:
         )  # an event, because a thread whose join was interrupted by a signal counts as ended
         threading.Thread(target=self._run, daemon=True).start()
 
-    def loop(self) -> asyncio.AbstractEventLoop:
+    def wait_for_loop(self) -> asyncio.AbstractEventLoop:
         """Return the event loop once the driver has connected or failed.  Meanwhile, load the agent program and the transfer code."""
         from .link.stream import agent_program
         from .transfer import host_store as transfer  # noqa: F401

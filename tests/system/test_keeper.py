@@ -46,19 +46,19 @@ class Elsewhere:
         )  # what happens while something is on its way
         self.fails: list[Exception] = []
 
-    async def look(self, path: str) -> DirectoryListing:
+    async def list_files(self, path: str) -> DirectoryListing:
         self.questions += 1
         if self.fails:
             raise self.fails.pop(0)
         return DirectoryListing(self._known(Path(path)), self.free, self.total)
 
-    held = look
+    list_resumable = list_files
 
-    async def bring(self, path: str, target: Path) -> int:
+    async def download(self, path: str, target: Path) -> int:
         self.during(path, target)
         return self._copy(Path(path), target)
 
-    async def put(self, source: Path, path: str) -> int:
+    async def upload(self, source: Path, path: str) -> int:
         return self._copy(source, Path(path))
 
     async def remove(self, paths: Sequence[str]) -> None:
@@ -545,12 +545,12 @@ def test_a_janitor_here_keeps_the_newest_and_never_counts_one_that_is_being_writ
     janitor = CheckpointPruner(here.folder, PATTERN, 1)
     here.save(1)
     here.begin(2)
-    assert janitor.look() == ([], "")
+    assert janitor.delete_old() == ([], "")
     here.save(2)
-    assert janitor.look()[0] == []
-    assert janitor.look()[0] == ["step-1"]
+    assert janitor.delete_old()[0] == []
+    assert janitor.delete_old()[0] == ["step-1"]
     assert steps(here.folder) == [2]
-    assert CheckpointPruner(tmp_path / "none", PATTERN, 1).look() == ([], "")
+    assert CheckpointPruner(tmp_path / "none", PATTERN, 1).delete_old() == ([], "")
 
 
 @pytest.mark.parametrize(

@@ -153,15 +153,15 @@ class Paced(HostCheckpoints):
         assert self.trainer.stdin is not None
         self.trainer.stdin.write(b"." * self.random.randrange(8))
 
-    async def look(self, path: str) -> DirectoryListing:
+    async def list_files(self, path: str) -> DirectoryListing:
         self.go()
-        found = await super().look(path)
+        found = await super().list_files(path)
         self.go()
         return found
 
-    async def bring(self, path: str, target: Path) -> int:
+    async def download(self, path: str, target: Path) -> int:
         self.go()
-        return await super().bring(path, target)
+        return await super().download(path, target)
 
 
 @pytest.mark.longer
@@ -338,13 +338,13 @@ def test_what_is_there_is_reported_with_its_times(tmp_path: Path) -> None:
     async def story() -> None:
         host_store = HostStore(Wire(LocalHost(tmp_path / "supervisor"), str(tmp_path / "ours")))
         folder = tmp_path / "ours" / "a state" / "ckpt"
-        assert (await HostCheckpoints(host_store).look("a state/ckpt")).files == {}
+        assert (await HostCheckpoints(host_store).list_files("a state/ckpt")).files == {}
         trainer = Training(folder)
         trainer.save(1)
         (folder / "step-1" / "näme of\ttheir own").write_text("x")
         (folder / "step-1" / "link").symlink_to("/nowhere")
         os.utime(folder / "step-1" / "optimizer.json", ns=(0, 1_700_000_000_000_000_000))
-        found = await HostCheckpoints(host_store).look("a state/ckpt")
+        found = await HostCheckpoints(host_store).list_files("a state/ckpt")
         assert set(found.files) == {
             f"step-1/{name}"
             for name in ("model.safetensors", "optimizer.json", "näme of\ttheir own", "link")
@@ -364,11 +364,13 @@ def test_a_host_that_sends_wrong_names_writes_nothing_outside_the_state() -> Non
     class Liar:
         root = ""
 
-        async def look(self, path: str) -> tuple[list[tuple[str, int, int, bool]], int, int]:
+        async def list_folder(self, path: str) -> tuple[list[tuple[str, int, int, bool]], int, int]:
             names = ("../../etc/passwd", "/etc/passwd", ".", "a/", "good")
             return [(name, 5, 7_500_000_000, False) for name in names], 50, 100
 
     async def story() -> None:
-        assert dict((await HostCheckpoints(Liar()).look("x")).files) == {"good": (5, 7_500_000_000)}  # type: ignore[arg-type]
+        assert dict((await HostCheckpoints(Liar()).list_files("x")).files) == {
+            "good": (5, 7_500_000_000)
+        }  # type: ignore[arg-type]
 
     asyncio.run(story())

@@ -119,7 +119,7 @@ async def send(place: Path, weather: Weather, sources: dict[str, str]) -> None:
         assert files.scan(host_store.path(content)) == content, (
             f"{weather.fault} {weather.way} at {weather.at}: a bad object was accepted"
         )
-    assert await host_store.have(sources) == set(sources)
+    assert await host_store.find_existing(sources) == set(sources)
     await host_store.aclose()
 
 

@@ -160,7 +160,9 @@ def test_the_first_to_fail_is_reported_by_our_clock_and_is_not_one_that_we_stopp
 def test_hosts_with_different_numbers_of_gpus_are_refused_unless_the_step_says_how_many() -> None:
     pool = SimpleNamespace(
         places=[
-            SimpleNamespace(name=f"h{n}", capacity=SimpleNamespace(has=lambda _name, n=n: float(n)))
+            SimpleNamespace(
+                name=f"h{n}", capacity=SimpleNamespace(total_of=lambda _name, n=n: float(n))
+            )
             for n in (8, 4)
         ]
     )

@@ -355,5 +355,7 @@ def _capacity_of(plan: Plan, pool: HostPool, pools: Mapping[str, float]) -> dict
     """Return the shared capacity: of this machine, and of the pools in the recipe."""
     wanted = [spec.resources for spec in plan.specs()]
     named = {name for wants in wanted for name in wants.pools}
-    sizes = pool.machine(name for name in SIZES if any(name in wants.room for wants in wanted))
+    sizes = pool.total_capacity(
+        name for name in SIZES if any(name in wants.room for wants in wanted)
+    )
     return {**sizes, **dict.fromkeys(named, 1.0), **pools}

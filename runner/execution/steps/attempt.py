@@ -163,9 +163,9 @@ class Attempt:
             rest()
         script = f"{self.directory.path}.sh"
         if os.path.exists(script):
-            scrap.give_script(script)
+            scrap.add_script(script)
         if os.path.exists(self.log):
-            scrap.give_log(self.log)
+            scrap.add_log(self.log)
 
     def stop(
         self, grace: timedelta = GRACE, *, may_save: bool = False

@@ -221,7 +221,7 @@ def discard_log(log: str, measured: str, scrap: SparePool) -> None:
         if os.stat(log).st_size:
             os.unlink(log)
         else:
-            scrap.give_log(log)
+            scrap.add_log(log)
     for source in (measured, _host_file(log)):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(source)

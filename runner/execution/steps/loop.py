@@ -171,9 +171,9 @@ class Loop:
         """
         own, pool = self.owners, self.pool
         here = {own.machines.stays_here(id) for id in own.steps.todo}
-        places = [*pool.head.places, *pool.places] if pool.away and False in here else []
+        places = [*pool.head.places, *pool.places] if pool.is_remote and False in here else []
         if True in here:
-            places.append(pool.here)
+            places.append(pool.local_place)
         try:
             await asyncio.gather(*(own.hooks.of(place).setup() for place in places))
         except CannotRun:
@@ -181,7 +181,7 @@ class Loop:
                 raise
         left = own.steps.left_on_hosts(self.ws.objects)
         if left:
-            await asyncio.gather(*(place.folder.look_for(left) for place in places))
+            await asyncio.gather(*(place.folder.look_up(left) for place in places))
         own.machines.join_late()
 
     async def _close(self) -> None:

@@ -71,7 +71,7 @@ class Preparer:
         if spec.accelerate is None:
             return None
         scope = judging.scope_of(spec, self._steps.plan, n, self._steps.made)
-        scope = scope | {"host": place.capacity.seen(spec.resources.gpus)}
+        scope = scope | {"host": place.capacity.template_host(spec.resources.gpus)}
         return launch.count_processes(spec.accelerate, scope) * len(place.members)
 
     async def prepare(self, attempt: Attempt) -> None:
@@ -160,9 +160,9 @@ class Preparer:
         directory.folder.begin(self._scrap)
         crashpoint("attempt-made")
         self._stager.stage(attempt.node, attempt.spec, directory, seat.place)
-        directory.note_given()
+        directory.record_inputs()
         self._stager.explain(attempt.node, directory)
-        seat.place.give_states(directory, states)
+        seat.place.link_states(directory, states)
         attempt.resumed_from = resumed_from
         reached = [found.step for found in resumed_from.values() if found.step is not None]
         attempt.resumed_step = max(reached, default=None)

@@ -62,26 +62,26 @@ class Capacity:
         """Return one node's part of the picked GPUs."""
         return tuple(devices)
 
-    def has(self, name: str) -> float:
+    def total_of(self, name: str) -> float:
         """Return the total of `cpus`, `gpus`, or `memory` in bytes.  GPUs are listed on first use."""
         return float(len(self.devices)) if name == "gpus" else self.machine[name]
 
-    def seen(self, share: int | None) -> Mapping[str, int]:
+    def template_host(self, share: int | None) -> Mapping[str, int]:
         """Return the template variable `host` for a step that requests `share` GPUs, None for no request."""
         return _TemplateHost(self, share)
 
-    def could(self, wants: Mapping[str, float]) -> bool:
+    def fits(self, wants: Mapping[str, float]) -> bool:
         """Return whether the host is large enough for a step: its cpus, gpus and bytes of memory."""
-        return all(amount <= self.has(name) for name, amount in wants.items())
+        return all(amount <= self.total_of(name) for name, amount in wants.items())
 
     def has_room(self, wants: Mapping[str, float]) -> bool:
         """Return whether a step may start now."""
-        if not self.could(wants) or (self.slots is not None and self._running >= self.slots):
+        if not self.fits(wants) or (self.slots is not None and self._running >= self.slots):
             return False
         if self._crowded.get(int(wants.get("gpus", 0)), 0.0) > time.monotonic():
             return False
         return all(
-            self._used.get(name, 0.0) + amount <= self.has(name) + 1e-9
+            self._used.get(name, 0.0) + amount <= self.total_of(name) + 1e-9
             for name, amount in wants.items()
         )
 
@@ -114,13 +114,13 @@ class Capacity:
         self._crowded[count] = now + pause
         return GpuPick((), pause, len(ours) - len(found))
 
-    def enter(self, wants: Mapping[str, float], devices: Sequence[Device] = ()) -> None:
+    def reserve(self, wants: Mapping[str, float], devices: Sequence[Device] = ()) -> None:
         self._running += 1
         self._given.update(devices)
         for name, amount in wants.items():
             self._used[name] = self._used.get(name, 0.0) + amount
 
-    def leave(self, wants: Mapping[str, float], devices: Sequence[Device] = ()) -> None:
+    def release(self, wants: Mapping[str, float], devices: Sequence[Device] = ()) -> None:
         self._running -= 1
         self._given.difference_update(devices)
         if devices:

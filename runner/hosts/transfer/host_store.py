@@ -18,7 +18,7 @@ from ...errors import Corrupt, Infrastructure
 from ...storage.content import files, tar
 from ...storage.content.files import Content, Entry
 from ..link.wire import CorruptReply, Gone, Wire, ignore_answer, parse_strings
-from . import neighbours
+from . import shared_disk
 from .download import HashedOutput, OutputDownload
 from .manifests import find_fault, object_name, object_path, tree_stamp
 from .upload import Sender
@@ -100,7 +100,7 @@ class HostStore(Sender):
         """Create the directories on the host, and determine their absolute path."""
         await self.wire.open()
         if self._folder:
-            self.neighbour = await neighbours.detect_shared_disk(self.wire, self._folder)
+            self.shared_disk = await shared_disk.detect_shared_disk(self.wire, self._folder)
 
     async def aclose(self) -> None:
         """Close the connection to the host."""
@@ -126,7 +126,9 @@ class HostStore(Sender):
 
     async def fetch(self, path: str, taken: HashedOutput, target: str) -> None:
         """Download an output found by `take` from `path` to the new path `target`.  An interrupted download continues."""
-        await OutputDownload(self.wire, path, taken, target, near=self.neighbour.shows).run()
+        await OutputDownload(
+            self.wire, path, taken, target, near=self.shared_disk.sees_host_root
+        ).run()
 
     # -- attempts
 
@@ -194,7 +196,7 @@ class HostStore(Sender):
 
         return await self.wire.patiently(once)
 
-    async def take(self, path: str, outputs: Sequence[tuple[str, bool]]) -> HashedOutputs:
+    async def hash_outputs(self, path: str, outputs: Sequence[tuple[str, bool]]) -> HashedOutputs:
         """Hash the outputs of an attempt on the host.  `outputs` are their names, each with whether it must be a directory."""
         try:
             found, changed = await self.wire.ask(
@@ -216,7 +218,7 @@ class HostStore(Sender):
             ),
         )
 
-    async def remains(
+    async def read_leftovers(
         self, path: str, *, each: int, all: int, count: int
     ) -> tuple[dict[str, bytes], int]:
         """Read small files of an attempt; return them and the number of others.
@@ -243,7 +245,7 @@ class HostStore(Sender):
             )
         return found, int(others)
 
-    async def keep(
+    async def store_outputs(
         self, path: str, outputs: Mapping[str, str], *, copy: Collection[str] = ()
     ) -> set[str]:
         """Move outputs of an attempt into the host's store: name -> content, as `take` found them.  Those in `copy` are copied."""
@@ -258,14 +260,14 @@ class HostStore(Sender):
 
     async def read(self, path: str, offset: int = 0, *, limit: int = 16 << 20) -> bytes:
         """Read a small file on the host from `offset`, up to `limit` bytes; empty if it does not exist."""
-        return (await self.piece(path, offset, limit=limit)).data
+        return (await self.read_piece(path, offset, limit=limit)).data
 
-    async def piece(self, path: str, offset: int, *, limit: int) -> Piece:
+    async def read_piece(self, path: str, offset: int, *, limit: int) -> Piece:
         """Read a file as `read` does, and tell whether the path is no regular file.  Older agents do not tell."""
         answer, data = await self.wire.read("read", path, offset, limit)
         return Piece(data, answer is True)
 
-    async def matching(self, path: str, pattern: str) -> list[str]:
+    async def find_files(self, path: str, pattern: str) -> list[str]:
         """Return the files of an attempt whose names match a pattern."""
         found = await self.wire.ask("matching", path, pattern, read=parse_strings)
         if trouble := find_fault([Entry(name, "f", 0, "0" * 64) for name in found]):
@@ -275,17 +277,17 @@ class HostStore(Sender):
             )
         return found
 
-    async def note(self, path: str) -> None:
+    async def write_marker(self, path: str) -> None:
         """Write a marker file below the root on the host."""
         await self.wire.ask("note", path, read=ignore_answer)
 
     async def remove(self, paths: Collection[str]) -> None:
         """Delete files and directories below the root on the host, even read-only ones."""
-        self._ours(paths)
+        self._check_below_root(paths)
         if paths:
             await self.wire.ask("remove", list(paths), read=ignore_answer)
 
-    def _ours(self, paths: Collection[str]) -> None:
+    def _check_below_root(self, paths: Collection[str]) -> None:
         if any(not path.startswith(f"{self.root}/") for path in paths):
             raise Infrastructure(
                 f"BUG: {sorted(paths)} is to be deleted, which is not below {self.root}"
@@ -298,12 +300,12 @@ class HostStore(Sender):
 
         Returns the number of deleted objects and states, which are searched at most once per `every`.
         """
-        self._ours(paths)
+        self._check_below_root(paths)
         return await self.wire.ask(
             "clear", list(paths), int(unused.total_seconds()), int(every.total_seconds()), read=int
         )
 
-    async def look(self, path: str) -> tuple[list[tuple[str, int, int, bool]], int, int]:
+    async def list_folder(self, path: str) -> tuple[list[tuple[str, int, int, bool]], int, int]:
         """List files and links below a directory.
 
         An entry is the name, the bytes, the modification time in nanoseconds, and whether it is a link.
@@ -312,7 +314,7 @@ class HostStore(Sender):
         """
         return await self.wire.ask("look", path, read=_parse_listing)
 
-    async def release(self, content: str, path: str) -> None:
+    async def move_to_state(self, content: str, path: str) -> None:
         """Turn an object into a writable part of a state at `path`, shared with no other file."""
         try:
             await self.wire.ask("release", object_name(content), path, read=ignore_answer)
@@ -322,7 +324,7 @@ class HostStore(Sender):
                 fix="find out which program deletes files on the host",
             ) from None
 
-    async def free(self) -> int:
+    async def find_free_space(self) -> int:
         """Return the free bytes below the root on the host."""
         return await self.wire.ask("free", read=int)
 

@@ -35,7 +35,7 @@ class BaseFinder:
         self._wire, self.recall = wire, recall
         self._manifests: dict[str, Sequence[Entry]] = {}
 
-    async def build_on(self, cargo: Upload, trees: Sequence[str]) -> None:
+    async def choose_tree_base(self, cargo: Upload, trees: Sequence[str]) -> None:
         """Start the upload of a tree with the common files of the most similar tree on the host."""
         wanted = {(entry.path, entry.kind, entry.value): entry.size for entry in cargo.manifest}
         large = {
@@ -51,7 +51,7 @@ class BaseFinder:
             unknown += f"t:{name[:64]}" not in self._manifests
             if unknown > _ASKED:
                 break
-            older = await self._manifest(name)
+            older = await self._load_manifest(name)
             shared = sum(wanted.get((entry.path, entry.kind, entry.value), 0) for entry in older)
             shared += sum(
                 min(entry.size, large.get(entry.path, 0)) // 2 for entry in older
@@ -60,7 +60,7 @@ class BaseFinder:
                 best, common = name, shared
         if not best or common * 10 < cargo.size:
             return
-        older = await self._manifest(best)
+        older = await self._load_manifest(best)
         same = {entry.path for entry in older if (entry.path, entry.kind, entry.value) in wanted}
         superfluous = [entry.path for entry in older if entry.path not in same]
         superfluous += sorted(set(list_folders(older)) - set(list_folders(cargo.manifest)))
@@ -82,7 +82,9 @@ class BaseFinder:
             )
         )
         known, _, ours = await asyncio.gather(
-            self._wire.ask(*asked, read=_parse_grains), asyncio.to_thread(cargo.described), hashing
+            self._wire.ask(*asked, read=_parse_grains),
+            asyncio.to_thread(cargo.describe_tree),
+            hashing,
         )
         if known is not None:
             cargo.missing = {
@@ -91,11 +93,11 @@ class BaseFinder:
             cargo.links = [entry for entry in cargo.links if entry.path not in same]
             for entry, own in zip(alike, ours, strict=True):
                 grains = GrainDigests(*known[entry.path], own) if entry.path in known else None
-                cargo.older[entry.path] = BaseFile(
+                cargo.bases[entry.path] = BaseFile(
                     f"{object_path(f't:{best[:64]}')}/{entry.path}", values[entry.path], grains
                 )
 
-    async def build_files_on(self, cargo: Upload, free: int, began: Collection[str]) -> None:
+    async def choose_file_bases(self, cargo: Upload, free: int, began: Collection[str]) -> None:
         """Start each large file with the most similar one on the host.
 
         That file is chosen by samples, because the names differ, and is compared by chunks.
@@ -119,9 +121,9 @@ class BaseFinder:
             }
             best = max(likeness, key=lambda name: likeness[name], default="")
             if best and likeness[best] >= _ALIKE:
-                cargo.older[entry.path] = BaseFile(f"objects/{best[:2]}/{best}", best[:64])
+                cargo.bases[entry.path] = BaseFile(f"objects/{best[:2]}/{best}", best[:64])
 
-    async def _manifest(self, name: str) -> Sequence[Entry]:
+    async def _load_manifest(self, name: str) -> Sequence[Entry]:
         """Return the manifest of a tree on the host; empty if unknown."""
         content = f"t:{name[:64]}"
         if (known := self._manifests.get(content)) is None:

@@ -52,11 +52,11 @@ class World:
         )
         pool = Of(
             places_of=places_of,
-            priced=self.priced,
-            head=Of(crew=lambda _spec, found: found[:0]),
+            is_priced=self.priced,
+            head=Of(choose_places=lambda _spec, found: found[:0]),
             lost=["h9: gone"],
             name="vastai",
-            hopes=lambda _spec: self.hopes,
+            may_get_place=lambda _spec: self.hopes,
         )
         outputs = Of(
             absent=lambda _node: self.absent,

@@ -24,14 +24,14 @@ class SharedDisk:
     """The shared disk of one host and this machine."""
 
     wire: Wire
-    reads: bool = False
+    host_sees_workspace: bool = False
     """Whether the host sees the local workspace at its local path."""
-    shows: bool = False
+    sees_host_root: bool = False
     """Whether this machine sees the host's root at its path there."""
 
-    async def same(self, paths: Sequence[str]) -> set[str]:
+    async def find_same(self, paths: Sequence[str]) -> set[str]:
         """Return the local paths that are the same files on the host.  A file system with a stale cache counts as different."""
-        if not (self.reads and paths):
+        if not (self.host_sees_workspace and paths):
             return set()
         known = [(path, mark) for path in paths if (mark := marks(path))]
         found = await self.wire.ask(
@@ -39,9 +39,9 @@ class SharedDisk:
         )
         return {path for (path, _), same in zip(known, found, strict=True) if same}
 
-    async def draw(self, sources: Mapping[str, str]) -> set[str]:
+    async def copy_to_host(self, sources: Mapping[str, str]) -> set[str]:
         """Let the host copy local files and trees to its upload directory: object name -> path.  Returns the names of copied objects."""
-        if not (self.reads and sources):
+        if not (self.host_sees_workspace and sources):
             return set()
         return (
             set(await self.wire.ask("draw", list(sources.items()), read=parse_strings))
