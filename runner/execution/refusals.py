@@ -201,7 +201,7 @@ def find_remote_steps(found: Survey, host_pool: HostPool) -> dict[int, StepSpec]
     there = {
         n: specs[n] for n in found.todo if not nodes[n].flags & LOCAL and specs[n].select is None
     }
-    return {n: spec for n, spec in there.items() if not host_pool.stays(spec)}
+    return {n: spec for n, spec in there.items() if not host_pool.runs_locally(spec)}
 
 
 def find_rental_needs(found: Survey, host_pool: HostPool) -> dict[Need, list[int]]:
@@ -461,12 +461,12 @@ def default_jobs(found: Survey, host_pool: HostPool) -> int:
 
     It is the number of processors here, or the number of slots on the hosts.
     """
-    processors = host_pool.here.capacity.processors
-    if host_pool.priced:  # the slots of a rented machine are not known yet
+    processors = host_pool.local_place.capacity.processors
+    if host_pool.is_priced:  # the slots of a rented machine are not known yet
         return processors + len(find_remote_steps(found, host_pool))
     return (
         sum(place.capacity.slots or 1 for place in host_pool.places)
-        if host_pool.away
+        if host_pool.is_remote
         else processors
     )
 
@@ -491,11 +491,11 @@ def refuse_too_large(
         if found.verdicts[n].answer == RESTORE or specs[n].select is not None:
             continue
         node, wants = found.plan.nodes[n], specs[n].resources
-        near = bool(node.flags & LOCAL) or host_pool.stays(specs[n])
+        near = bool(node.flags & LOCAL) or host_pool.runs_locally(specs[n])
         count = specs[n].node_count
         if count > 1:
             wrong += _report_too_few_hosts(node.id, specs[n], host_pool)
-        if host_pool.priced and not near:
+        if host_pool.is_priced and not near:
             if host_pool.need(specs[n]) not in offered:
                 asked_for = ", ".join(f"{name} {value}" for name, value in wants.as_key.items())
                 left = host_pool.unmet.get(host_pool.need(specs[n]), "")
@@ -503,21 +503,25 @@ def refuse_too_large(
                     f"{node.id} requires {asked_for or 'a machine'}, but {host_pool.name} has no matching machine now{left and f' ({left})'}"
                 )
             continue
-        places = [host_pool.here] if near else host_pool.places
+        places = [host_pool.local_place] if near else host_pool.places
         if count > 1:
             uneven += _report_uneven_hosts(node.id, specs[n], host_pool)
         for name, unit in (("gpus", "GPU(s)"), ("cpus", "processors"), ("memory", "")):
             asked = wants.room.get(name)
             if not asked:
                 continue
-            sizes = sorted((place.capacity.has(name) for place in places), reverse=True)
+            sizes = sorted((place.capacity.total_of(name) for place in places), reverse=True)
             most = (
                 settings.pools[name]
                 if name in settings.pools
-                else sizes[min(host_pool.head.workers(specs[n]), len(sizes)) - 1]
+                else sizes[min(host_pool.head.count_workers(specs[n]), len(sizes)) - 1]
             )
             if asked > most:
-                whose = "this machine has" if places == [host_pool.here] else "its largest host has"
+                whose = (
+                    "this machine has"
+                    if places == [host_pool.local_place]
+                    else "its largest host has"
+                )
                 need, there = (
                     f"{each:,.{0 if each == int(each) else 3}f}" if unit else about(each)
                     for each in (asked, most)
@@ -630,8 +634,8 @@ def _report_too_few_hosts(id: str, spec: StepSpec, host_pool: HostPool) -> list[
     """Report a step with more nodes than there are hosts."""
     from ..hosts.renting.needs import why_no_group
 
-    workers, headed = host_pool.head.workers(spec), host_pool.head.leads(spec)
-    if host_pool.priced and (leases := host_pool.leases) is not None:
+    workers, headed = host_pool.head.count_workers(spec), host_pool.head.leads(spec)
+    if host_pool.is_priced and (leases := host_pool.leases) is not None:
         words = why_no_group(
             id,
             spec,
@@ -649,8 +653,8 @@ def _report_too_few_hosts(id: str, spec: StepSpec, host_pool: HostPool) -> list[
             f"{id} requires {workers} nodes{whose}, but {host_pool.name} has {have} free host(s)"
         ]
     large, own = (
-        sum(place.could(spec.resources.room) for place in host_pool.places),
-        len(host_pool.head.roomy(spec, host_pool.places)),
+        sum(place.fits(spec.resources.room) for place in host_pool.places),
+        len(host_pool.head.find_fitting(spec, host_pool.places)),
     )
     if own < workers <= large:
         cards = f"{spec.resources.gpus} GPU(s)"
@@ -667,7 +671,7 @@ def _report_uneven_hosts(id: str, spec: StepSpec, host_pool: HostPool) -> list[P
     """
     if spec.resources.gpus is not None:
         return []
-    gpus = {place.name: int(place.capacity.has("gpus")) for place in host_pool.places}
+    gpus = {place.name: int(place.capacity.total_of("gpus")) for place in host_pool.places}
     if len(set(gpus.values())) <= 1:
         return []
     counts = ", ".join(f"{count} on {name}" for name, count in gpus.items())

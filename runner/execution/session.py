@@ -43,7 +43,7 @@ from .terms import (
 )
 
 if TYPE_CHECKING:
-    from ..hosts.ahead import Ahead
+    from ..hosts.ahead import EarlyConnection
     from ..planning.plan import Plan
     from .resume import Claimed
 
@@ -187,7 +187,7 @@ def run(
 
 def _connect_ahead(
     ws: Workspace, found: Survey, settings: Settings
-) -> AbstractContextManager[Ahead | None]:
+) -> AbstractContextManager[EarlyConnection | None]:
     """Start to connect the driver during the checks.  Raises CannotRun, Invalid."""
     if settings.driver == "local":
         return nullcontext()
@@ -249,7 +249,7 @@ def _work(
     listener: Listener,
     since: Since,
     resumed: str,
-    ahead: Ahead | None,
+    ahead: EarlyConnection | None,
 ) -> tuple[Summary | None, str]:
     """Resume or submit a run and work on it; return its summary and its ID."""
     from ..hosts.link import client

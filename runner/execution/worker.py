@@ -28,7 +28,7 @@ from ..errors import (
 )
 from ..failures import RunFailure, of_step
 from ..hosts import interpreters, stacks
-from ..hosts.ahead import Ahead
+from ..hosts.ahead import EarlyConnection
 from ..hosts.connect import check_same_packages
 from ..hosts.interpreters import CURRENT
 from ..hosts.link.client import Client
@@ -91,7 +91,7 @@ class Assignment:
     """Stores a new run after the hosts have accepted it, and returns its fence."""
     handover: Handover | None = None
     """Stop requests to the process of a queue worker."""
-    ahead: Ahead | None = None
+    ahead: EarlyConnection | None = None
     """The run's driver, which is already connecting."""
     masker: Masker = field(init=False)
     commits: GroupCommit | None = None
@@ -158,7 +158,7 @@ def _work(ours: Assignment) -> Summary | None:
     gc.freeze()
     try:
         with asyncio.Runner(
-            loop_factory=ours.ahead.loop if ours.ahead is not None else None
+            loop_factory=ours.ahead.wait_for_loop if ours.ahead is not None else None
         ) as runner:
             working, report = runner.run(_execute(ours))
         if settings.upload and report.state == "COMPLETED":
@@ -228,17 +228,17 @@ async def _execute(ours: Assignment) -> tuple[Loop, Report]:
         with _cancel_on_signals(host_pool) if ours.handover is None else contextlib.nullcontext():
             await host_pool.open(
                 want=settings.jobs or sum(counts),
-                wish=lambda: compose_wish(found, host_pool.stays, settings.jobs),
+                wish=lambda: compose_wish(found, host_pool.runs_locally, settings.jobs),
             )
-        if host_pool.priced:
+        if host_pool.is_priced:
             refuse_denied_secrets(ws, found, host_pool)
-        needs = find_rental_needs(found, host_pool) if host_pool.priced else {}
+        needs = find_rental_needs(found, host_pool) if host_pool.is_priced else {}
         refuse_too_large(
             ws,
             found,
             host_pool,
             settings,
-            await host_pool.offered(estimate_takes(ws, found, needs)),
+            await host_pool.find_offered(estimate_takes(ws, found, needs)),
         )
         if found.request.current_python:
             await check_same_packages([*host_pool.head.places, *host_pool.places])
@@ -322,7 +322,7 @@ def _cancel_on_signals(host_pool: HostPool) -> Iterator[None]:
     assert waiting is not None
 
     def end() -> None:
-        if host_pool.away and not host_pool.priced:
+        if host_pool.is_remote and not host_pool.is_priced:
             host_pool.say(
                 f"interrupted before a host was ready; released the request to {host_pool.name}"
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ...hosts.place.spare_dirs import Scrap
+from ...hosts.place.spare_dirs import SparePool
 from ...hosts.pool import HostPool
 from ...planning.halving import Goal
 from ...planning.plan import Plan
@@ -126,7 +126,7 @@ class _Assembly:
         self.running = RunningAttempts(self.bell)
         self.groups = Groups(commits, self.running, self.bell.wake)
         self.orphans = Orphans(ws, commits, pool)
-        self.scrap = Scrap(self.folder, f"{commits.run}.{commits.fence}", GROUP_MOVES)
+        self.scrap = SparePool(self.folder, f"{commits.run}.{commits.fence}", GROUP_MOVES)
         self.schedule = self._schedule(claimed)
         self.hooks = HostHooks(self.steps, commits.run, commits.fence)
         self.environments = StepEnvironments(ws, self.steps, commits, pool, self.hooks)
@@ -355,5 +355,7 @@ def _capacity_of(plan: Plan, pool: HostPool, pools: Mapping[str, float]) -> dict
     """Return the shared capacity: of this machine, and of the pools in the recipe."""
     wanted = [spec.resources for spec in plan.specs()]
     named = {name for wants in wanted for name in wants.pools}
-    sizes = pool.machine(name for name in SIZES if any(name in wants.room for wants in wanted))
+    sizes = pool.total_capacity(
+        name for name in SIZES if any(name in wants.room for wants in wanted)
+    )
     return {**sizes, **dict.fromkeys(named, 1.0), **pools}

@@ -18,7 +18,7 @@ from ...hosts.link import control_file
 from ...hosts.place import staging
 from ...hosts.place.host_task import HostTask, TaskResult
 from ...hosts.place.place import Place
-from ...hosts.place.spare_dirs import Scrap
+from ...hosts.place.spare_dirs import SparePool
 from ...planning.fingerprint import World
 from ...planning.plan import Node
 from ...planning.step import StepSpec
@@ -156,16 +156,16 @@ class Attempt:
                 return True
         return False
 
-    def clear_up(self, scrap: Scrap) -> None:
+    def clear_up(self, scrap: SparePool) -> None:
         """Delete the local files of an attempt that never started."""
         rest = self.directory.retire(scrap)
         if rest is not None:
             rest()
         script = f"{self.directory.path}.sh"
         if os.path.exists(script):
-            scrap.give_script(script)
+            scrap.add_script(script)
         if os.path.exists(self.log):
-            scrap.give_log(self.log)
+            scrap.add_log(self.log)
 
     def stop(
         self, grace: timedelta = GRACE, *, may_save: bool = False

@@ -115,7 +115,7 @@ class AttemptRecords:
             facts["host"] = place.elsewhere
         image = environments.container_image(spec, place)
         if image:
-            facts["image"] = environments.containers_of(place.members[0]).digest(image)
+            facts["image"] = environments.containers_of(place.members[0]).digest_of(image)
         elif environments.image(spec):
             facts["image"] = environments.image(spec)
         python = environments.interpreter(attempt.node, spec, place)

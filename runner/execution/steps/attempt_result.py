@@ -15,7 +15,7 @@ from drivers.base import Exit
 
 from ...agent.regular import is_regular, open_regular
 from ...hosts.place.host_task import replaced_message
-from ...hosts.place.spare_dirs import Scrap
+from ...hosts.place.spare_dirs import SparePool
 from ...planning.fingerprint import World
 from ...planning.step import MetricsSpec, StepSpec
 from ...secrets import Masker, Stream
@@ -215,13 +215,13 @@ def append_to_log(log: str, text: str) -> None:
         file.write(text.encode("utf-8", "surrogateescape"))
 
 
-def discard_log(log: str, measured: str, scrap: Scrap) -> None:
+def discard_log(log: str, measured: str, scrap: SparePool) -> None:
     """Delete the log, metrics and host files of an attempt after they were kept."""
     with contextlib.suppress(FileNotFoundError):
         if os.stat(log).st_size:
             os.unlink(log)
         else:
-            scrap.give_log(log)
+            scrap.add_log(log)
     for source in (measured, _host_file(log)):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(source)

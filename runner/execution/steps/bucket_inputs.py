@@ -56,7 +56,7 @@ class BucketInputs:
         Raises the errors of `HostStore.pull`.
         """
         for taken in node.takes:
-            if taken.in_bucket and place.folder.pulls:
+            if taken.in_bucket and place.folder.can_pull:
                 identity = str(self._survey.facts.takes[taken.lookup_key])
                 note = (
                     self._ws.home
@@ -77,7 +77,7 @@ class BucketInputs:
         known, size = self._last_content(taken, identity, note)
         if known:
             if not place.folder.holds(known):
-                await place.folder.look_for([known])
+                await place.folder.look_up([known])
             if place.folder.holds(known):
                 return known
         if (place.name, taken.address) in self._passed or 0 <= size <= SMALL:

@@ -36,7 +36,7 @@ class Carrier:
         end: End
         try:
             async with self._shared_states.upload_during(attempt, attempt.spec):
-                attempt.result = await attempt.place.carry(attempt.task)
+                attempt.result = await attempt.place.run_attempt(attempt.task)
             end = _end_of(attempt, attempt.result.exit)
         except asyncio.CancelledError:
             if not attempt.stop_asked:

@@ -92,7 +92,7 @@ class CommandBuilder:
         rendered = launch.render(spec, scope, python=seat.python)
         for path, data in rendered.files.items():
             directory.add_bytes(data, path)
-        directory.folder.ready()
+        directory.folder.remove_unused()
         script, argv = None, rendered.argv
         if rendered.script is not None:
             script = rendered.script.encode("utf-8", "surrogateescape")
@@ -122,7 +122,7 @@ class CommandBuilder:
         elif sandbox:
             command = self._in_sandbox(attempt, seat, command, network=sandbox == "network")
         elif directory.overlays is not None:
-            command = wrap_overlays(command, directory.path, directory.shown)
+            command = wrap_overlays(command, directory.path, directory.mountable_inputs)
         return command, script
 
     def _scope_of(
@@ -143,7 +143,7 @@ class CommandBuilder:
             "step": {"id": attempt.id, "key": attempt.key or ""},
             "node": {"rank": seat.rank},
             "nodes": {"count": len(addresses), "addresses": addresses},
-            "host": seat.place.capacity.seen(_gpus_of(spec, seat.place)),
+            "host": seat.place.capacity.template_host(_gpus_of(spec, seat.place)),
         }
 
     def _env_of(
@@ -206,7 +206,7 @@ class CommandBuilder:
             visible = devices
         elif "CUDA_VISIBLE_DEVICES" in place.login:
             visible = place.capacity.devices
-        mounts = place.mounts(seat.directory, command, attempt.task.states)
+        mounts = place.find_mounts(seat.directory, command, attempt.task.states)
         containers = self._environments.containers_of(place)
         network = self._environments.sandbox(attempt.spec) != "closed"
         needed = bool(gpus)
@@ -217,7 +217,7 @@ class CommandBuilder:
     ) -> Command:
         from ...hosts import sandbox
 
-        mounts = seat.place.mounts(seat.directory, command, attempt.task.states)
+        mounts = seat.place.find_mounts(seat.directory, command, attempt.task.states)
         return sandbox.wrap(command, seat.place, seat.python, mounts, network=network)
 
     def _inherited_by(self, spec: StepSpec, place: Place, image: str, *, sandboxed: bool) -> Passed:

@@ -82,7 +82,7 @@ class Diagnosis:
         if diverged and attempt.spec.options.ends_on_nan:
             return Cause(NAN, diverged)
         if end.detail:
-            attempt.place.ending(end.detail)
+            attempt.place.record_end(end.detail)
         preempted = None if stopping else _cause_of_preemption(attempt)
         if preempted is not None:
             return preempted
@@ -111,7 +111,9 @@ class Diagnosis:
         if reason == "exit":
             if where and exit.code == 127 and not image:
                 words += f" on {where}; run `recipe doctor --driver {self._pool.name}` to see the installed programs"
-            full = attempt_result.describe_full_disk(tail, await member.folder.free(), where)
+            full = attempt_result.describe_full_disk(
+                tail, await member.folder.find_free_space(), where
+            )
             if full:
                 return Cause("disk", f"{words}: {full}")
         if exit.signal == signal.SIGTERM and where and self._is_taken_away(attempt):

@@ -91,7 +91,7 @@ class Ender:
         for place, part in zip(attempt.place.members, parts, strict=True):
             containers = self._environments.containers_of(place)
             with contextlib.suppress(DriverError):
-                await containers.over(place.paths(part.attempt).cwd, exit)
+                await containers.clean_up(place.paths(part.attempt).cwd, exit)
 
 
 def _log_exit(id: str, attempt: Attempt, exit: Exit) -> None:

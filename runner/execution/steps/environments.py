@@ -81,7 +81,7 @@ class StepEnvironments:
         Raises CannotRun, DriverError.
         """
         if image := self.container_image(spec, place):
-            await self.containers_of(place).image(image)
+            await self.containers_of(place).provide_image(image)
         elif self.sandbox(spec):
             from ...hosts.sandbox import Sandboxes
 
@@ -137,11 +137,11 @@ class StepEnvironments:
             return ""
         wanted = self._environment_of(node, spec)
         if wanted is None:
-            return place.described(place.python)
+            return place.describe_python(place.python)
         made = self._pythons.get((place.members[0], wanted))
         if made is None or not made.done() or made.cancelled() or made.exception() is not None:
             return ""
-        return place.described(made.result())
+        return place.describe_python(made.result())
 
     async def _install(self, lock: str, place: Place, wanted: EnvironmentSpec) -> str:
         from ...hosts.environments import is_built, provide_python

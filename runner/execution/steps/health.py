@@ -70,7 +70,7 @@ async def check_hosts(
         for hooks in [hooks for hooks in hosts if not hooks.place.lost]:
             place = hooks.place
             try:
-                is_healthy = await hooks.healthy(command, max(every, 1.0))
+                is_healthy = await hooks.is_healthy(command, max(every, 1.0))
             except DriverError:
                 continue  # the wait for its jobs reports a broken host
             bad[place.name] = 0 if is_healthy else bad.get(place.name, 0) + 1

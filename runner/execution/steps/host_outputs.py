@@ -44,7 +44,7 @@ class HostOutputs:
 
     def absent(self, node: Node) -> list[str]:
         """Return the step's input contents from earlier steps that are not on this machine."""
-        if not self._pool.away:
+        if not self._pool.is_remote:
             return []
         contents = [
             self._steps.made[each.producer].outputs.get(each.output) for each in node.upstream
@@ -62,7 +62,7 @@ class HostOutputs:
         return [
             place
             for place in self._pool.places
-            if place.could(wants) and all(place.folder.holds(content) for content in contents)
+            if place.fits(wants) and all(place.folder.holds(content) for content in contents)
         ]
 
     def are_coming(self, contents: Collection[str]) -> bool:
@@ -81,7 +81,7 @@ class HostOutputs:
 
     async def _bring(self, id: str, content: str, place: Place) -> None:
         try:
-            await place.folder.bring(content)
+            await place.folder.download_content(content)
         except HostLost as error:
             self._machines.lose(place, error)
         except StoreUnavailable as error:  # the step is judged again, and asks again

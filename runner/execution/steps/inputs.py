@@ -105,7 +105,7 @@ class InputStager:
                 directory.objects[name] = made
             else:
                 directory.add_object(objects, made, name, by_link=place.own_disk)
-        directory.give_files(cache, self._inputs)
+        directory.stage_queued_files(cache, self._inputs)
 
     def _usable_overlays(self) -> Overlays | None:
         """Return the overlays for writable inputs; None, with a message, if they do not work."""

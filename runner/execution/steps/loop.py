@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from ...errors import CannotRun, Infrastructure
 from ...hosts.link.local_agents import forget_claims
-from ...hosts.place.spare_dirs import Scrap
+from ...hosts.place.spare_dirs import SparePool
 from ...hosts.pool import HostPool
 from ...storage.workspace import Workspace
 from ..signals import handle_signals
@@ -83,7 +83,7 @@ class Owners:
     hooks: HostHooks
     orphans: Orphans
     publisher: Publisher
-    scrap: Scrap
+    scrap: SparePool
 
 
 class Loop:
@@ -171,9 +171,9 @@ class Loop:
         """
         own, pool = self.owners, self.pool
         here = {own.machines.stays_here(id) for id in own.steps.todo}
-        places = [*pool.head.places, *pool.places] if pool.away and False in here else []
+        places = [*pool.head.places, *pool.places] if pool.is_remote and False in here else []
         if True in here:
-            places.append(pool.here)
+            places.append(pool.local_place)
         try:
             await asyncio.gather(*(own.hooks.of(place).setup() for place in places))
         except CannotRun:
@@ -181,7 +181,7 @@ class Loop:
                 raise
         left = own.steps.left_on_hosts(self.ws.objects)
         if left:
-            await asyncio.gather(*(place.folder.look_for(left) for place in places))
+            await asyncio.gather(*(place.folder.look_up(left) for place in places))
         own.machines.join_late()
 
     async def _close(self) -> None:

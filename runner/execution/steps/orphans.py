@@ -167,8 +167,8 @@ class Orphans:
             with open_regular(f"{self._attempts}/{name}.site") as file:
                 called = file.read().decode()
         except FileNotFoundError:
-            return self.host_pool.here_of(self._root_of(name))
-        return self.host_pool.named(called.split("\n"))
+            return self.host_pool.local_place_of(self._root_of(name))
+        return self.host_pool.find_place(called.split("\n"))
 
     def places(self) -> set[Place]:
         """Return the hosts of attempts that this run has not reattached to."""

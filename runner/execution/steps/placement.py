@@ -50,7 +50,7 @@ class Placement:
             if not places:
                 self._host_outputs.bring(node.id, absent)
                 return None
-        elif len(places) == 1 and not places[0].elsewhere and not self._pool.priced:
+        elif len(places) == 1 and not places[0].elsewhere and not self._pool.is_priced:
             # The scheduler has checked the room on this machine.
             return places[0]
         fitting = [place for place in places if place.has_room(wants)]
@@ -58,7 +58,7 @@ class Placement:
         if spec.node_count > 1:
             from ...hosts.place.group import group_of
 
-            crew = self._pool.head.crew(spec, fitting)
+            crew = self._pool.head.choose_places(spec, fitting)
             return group_of(crew) if crew else None
         return fitting[0] if fitting else None
 
@@ -76,7 +76,7 @@ class Placement:
         if (
             self._host_outputs.are_coming(absent)
             or self._machines.are_coming
-            or self._pool.hopes(spec)
+            or self._pool.may_get_place(spec)
         ):
             return False
         self._failures.fail_unstarted(node.id, self._no_host_left())
@@ -117,7 +117,7 @@ class Placement:
         name = self._pool.name
         lost = "; ".join(self._pool.lost) or "none is large enough"
         fix = ""
-        if self._pool.priced:
+        if self._pool.is_priced:
             fix = (
                 f"list the offers with `recipe offers --driver {name}`, "
                 f"and check the account with `recipe doctor --driver {name}`"

@@ -16,7 +16,7 @@ from ...errors import Infrastructure
 from ...hosts.place import launch
 from ...hosts.place.host_task import HostTask, Phase, StateFolder
 from ...hosts.place.place import Place
-from ...hosts.place.spare_dirs import Scrap
+from ...hosts.place.spare_dirs import SparePool
 from ...hosts.place.staging import AttemptDirectory
 from ...hosts.pool import HostPool
 from ...planning import judge as judging
@@ -35,7 +35,7 @@ from .inputs import InputStager
 from .run_plan import RunPlan
 
 if TYPE_CHECKING:
-    from ...hosts.place.host_task import Round
+    from ...hosts.place.host_task import SyncRound
     from ...storage import checkpoints
 
 
@@ -55,7 +55,7 @@ class Preparer:
         environments: StepEnvironments,
         stager: InputStager,
         commands: CommandBuilder,
-        scrap: Scrap,
+        scrap: SparePool,
     ) -> None:
         self._ws, self._steps, self._commits, self._pool = ws, steps, commits, pool
         self._environments, self._stager, self._commands = environments, stager, commands
@@ -71,7 +71,7 @@ class Preparer:
         if spec.accelerate is None:
             return None
         scope = judging.scope_of(spec, self._steps.plan, n, self._steps.made)
-        scope = scope | {"host": place.capacity.seen(spec.resources.gpus)}
+        scope = scope | {"host": place.capacity.template_host(spec.resources.gpus)}
         return launch.count_processes(spec.accelerate, scope) * len(place.members)
 
     async def prepare(self, attempt: Attempt) -> None:
@@ -160,9 +160,9 @@ class Preparer:
         directory.folder.begin(self._scrap)
         crashpoint("attempt-made")
         self._stager.stage(attempt.node, attempt.spec, directory, seat.place)
-        directory.note_given()
+        directory.record_inputs()
         self._stager.explain(attempt.node, directory)
-        seat.place.give_states(directory, states)
+        seat.place.link_states(directory, states)
         attempt.resumed_from = resumed_from
         reached = [found.step for found in resumed_from.values() if found.step is not None]
         attempt.resumed_step = max(reached, default=None)
@@ -187,7 +187,7 @@ class Preparer:
     def _say(self, id: str, words: str) -> None:
         self._commits.say(f"{id}: {words}")
 
-    def _report_round(self, attempt: Attempt, round: Round) -> None:
+    def _report_round(self, attempt: Attempt, round: SyncRound) -> None:
         """Report the result of a checkpoint sync."""
         name = attempt.place.name
         if round.brought:

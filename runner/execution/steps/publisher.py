@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from ...errors import CannotRun, RecipeError, StoreUnavailable
-from ...hosts.place.spare_dirs import Scrap
+from ...hosts.place.spare_dirs import SparePool
 from ...planning.judge import Made
 from ...planning.step import TEMPORARY
 from ...storage.content.files import Content
@@ -23,7 +23,7 @@ class Publisher:
         ws: Workspace,
         survey: Survey,
         commits: GroupCommit,
-        scrap: Scrap,
+        scrap: SparePool,
         *,
         overwrite: bool,
         link: bool,

@@ -68,7 +68,7 @@ class Machines:
 
     def stays_here(self, id: str) -> bool:
         """Return True if a step always runs on this machine."""
-        return self._steps.is_local(id) or self._pool.stays(self._steps.spec(id))
+        return self._steps.is_local(id) or self._pool.runs_locally(self._steps.spec(id))
 
     def rent(self) -> None:
         """Rent machines for QUEUED steps, and release unused ones.
@@ -82,13 +82,13 @@ class Machines:
         if pool.moves:
             self.note_moves()
         now = time.monotonic()
-        if not pool.away or self._looked + LOOK > now:
+        if not pool.is_remote or self._looked + LOOK > now:
             return
         self._looked = now
         if pool.limit is not None and pool.leases is not None and pool.money_is_over():
             self._stopper.money_is_spent(pool.limit)
         self._save_in_time()
-        if not pool.priced:
+        if not pool.is_priced:
             return self._succeed_in_time()
         self._rent_what_is_needed()
 
@@ -100,7 +100,7 @@ class Machines:
 
     def lose(self, place: Place, error: HostLost) -> None:
         """Mark a host, or the lost hosts of a group, as lost and request replacements."""
-        for gone, why in (place.gone or {place: str(error)}).items():
+        for gone, why in (place.lost_members or {place: str(error)}).items():
             if gone.lost:
                 continue
             gone.lost = why
@@ -124,14 +124,14 @@ class Machines:
 
     def _rent_what_is_needed(self) -> None:
         pool, specs = self._pool, [self._steps.spec(id) for id in self._open_steps()]
-        pool.together = {pool.need(spec) for spec in specs if pool.joins(spec)}
+        pool.together = {pool.need(spec) for spec in specs if pool.needs_one_zone(spec)}
         queued, crews = self._needs()
         for need, count in queued.items():
             wanted = min(count, max(crews[need], self._most))
             while (
                 not self._schedule.starts_nothing
                 and need not in pool.refused
-                and not pool.full
+                and not pool.is_full
                 and pool.inventory.count_machines(need) < wanted
             ):
                 pool.inventory.coming.append(need)
@@ -150,7 +150,7 @@ class Machines:
         for id in self._open_steps():
             crew = 0
             if self._schedule.state(id) is State.QUEUED:
-                crew = self._pool.head.workers(self._steps.spec(id))
+                crew = self._pool.head.count_workers(self._steps.spec(id))
             for need in self._needs_of(id):
                 queued[need] += crew
                 crews[need] = max(crews.get(need, 1), crew)
@@ -194,11 +194,11 @@ class Machines:
             await check_same_packages([place])
         left = self._steps.left_on_hosts(self._ws.objects)
         if left:
-            await place.folder.look_for(left)
+            await place.folder.look_up(left)
 
     async def _give_back(self, place: Place, reason: str) -> None:
         try:
-            if not await self._pool.give_back(place, reason):
+            if not await self._pool.release(place, reason):
                 self._commits.say(
                     f"{place.name} is not released yet; trying again at the end of the run"
                 )
@@ -241,8 +241,8 @@ class Machines:
 
     async def _join(self) -> None:
         try:
-            for place in await self._pool.join(self._make_ready):
-                sizes = {name: place.capacity.has(name) for name in SIZES}
+            for place in await self._pool.add_late_hosts(self._make_ready):
+                sizes = {name: place.capacity.total_of(name) for name in SIZES}
                 for name in self._fixed_pools:
                     sizes.pop(name, None)
                 slots = 0 if self._most else place.capacity.slots or 1
@@ -281,6 +281,6 @@ class Machines:
             "offer": row.offer.get("id", ""),
             "price": row.price,
         }
-        if self._ws.delivers and not self._pool.priced:
+        if self._ws.delivers and not self._pool.is_priced:
             facts |= {"offered": dict(row.offer), "need": dict(row.need), "until": row.until}
         return facts

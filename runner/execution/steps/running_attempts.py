@@ -37,12 +37,12 @@ class RunningAttempts(Mapping[str, Attempt]):
     def add(self, id: str, attempt: Attempt) -> None:
         """Add an attempt, which occupies its share of the host."""
         self._running[id] = attempt
-        attempt.place.capacity.enter(attempt.wants, attempt.devices)
+        attempt.place.capacity.reserve(attempt.wants, attempt.devices)
 
     def pop(self, id: str) -> Attempt:
         """Remove and return an attempt, and free its share of the host."""
         attempt = self._running.pop(id)
-        attempt.place.capacity.leave(attempt.wants, attempt.devices)
+        attempt.place.capacity.release(attempt.wants, attempt.devices)
         return attempt
 
     def note_end(self, id: str, end: End) -> None:

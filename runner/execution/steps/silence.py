@@ -36,7 +36,7 @@ class Silences:
         alert.
         """
         now = time.monotonic()
-        if not self._pool.away or now < self._due:
+        if not self._pool.is_remote or now < self._due:
             return
         self._due = now + EVERY
         for place in [each for held in self._pool.places for each in held.members]:

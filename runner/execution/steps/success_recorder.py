@@ -96,7 +96,7 @@ class SuccessRecorder:
 
     def _note_of_changed_input(self, attempt: Attempt) -> str:
         """Return a note if an input changed during the step, whose result is then not cached."""
-        stale = attempt.directory.stale(self._ws.cache)
+        stale = attempt.directory.find_stale_sources(self._ws.cache)
         if not stale:
             return ""
         where = str(self._ws.root / stale[0]).removeprefix(f"{self._ws.root}/")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...digest import of_value
-from ...hosts.place.spare_dirs import Scrap
+from ...hosts.place.spare_dirs import SparePool
 from ...storage.content.disk import delete
 from ...storage.workspace import Workspace
 from . import attempt_result
@@ -26,7 +26,7 @@ class Tidying:
         self,
         ws: Workspace,
         commits: GroupCommit,
-        scrap: Scrap,
+        scrap: SparePool,
         recipe: str,
         beside: Callable[[Coroutine[Any, Any, None]], None],
         *,
@@ -43,7 +43,7 @@ class Tidying:
             for name in names:
                 path = f"{folder}/{name}"
                 mode = os.lstat(path).st_mode
-                if not attempt.directory_of_end.was_given(path.removeprefix(f"{kept}/"), mode):
+                if not attempt.directory_of_end.is_staged(path.removeprefix(f"{kept}/"), mode):
                     return kept
         return ""
 
@@ -75,7 +75,7 @@ class Tidying:
             attempt.task.states if success and not spec.continues else (),
         )
         self.commits.after_flush(lambda: self._beside(clearing()))
-        self._scrap.give_script(path + ".sh")
+        self._scrap.add_script(path + ".sh")
         failed = (
             f"{self._attempts}/{self.failed_name(attempt.id)}"
             if self._failures_kept or not success
@@ -86,7 +86,7 @@ class Tidying:
         if not success:
             self._failures_kept = True
             for part in attempt.task.parts or [attempt.task]:
-                part.attempt.forget_given()
+                part.attempt.delete_record()
             with contextlib.suppress(OSError):
                 os.rename(attempt.directory_of_end.path, failed)
             if attempt.directory_of_end is not attempt.directory:
