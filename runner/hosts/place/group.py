@@ -136,8 +136,8 @@ class Group(Place):
             else AttemptDirectory(attempt.path, called=f"{Path(attempt.path).name}.0")
         )
 
-    def described(self, python: str) -> str:
-        return self._members[0].described(python)
+    def described(self, python: str, *, may_ask: bool) -> str:
+        return self._members[0].described(python, may_ask=may_ask)
 
     def may_have_made(self, attempt: AttemptDirectory, outputs: Sequence[object]) -> bool:
         return True
