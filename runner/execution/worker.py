@@ -10,7 +10,7 @@ import contextlib
 import gc
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -244,7 +244,7 @@ async def _execute(ours: Assignment) -> tuple[Loop, Report]:
             await check_same_packages([*host_pool.head.places, *host_pool.places])
         jobs = settings.jobs or default_jobs(found, host_pool)
         begins = (
-            replace(ours.claimed, fence=ours.submit()) if ours.submit is not None else ours.claimed
+            ours.claimed._replace(fence=ours.submit()) if ours.submit is not None else ours.claimed
         )
         note_claim(Path(ws.home), begins.id, begins.fence, ours.local.root)
         ours.commits = _start(ours, begins, jobs)

@@ -282,10 +282,10 @@ class Group(Place):
         bad = {rank: each.exit for rank, each in enumerate(brought) if not _is_success(each.exit)}
         if bad:
             rank = _first_failed(bad, met)
-            return replace(brought[rank], node=rank)
+            return brought[rank]._replace(node=rank)
         wrong = next((rank for rank, each in enumerate(brought) if each.problem), 0)
-        return replace(
-            brought[wrong], node=wrong, exit=_combine_exits([each.exit for each in brought])
+        return brought[wrong]._replace(
+            node=wrong, exit=_combine_exits([each.exit for each in brought])
         )
 
     async def _end_together(self, task: HostTask) -> None:
