@@ -51,7 +51,7 @@ from ..survey.input_manifests import store_manifests
 from ..survey.skipped_steps import skipped_steps, with_skipped
 from ..survey.survey import Survey
 from ..survey.trainings import training_length
-from . import takeover, uploading
+from . import takeover
 from .refusals import (
     compose_wish,
     default_jobs,
@@ -162,6 +162,8 @@ def _work(ours: Assignment) -> Summary | None:
         ) as runner:
             working, report = runner.run(_execute(ours))
         if settings.upload and report.state == "COMPLETED":
+            from . import uploading
+
             uploading.upload(
                 ws,
                 working.owners.steps.plan,

@@ -11,7 +11,6 @@ from ...planning.halving import Goal
 from ...planning.plan import Plan
 from ...planning.schedule import Scheduler
 from ...planning.step import NOTHING
-from ...storage.remote.cache import Downloads
 from ...storage.workspace import Workspace
 from ...survey.survey import Survey
 from .. import takeover
@@ -232,6 +231,8 @@ class _Assembly:
     def _judge(self) -> Judge:
         cache, downloads = self.ws.remote_cache, None
         if cache is not None:
+            from ...storage.remote.cache import Downloads
+
             downloads = Downloads(cache, self.bell.wake, self.commits.say)
         return Judge(
             self.ws,

@@ -6,14 +6,17 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...errors import RecipeError
 from ...planning.step import StateSpec, StepSpec
 from ...storage.content.objects import Objects
-from ...storage.remote.cache import RemoteCache
 from ...storage.workspace import Workspace
 from .attempt import Attempt
 from .commit import GroupCommit
+
+if TYPE_CHECKING:
+    from ...storage.remote.cache import RemoteCache
 
 
 class SharedStates:
