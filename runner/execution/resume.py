@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..digest import of_value
 from ..errors import Busy
 from ..failures import RunFailure
 from ..planning.plan import ALLOW_FAILURE
 from ..planning.schedule import FINAL, Spent, State, budget_used
+from ..planning.step import NOTHING
 from ..storage.records.runs import AttemptRow, RunRow, RunState, StepRow, settle
 from ..storage.workspace import Workspace
 from ..survey.facts import collect_facts
@@ -25,19 +25,16 @@ _GOES_ON = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
+class Claimed(NamedTuple):
     """A run that this process has claimed, with the step states that an earlier worker left."""
 
     id: str
     fence: int
     state: str = "QUEUED"
     resumed: bool = False
-    states: Mapping[str, State] = field(
-        default_factory=dict
-    )  # states of unfinished steps, and of steps to run again
-    spent: Mapping[str, Spent] = field(default_factory=dict)
-    tries: Mapping[str, int] = field(default_factory=dict)  # attempts of each step
+    states: Mapping[str, State] = NOTHING  # of unfinished steps, and of steps to run again
+    spent: Mapping[str, Spent] = NOTHING
+    tries: Mapping[str, int] = NOTHING  # attempts of each step
     made: frozenset[str] = frozenset()  # keys with results of this run
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -192,7 +191,7 @@ def _endpoint(ws: Workspace, address: str) -> str:
 def _bucket(ws: Workspace, address: str) -> Bucket:
     """Open the folder at an address with the settings of the store in its bucket."""
     store = ws.config.store_of(address) or StoreSettings("", address)
-    return buckets.open(replace(store, url=address), ws.root)
+    return buckets.open(store._replace(url=address), ws.root)
 
 
 def _find_stored(

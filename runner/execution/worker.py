@@ -10,7 +10,7 @@ import contextlib
 import gc
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -51,7 +51,7 @@ from ..survey.input_manifests import store_manifests
 from ..survey.skipped_steps import skipped_steps, with_skipped
 from ..survey.survey import Survey
 from ..survey.trainings import training_length
-from . import takeover, uploading
+from . import takeover
 from .refusals import (
     compose_wish,
     default_jobs,
@@ -162,6 +162,8 @@ def _work(ours: Assignment) -> Summary | None:
         ) as runner:
             working, report = runner.run(_execute(ours))
         if settings.upload and report.state == "COMPLETED":
+            from . import uploading
+
             uploading.upload(
                 ws,
                 working.owners.steps.plan,
@@ -244,7 +246,7 @@ async def _execute(ours: Assignment) -> tuple[Loop, Report]:
             await check_same_packages([*host_pool.head.places, *host_pool.places])
         jobs = settings.jobs or default_jobs(found, host_pool)
         begins = (
-            replace(ours.claimed, fence=ours.submit()) if ours.submit is not None else ours.claimed
+            ours.claimed._replace(fence=ours.submit()) if ours.submit is not None else ours.claimed
         )
         note_claim(Path(ws.home), begins.id, begins.fence, ours.local.root)
         ours.commits = _start(ours, begins, jobs)

@@ -134,9 +134,7 @@ class Connector:
     def _choose_python(self) -> str:
         """Return the interpreter of this machine.  A Python that was set for remote hosts need not exist here.  Raises CannotRun."""
         named = "" if self._name != "local" and self._named != interpreters.CURRENT else self._named
-        python = interpreters.choose_python(named, self._ws.root, self._ws.environ)
-        interpreters.ask_version(python)
-        return python
+        return interpreters.choose_python(named, self._ws.root, self._ws.environ)
 
     def begin_connection(
         self,

@@ -80,8 +80,7 @@ class Ahead(NamedTuple):
     code: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Pending:
+class Pending(NamedTuple):
     """Matrix step that waits for the output of another step."""
 
     step: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ..language.inputs import split_secrets
+from ..language.addresses import split_secrets
 from ..secrets import SHORTEST, Secret, describe_unusable, is_tokenlike
 from .plan import Plan
 from .step import StepSpec

@@ -288,6 +288,12 @@ class StepSpec(NamedTuple):
         """Number of nodes on which the step runs.  An undecided expression counts as 1."""
         return self.nodes if isinstance(self.nodes, int) else 1
 
+    @property
+    def names_python(self) -> bool:
+        """Return whether the command names Python or a Python script."""
+        text = str(self.run)
+        return self.accelerate is not None or "python" in text or ".py" in text
+
     @classmethod
     def load(cls, row: Sequence[Any]) -> StepSpec:
         """Build a spec from its JSON array."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ...hosts.place.spare_dirs import SparePool
 from ...hosts.pool import HostPool
 from ...planning.halving import Goal
 from ...planning.plan import Plan
 from ...planning.schedule import Scheduler
-from ...storage.remote.cache import Downloads
+from ...planning.step import NOTHING
 from ...storage.workspace import Workspace
 from ...survey.survey import Survey
 from .. import takeover
@@ -61,15 +61,14 @@ from .tidying import Tidying
 from .training_numbers import TrainingNumbers
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(NamedTuple):
     """Options of the loop: limits on parallel steps, and the handling of outputs and failures."""
 
     jobs: int
     keep_going: bool = False
     overwrite: bool = False
     link: bool = False
-    pools: Mapping[str, float] = field(default_factory=dict)
+    pools: Mapping[str, float] = NOTHING
     contended: bool = False
     """Another run has stored something since this run's survey."""
     stop_early: Goal | None = None
@@ -232,6 +231,8 @@ class _Assembly:
     def _judge(self) -> Judge:
         cache, downloads = self.ws.remote_cache, None
         if cache is not None:
+            from ...storage.remote.cache import Downloads
+
             downloads = Downloads(cache, self.bell.wake, self.commits.say)
         return Judge(
             self.ws,

@@ -11,7 +11,6 @@ from ...hosts.place.hooks import INSTALL
 from ...language.units import money_text
 from ...planning.schedule import LIMIT
 from ...planning.step import StateSpec
-from ...storage import checkpoints
 from ...storage.records.runs import Stale
 from ...storage.workspace import Workspace
 from .attempt import GRACE, SAVING, Attempt
@@ -243,6 +242,8 @@ class Stopper:
 
 def _checkpoint_names(attempt: Attempt, state: StateSpec) -> list[str]:
     """Return the local checkpoint of a state; its own name if it has no checkpoint pattern."""
+    from ...storage import checkpoints
+
     folder = attempt.state.folder(state.name) if attempt.state is not None else None
     if folder is None or not folder.is_dir():
         return []

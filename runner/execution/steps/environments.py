@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from drivers.base import DriverError
 
+from ...hosts import interpreters
 from ...hosts.place.hooks import INSTALL
 from ...hosts.place.place import GRACE, Place
 from ...hosts.pool import HostPool
@@ -114,6 +115,8 @@ class StepEnvironments:
             return "python"
         wanted = self._environment_of(node, spec)
         if wanted is None:
+            if spec.names_python and not place.elsewhere:
+                interpreters.ask_version(place.python)
             return place.python
         # Installing takes minutes, so all hosts install at the same time.
         others = (
@@ -132,16 +135,19 @@ class StepEnvironments:
         return await self._pythons[place, wanted]
 
     def interpreter(self, node: Node, spec: StepSpec, place: Place) -> str:
-        """Describe the Python of a step on a host; empty in a container."""
+        """Describe the Python of a step on a host; empty in a container.
+
+        A shim is run for its version only if the step's command names Python.
+        """
         if self.container_image(spec, place):
             return ""
         wanted = self._environment_of(node, spec)
         if wanted is None:
-            return place.describe_python(place.python)
+            return place.describe_python(place.python, may_ask=spec.names_python)
         made = self._pythons.get((place.members[0], wanted))
         if made is None or not made.done() or made.cancelled() or made.exception() is not None:
             return ""
-        return place.describe_python(made.result())
+        return place.describe_python(made.result(), may_ask=True)
 
     async def _install(self, lock: str, place: Place, wanted: EnvironmentSpec) -> str:
         from ...hosts.environments import is_built, provide_python

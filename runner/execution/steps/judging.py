@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ...errors import RecipeError, StoreUnavailable
 from ...hosts.pool import HostPool
 from ...planning.judge import FRESH, NOTHING, RESTORE, Made, Verdict, judge
@@ -9,7 +11,6 @@ from ...planning.plan import SELECT
 from ...planning.schedule import FINAL, State
 from ...storage.content.files import Content
 from ...storage.records.index import warnings_in
-from ...storage.remote.cache import Downloads
 from ...storage.workspace import Workspace
 from .adjusting import SmallerInputs
 from .commit import GroupCommit
@@ -18,6 +19,9 @@ from .growth import PlanGrowth
 from .publisher import Publisher
 from .run_plan import RunPlan
 from .run_schedule import RunSchedule
+
+if TYPE_CHECKING:
+    from ...storage.remote.cache import Downloads
 
 
 class Judge:

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ...errors import CannotRun, Infrastructure
 from ...hosts.link.local_agents import forget_claims
@@ -58,8 +59,7 @@ class Report:
     """True if the run has not ended and another worker continues it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Owners:
+class Owners(NamedTuple):
     """The owners of one run that the loop calls, constructed by `assembly`."""
 
     steps: RunPlan

@@ -136,8 +136,8 @@ class Group(Place):
             else AttemptDirectory(attempt.path, called=f"{Path(attempt.path).name}.0")
         )
 
-    def describe_python(self, python: str) -> str:
-        return self._members[0].describe_python(python)
+    def describe_python(self, python: str, *, may_ask: bool) -> str:
+        return self._members[0].describe_python(python, may_ask=may_ask)
 
     def may_have_made(self, attempt: AttemptDirectory, outputs: Sequence[object]) -> bool:
         return True
@@ -282,10 +282,10 @@ class Group(Place):
         bad = {rank: each.exit for rank, each in enumerate(brought) if not _is_success(each.exit)}
         if bad:
             rank = _find_first_failed(bad, met)
-            return replace(brought[rank], node=rank)
+            return brought[rank]._replace(node=rank)
         wrong = next((rank for rank, each in enumerate(brought) if each.problem), 0)
-        return replace(
-            brought[wrong], node=wrong, exit=_combine_exits([each.exit for each in brought])
+        return brought[wrong]._replace(
+            node=wrong, exit=_combine_exits([each.exit for each in brought])
         )
 
     async def _stop_after_failure(self, task: HostTask) -> None:

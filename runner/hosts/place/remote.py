@@ -74,7 +74,7 @@ class RemotePlace(Place):
             f"{self.host_store.root}/attempts/{attempt.called or os.path.basename(attempt.path)}"
         )
 
-    def describe_python(self, python: str) -> str:
+    def describe_python(self, python: str, *, may_ask: bool) -> str:
         return (
             f"{python} ({self.shell.version})"
             if self.shell.version and python == self.python

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -222,7 +221,7 @@ class Google(CloudBucket):
 
         # gcsfs logs retries with tracebacks, while relevant errors are raised anyway.
         logging.getLogger("gcsfs").setLevel(logging.CRITICAL + 1)
-        options = client_options("gs", replace(self._settings, endpoint=endpoint))
+        options = client_options("gs", self._settings._replace(endpoint=endpoint))
         return gcsfs.GCSFileSystem(requests_timeout=TIMEOUT, skip_instance_cache=True, **options)
 
 
