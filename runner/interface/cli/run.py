@@ -95,14 +95,14 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         metavar="RULE",
         action="append",
         default=[],
-        help="Run although RULE of `recipe check` reports an error; `all` skips every rule",
+        help="Ignore errors of this `recipe check` rule; `all` ignores every rule",
     )
     execution.add_argument(
         "--nodes",
         type=positive,
         default=0,
         metavar="N",
-        help="Node count for `accelerate` steps without `nodes`; not part of the cache key",
+        help="Number of nodes for `accelerate` steps without `nodes`; a new number does not rerun steps",
     )
     output = section(parser, OUTPUT)
     output.add_argument(
@@ -120,7 +120,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "--format",
         default="text",
         choices=["text", "json", "github", "sarif"],
-        help="Format of error messages about the recipe (default: text)",
+        help="Format of errors in the recipe: text, json, or github and sarif for CI (default: text)",
     )
     if verb == "run":
         section(parser, WHERE).add_argument(
@@ -173,7 +173,7 @@ def _add_execution(parser: argparse.ArgumentParser, verb: str) -> None:
         action="append",
         default=[],
         metavar="NAME=N",
-        help="Capacity of a pool (default: 1), or of cpus, gpus or memory",
+        help="Capacity of a pool that running steps share (default: 1), for example licence=2. Also sets cpus, gpus or memory",
     )
     section(parser, WHERE).add_argument(
         "--everything-there",
@@ -185,7 +185,7 @@ def _add_execution(parser: argparse.ArgumentParser, verb: str) -> None:
         "--max-cost",
         type=usd,
         metavar="USD",
-        help="End the run when its rented machines have cost this much; a lower limit of the recipe holds",
+        help="Stop the run before its rented machines cost more than this; if the recipe has a lower limit, that limit applies",
     )
     cost.add_argument(
         "--keep-alive",
@@ -195,7 +195,7 @@ def _add_execution(parser: argparse.ArgumentParser, verb: str) -> None:
     cost.add_argument(
         "--unattended",
         action="store_true",
-        help="Allow rentals without automatic shutdown when not run from a terminal; see `recipe offers`",
+        help="Outside a terminal, also rent machines that keep running if recipe is killed; see `recipe offers`",
     )
     cost.add_argument(
         "-y",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 ACTIONS = {
-    "show": "Show its settings: driver, head, limits, storage; contacts no provider",
+    "show": "Show the stack's settings without contacting the provider",
     "up": "Create its machine and cloud resources, and start the machine",
     "down": "Terminate its machine, and delete its disk and the resources that `up` created",
     "start": "Start its machine (runs do this automatically)",
@@ -48,7 +48,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument(
         "--pulumi",
         action="store_true",
-        help="Export as a Pulumi program, the only format",
+        help="Export the stack as a Pulumi program (required)",
     )
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.description = (
