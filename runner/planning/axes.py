@@ -58,7 +58,7 @@ class _GlobAxis(NamedTuple):
 
 
 class Axes:
-    """Matrix axes of one plan.
+    """Evaluator of the matrix axes of one plan.
 
     `globs` maps each pattern to its known matches.  Matches in `left_out` are ignored.
     """
@@ -75,9 +75,10 @@ class Axes:
         self.found: dict[str, Found] = {}  # workspace paths that became values of an axis
 
     def combinations(self, scope: Scope, step: Step) -> list[dict[str, Any]] | None:
-        """Return all combinations of axis values: one empty combination for a step without a matrix.
+        """Return all combinations of a step's axis values.
 
-        Return None if an axis is unknown or the plan would be too large.
+        A step without a matrix has one empty combination.  Return None if an axis is unknown or the
+        plan would be too large.
         """
         axes = self._axes(scope, step)
         if axes is None:
@@ -86,7 +87,7 @@ class Axes:
         return [dict(zip(axes, values, strict=True)) for values in combinations]
 
     def _axes(self, scope: Scope, step: Step) -> Mapping[str, Sequence[Any]] | None:
-        """Return the values of each axis, or None if one is unknown.
+        """Return the values of each matrix axis, or None if an axis has no known values yet.
 
         After a problem, return only the wrong axis, without values.
         """
@@ -145,7 +146,10 @@ class Axes:
         return _WRONG
 
     def _fits(self, scope: Scope, step: Step, axes: Mapping[str, Sequence[Any]]) -> bool:
-        """Return whether the plan has room for all instances of a step.  The first failure is reported as a problem."""
+        """Return whether the plan stays below the step limit with all instances of a step.
+
+        The first failure is reported as a problem.
+        """
         if len(self.sketch.drafts) + math.prod(map(len, axes.values())) <= MOST_STEPS:
             return True
         if not self.full:
