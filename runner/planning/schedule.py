@@ -678,9 +678,9 @@ class _Room:
         return chosen
 
     def let_past(self, begun: _Node) -> None:
-        """Count a start against queued steps short of the same pools, and reserve for a starving one.
+        """Count a start against queued steps that lack the same pools, to prevent starvation.
 
-        The first that reaches the limit gets the reservation.
+        The first step that reaches the limit gets the reservation.
         """
         started = self._shape(begun)
         started.passed = 0

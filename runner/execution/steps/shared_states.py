@@ -22,24 +22,24 @@ from .attempt import Attempt
 from .commit import GroupCommit
 
 FIRST: Final = 1.0
-"""Seconds until the first check of a training.
+"""Delay before the first upload check of a training, in seconds.
 
-It may have resumed from a checkpoint that the store lacks.
+The training may have resumed from a checkpoint that the store lacks.
 """
 
 
 _Found: TypeAlias = "Mapping[str, tuple[str, tuple[object, ...]]]"
-"""The newest checkpoint of each state, with the stats of its files."""
+"""Newest checkpoint of each state, with the stat results of its files."""
 
 
 class SharedStates:
-    """The checkpoints of one run in the shared store, if it has one."""
+    """Checkpoints of one run in the shared store, if the run has a shared store."""
 
     def __init__(self, ws: Workspace, commits: GroupCommit) -> None:
         self._ws, self._commits = ws, commits
 
     def _states_of(self, spec: StepSpec) -> Sequence[StateSpec]:
-        """Return the states of a step with checkpoints in the shared store.
+        """Return the states of a step whose checkpoints are stored in the shared store.
 
         These are all states, for a run on another machine or if the store's settings say so;
         otherwise the states with `to: store`.
@@ -52,7 +52,7 @@ class SharedStates:
         return [state for state in spec.state if state.shared]
 
     async def restore(self, id: str, spec: StepSpec, key: str, root: Path) -> None:
-        """Download the checkpoints of a state from the shared store.
+        """Download the checkpoints of a step from the shared store.
 
         If the download fails, shows a message; the training resumes from local checkpoints or
         starts over.
@@ -97,7 +97,7 @@ class SharedStates:
 
     @contextlib.asynccontextmanager
     async def upload_during(self, attempt: Attempt, spec: StepSpec) -> AsyncIterator[None]:
-        """Upload new checkpoints during the block, and the last one at its end."""
+        """Upload new checkpoints during the block, and the last checkpoint at its end."""
         states, cache = self._states_of(spec), self._ws.remote_cache
         if not states or attempt.state is None or cache is None or not cache.pushes:
             yield
@@ -116,7 +116,7 @@ class SharedStates:
 
 
 class _CheckpointSender:
-    """Uploads the checkpoints of one attempt."""
+    """Uploader of the checkpoints of one attempt."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class _CheckpointSender:
                 return await self._put(found)
 
     def _is_due(self, found: _Found) -> bool:
-        """Return True if the store lacks one of these checkpoints and its step interval has passed."""
+        """Return True if a checkpoint is not uploaded yet and its step interval has passed."""
         steps = {state.name: state.every_steps for state in self._states}
         return any(
             self._sent.get(state) != (name, files)
@@ -165,7 +165,7 @@ class _CheckpointSender:
         )
 
     def _names(self, state: str) -> Sequence[str]:
-        """Return the uploaded checkpoint of a state, as a list."""
+        """Return the name of a state's last uploaded checkpoint, as a list."""
         return [self._sent[state][0]] if state in self._sent else []
 
     def _is_unchanged(self, found: _Found) -> bool:
@@ -197,7 +197,7 @@ class _CheckpointSender:
             )
 
     def _look(self) -> dict[str, tuple[str, tuple[object, ...]]]:
-        """Return the newest complete checkpoint of each state, with the stats of its files."""
+        """Return the newest complete checkpoint of each state, with the stat results of its files."""
         found = {}
         for state in self._states:
             folder = self._folder(state.name)
