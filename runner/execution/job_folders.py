@@ -15,7 +15,7 @@ def link_folders(
     """Link a step's checkpoints below CHECKPOINTS_DIR and the run's logs below LOGS_DIR.
 
     The links are CHECKPOINTS_DIR/JOB/STEP/STATE and LOGS_DIR/JOB. Does nothing if the run belongs
-    to no job.  Passes a message to `say` if a link cannot be created; the run continues.
+    to no job. Passes a message to `say` if a link cannot be created; the run continues.
     """
     folders = {name: ws.environ.get(name, "") for name in ("CHECKPOINTS_DIR", "LOGS_DIR")}
     if not any(folders.values()):

@@ -93,10 +93,10 @@ def serve(
 ) -> None:
     """Claim and execute queued runs until the process is asked to stop.
 
-    The runs are those of the workspace at `root`.  With `once`, return when no run is due.
-    `environ` contains the secrets of the runs.  With `store`, the name of a shared store in the
+    The runs are those of the workspace at `root`. With `once`, return when no run is due.
+    `environ` contains the secrets of the runs. With `store`, the name of a shared store in the
     settings, also execute runs of other workspaces that use this store; an empty name means the
-    default store.  Raises NotFound if the shared store is missing.
+    default store. Raises NotFound if the shared store is missing.
     """
     who = f"{socket.gethostname()} process {os.getpid()}"
     delivery: Delivery | None = None
@@ -165,7 +165,7 @@ def _execute_claimed(
 ) -> bool:
     """Execute a claimed run; return False if the next worker has to continue it.
 
-    An error of the run ends it.  An internal error leaves the run open, as a crash does.
+    An error of the run ends it. An internal error leaves the run open, as a crash does.
     """
     fence = row.fence
     try:

@@ -176,7 +176,7 @@ def nodes_to_check(found: Survey) -> list[int]:
     """Return the plan nodes to which the preflight rules apply.
 
     These are all nodes to run, if the recipe may train or merge a model or has its own rules;
-    otherwise none.  This is a cheap test.
+    otherwise none. This is a cheap test.
     """
     if not found.todo:
         return []
@@ -297,7 +297,7 @@ def _estimate_download(
 ) -> float | None:
     """Return the bytes that a step downloads to this machine, according to its last result.
 
-    Return None if not all outputs are stored here.  `temporary` outputs do not count.  Checkpoint
+    Return None if not all outputs are stored here. `temporary` outputs do not count. Checkpoint
     bytes are scaled to a step of `seconds`.
     """
     staying = {name for name, _, flags in found.plan.nodes[n].outputs if flags & TEMPORARY}
@@ -339,7 +339,7 @@ def find_signed_addresses(
 ) -> set[str]:
     """Return the bucket URLs for which hosts may receive signed URLs.
 
-    With a signed URL, a host reads the bucket itself instead of through this machine.  Empty if a
+    With a signed URL, a host reads the bucket itself instead of through this machine. Empty if a
     driver's `secrets` is "deny".
     """
     from ..hosts.renting.several import driver_names
@@ -397,8 +397,8 @@ def _refuse_denied_secrets(ws: Workspace, found: Survey, host_pool: HostPool, na
 def compose_wish(found: Survey, stays: Callable[[StepSpec], bool], jobs: int) -> Wish:
     """Return the resource request for each node of an allocation.
 
-    It is the maximum over single steps and matrix totals.  `stays` selects steps that run on this
-    machine.  An amount is None, which means all, if a step does not declare it.
+    It is the maximum over single steps and matrix totals. `stays` selects steps that run on this
+    machine. An amount is None, which means all, if a step does not declare it.
     """
     from drivers.base import Need, Resources, Wish
 
@@ -489,7 +489,7 @@ def refuse_too_large(
 ) -> None:
     """Refuse steps that are too large for every host, listing all of them.
 
-    `offered` are the needs for which machines are on offer.  Raises CannotRun, Invalid, NoHost.
+    `offered` are the needs for which machines are on offer. Raises CannotRun, Invalid, NoHost.
     """
     from ..language.units import about
     from ..planning.plan import LOCAL

@@ -65,7 +65,7 @@ POISON: Final = 3
 def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Claimed | None:
     """Claim the last interrupted run with this request digest, or the run `wanted`.
 
-    Return None if there is none.  Fails other runs of this recipe file whose workers died.  Leaves
+    Return None if there is none. Fails other runs of this recipe file whose workers died. Leaves
     runs of other files with the same recipe name alone.
 
     Raises Busy if `wanted` cannot resume.
@@ -123,7 +123,7 @@ def close_finished(ws: Workspace, found: Survey, left: Sequence[RunRow]) -> None
 def fail_if_poisoned(ws: Workspace, row: RunRow, fence: int) -> bool:
     """Fail a run whose workers died repeatedly before any step finished.
 
-    Return False if the run may continue.  `row` is the run's row after the claim.
+    Return False if the run may continue. `row` is the run's row after the claim.
     """
     if row.request == "cancel" or row.recoveries <= POISON:
         return False

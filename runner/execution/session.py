@@ -95,7 +95,7 @@ def preview(ws: Workspace, request: Request, choice: Choice = EVERYTHING) -> Sur
 def require_outputs(ws: Workspace, found: Survey) -> None:
     """Change verdicts so that missing outputs of up-to-date steps are restored or created again.
 
-    Only outputs that a running step needs count.  Steps are checked from last to first.  Outputs in
+    Only outputs that a running step needs count. Steps are checked from last to first. Outputs in
     the shared store are restored.
     """
     nodes = found.plan.nodes
@@ -152,8 +152,8 @@ def run(
 ) -> Summary:
     """Run the steps that are out of date and return a summary, also if steps failed.
 
-    `resumed` is the run to continue.  By default, an interrupted run of the same request continues,
-    or a new run starts.  Raises an error before the first step starts if the request cannot work.
+    `resumed` is the run to continue. By default, an interrupted run of the same request continues,
+    or a new run starts. Raises an error before the first step starts if the request cannot work.
     """
     since = Since(time.monotonic(), ws.store.database.version())
     settings = apply_stack(ws, settings)

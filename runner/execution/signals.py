@@ -43,7 +43,7 @@ def raise_on_signals(say: Callable[[str], None]) -> Iterator[None]:
     """Raise KeyboardInterrupt on SIGINT or SIGTERM during the block, with a message to `say`.
 
     A signal during an import waits until the import ends: Python would not release the import lock,
-    and a connecting thread would wait for it forever.  A signal during the creation of an event
+    and a connecting thread would wait for it forever. A signal during the creation of an event
     loop also waits, because deleting a half-made loop prints a traceback.
     """
     here, around = (

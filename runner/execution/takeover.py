@@ -1,8 +1,8 @@
 """Takeover of leases and attempts that a worker on another machine left.
 
-They are read from the events of the run.  A host knows an attempt by its name.  This machine
+They are read from the events of the run. A host knows an attempt by its name. This machine
 creates an attempt directory, a note of the host and the ID of the state, as if it had started the
-attempt.  The earlier worker staged the inputs that the key names.
+attempt. The earlier worker staged the inputs that the key names.
 """
 
 from __future__ import annotations

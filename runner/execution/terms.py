@@ -103,8 +103,8 @@ class Overview(NamedTuple):
 class Summary(NamedTuple):
     """Summary of a finished run.
 
-    `results` are (name, path) of the published outputs.  `interrupted`: a signal or a request asked
-    the run to stop.  The state is still COMPLETED if no step was left out.
+    `results` are (name, path) of the published outputs. `interrupted`: a signal or a request asked
+    the run to stop. The state is still COMPLETED if no step was left out.
     """
 
     state: str
@@ -219,7 +219,7 @@ def lower_limits(own: LimitSpec, asked: Mapping[str, float]) -> LimitSpec:
 def apply_stack(ws: Workspace, settings: Settings) -> Settings:
     """Return the settings with the driver and the limits of their stack.
 
-    The workspace uses the stack's driver settings from now on.  Raises NotFound, Invalid.
+    The workspace uses the stack's driver settings from now on. Raises NotFound, Invalid.
     """
     stack = ws.on(settings.stack) if settings.stack else None
     if settings.keep_alive and (stack is None or not stack.keep):

@@ -29,7 +29,7 @@ LATE = timedelta(seconds=10)
 def end_unattended(ws: Workspace, run: str, state: END, say: Callable[[str], None]) -> bool:
     """Cancel or pause a run without a worker.
 
-    Return False if a worker has it, or if it has ended.  Stops the run's jobs on this machine.
+    Return False if a worker has it, or if it has ended. Stops the run's jobs on this machine.
     Names its jobs on other hosts, which a run with the same driver can resume or stop.
     """
     fence = ws.store.runs.claim(run, f"process {os.getpid()}")

@@ -1,7 +1,7 @@
 """Retries with smaller inputs after a step runs out of memory.
 
-An example is `retries: {oom: {micro_batch: "/2"}}`.  The result is cached under the key that ran
-and, with a note, under the requested key.  Otherwise every later run would run out of memory again.
+An example is `retries: {oom: {micro_batch: "/2"}}`. The result is cached under the key that ran
+and, with a note, under the requested key. Otherwise every later run would run out of memory again.
 """
 
 from __future__ import annotations

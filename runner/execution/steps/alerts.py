@@ -13,7 +13,7 @@ def raise_alert(
 ) -> None:
     """Send the alert `alert.NAME` to the webhooks and print its text.
 
-    `about` distinguishes alerts with the same name in the same second.  Raises Infrastructure if
+    `about` distinguishes alerts with the same name in the same second. Raises Infrastructure if
     the database does not answer.
     """
     runs, run, now = ws.store.runs, commits.run, time.time()

@@ -173,7 +173,7 @@ class Attempt:
         """Stop the attempt's job; if it has not started yet, it never starts.
 
         With `may_save`, a program that reads the control file is asked to save at the end of its
-        training step.  The coroutine finishes when the job has ended, or when the wait is given up.
+        training step. The coroutine finishes when the job has ended, or when the wait is given up.
         """
         self.stop_asked = True
         return self._stop(grace, may_save)

@@ -50,7 +50,7 @@ class AttemptRecords:
     def keep_log(self, id: str, attempt: Attempt) -> str:
         """Store the log and metrics files of an attempt and return the path of its log.
 
-        The path is empty if the log is empty.  Raises OSError.
+        The path is empty if the log is empty. Raises OSError.
         """
         log = self._tidying.keep_log(id, attempt)
         self._chunks.finish(id, attempt)

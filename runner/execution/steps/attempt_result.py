@@ -142,7 +142,7 @@ def is_executable(path: Path) -> bool:
 def remove_replaced(attempt: str, logs: Sequence[str]) -> list[str]:
     """Delete log, metrics and host files that the step replaced by a pipe, device or directory.
 
-    A later reader would wait forever.  Returns a message for each deleted file.
+    A later reader would wait forever. Returns a message for each deleted file.
     """
     metrics_file = f"{attempt}.metrics"
     losses = {metrics_file: "$RECIPE_METRICS", **dict.fromkeys(logs, "its log")}
@@ -159,7 +159,7 @@ def remove_replaced(attempt: str, logs: Sequence[str]) -> list[str]:
 def keep_log(log: str, measured: str, kept: str, masker: Masker) -> str:
     """Copy or link the log, metrics and host files of an attempt to `kept`, with secrets masked.
 
-    The originals remain.  Returns the path of the copied log, or "" if the log is empty.
+    The originals remain. Returns the path of the copied log, or "" if the log is empty.
     """
     for source in (measured, _host_file(log)):
         if source and os.path.exists(source):
@@ -279,7 +279,7 @@ def _copy_masked(source: str, target: str, masker: Masker, size: int) -> None:
 def _masking_stream(file: BinaryIO, start: int, masker: Masker) -> Stream:
     """Return a secret-masking stream for the rest of a file from position `start`.
 
-    The stream has read the bytes before.  A secret that crosses `start` is masked, too.
+    The stream has read the bytes before. A secret that crosses `start` is masked, too.
     """
     stream = masker.stream()
     file.seek(max(0, start - masker.margin))

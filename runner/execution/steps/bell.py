@@ -28,7 +28,7 @@ class Bell:
     def run_in_background(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine in the background.
 
-        Does nothing after the event loop has ended, for example after an error.  The next run then
+        Does nothing after the event loop has ended, for example after an error. The next run then
         cleans up.
         """
         try:

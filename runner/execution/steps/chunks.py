@@ -1,10 +1,10 @@
 """Live upload of attempts' logs and metrics, masked, to the run database and a platform.
 
-Other machines follow a run through the database.  While an attempt runs, its text is stored in rows
-of at most 64 KiB, once a second.  After its end, the text becomes one object of the shared store
+Other machines follow a run through the database. While an attempt runs, its text is stored in rows
+of at most 64 KiB, once a second. After its end, the text becomes one object of the shared store
 and the rows are deleted.
 
-Rows contain at most the first half of the stored size (`LOG_CAP`) of a log.  The rest of a longer
+Rows contain at most the first half of the stored size (`LOG_CAP`) of a log. The rest of a longer
 log follows when the attempt has ended.
 """
 

@@ -62,7 +62,7 @@ class KeyClaims:
     def claim(self, id: str, n: int, key: Digest) -> bool:
         """Claim the cache key of a step that must run; return False if the step cannot start now.
 
-        If the key is in use, the step is delayed.  If the result exists by now, the step is looked
+        If the key is in use, the step is delayed. If the result exists by now, the step is looked
         up in the cache again.
         """
         commits, delivers = self._commits, self._ws.delivers
@@ -106,8 +106,8 @@ class StateClaims:
     async def open(self, attempt: Attempt) -> bool:
         """Claim the checkpoint directory of an attempt; return False if another attempt holds it.
 
-        Returns True for a step without checkpoints.  Two trainers with different `continues` values
-        would corrupt the directory.  Raises OSError.
+        Returns True for a step without checkpoints. Two trainers with different `continues` values
+        would corrupt the directory. Raises OSError.
         """
         spec = attempt.spec
         if not spec.state:

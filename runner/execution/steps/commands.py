@@ -80,7 +80,7 @@ class CommandBuilder:
     ) -> tuple[Command, bytes | None]:
         """Build the command of one node, and the content of its script or None.
 
-        Writes the files that the command reads.  Raises CannotRun.
+        Writes the files that the command reads. Raises CannotRun.
         """
         spec, place, directory = attempt.spec, seat.place, seat.directory
         paths = place.paths(directory)

@@ -40,10 +40,10 @@ _PRESENT = 1 << 62
 class Keys:
     """File locks on cache keys against other runs in this workspace.
 
-    The kernel releases the locks when the process dies.  Each key locks one byte of a file.  The
+    The kernel releases the locks when the process dies. Each key locks one byte of a file. The
     byte's position is 62 bits of the key; keys with the same position only wait for each other.
 
-    All live runs share the lock on one more byte, and each run appends one byte to the file.  The
+    All live runs share the lock on one more byte, and each run appends one byte to the file. The
     length of the file therefore shows whether another run was alive since this run opened it.
     """
 
@@ -71,7 +71,7 @@ class Keys:
     def _lock(self, how: int, byte: int) -> bool:
         """Lock or unlock a byte of the file; return False if another run holds it.
 
-        On Linux the lock belongs to this opening of the file.  A lock of the process would not
+        On Linux the lock belongs to this opening of the file. A lock of the process would not
         exclude other threads, and would end when any of them closes the file.
         """
         try:
@@ -375,7 +375,7 @@ class GroupCommit:
     def send(self, landed: Callable[[], None]) -> None:
         """Start storing the group of changes in the background.
 
-        A thread calls `landed` when the group is on disk; then call `land`.  Raises the errors of
+        A thread calls `landed` when the group is on disk; then call `land`. Raises the errors of
         `flush`.
         """
         self._sent = self._store(landed)

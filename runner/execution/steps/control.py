@@ -193,7 +193,7 @@ class Stopper:
     def poll_requests(self) -> None:
         """Check for a new stored pause or cancel request, and start handling it.
 
-        Without changes in the store, this is one cheap query.  Raises Infrastructure if the
+        Without changes in the store, this is one cheap query. Raises Infrastructure if the
         database does not answer.
         """
         runs = self._ws.store.runs

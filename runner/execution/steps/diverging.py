@@ -1,6 +1,6 @@
 """Reports of a NaN or infinite training loss, once for each attempt.
 
-A report is an event and an alert.  With `on_nan: stop` it also stops the attempt.
+A report is an event and an alert. With `on_nan: stop` it also stops the attempt.
 """
 
 from __future__ import annotations

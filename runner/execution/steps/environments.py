@@ -108,7 +108,7 @@ class StepEnvironments:
     async def python(self, node: Node, spec: StepSpec, place: Place) -> str:
         """Return the Python interpreter of a step on a host, after installing its locked packages.
 
-        In a container, it is the image's own Python.  Raises CannotRun.
+        In a container, it is the image's own Python. Raises CannotRun.
         """
         if self.container_image(spec, place):
             return "python"

@@ -118,7 +118,7 @@ class Failures:
     def queue_again(self, id: str, key: Digest | None = None) -> None:
         """Queue a step again whose attempt did not start, without using up a retry.
 
-        Another run took its GPU, or its host was lost.  The key is released after the next flush.
+        Another run took its GPU, or its host was lost. The key is released after the next flush.
         """
         if key is not None:
             self._commits.release_after_flush(key)

@@ -31,7 +31,7 @@ class FailureHints:
     ) -> str:
         """Return a hint for fixing a failed attempt; empty if none is known.
 
-        `tail` is the end of its log.  `exit` is None for an attempt that did not exit by itself.
+        `tail` is the end of its log. `exit` is None for an attempt that did not exit by itself.
         """
         hint = cause.fix
         if cause.reason == "unwatched":

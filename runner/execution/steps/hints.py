@@ -1,4 +1,4 @@
-"""Hints for failed attempts, from their exit and log.  Pure functions of their arguments."""
+"""Hints for failed attempts, from their exit and log. Pure functions of their arguments."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ class InputStager:
     def _declared_inputs(self, node: Node) -> Iterator[tuple[str, str | None, str, str, str]]:
         """Yield the caller's files and directories that a step declares as inputs.
 
-        Each item is (name in the cache, content, path, name in the directory, pattern).  The
+        Each item is (name in the cache, content, path, name in the directory, pattern). The
         pattern is empty for code, which is copied.
         """
         facts = self._steps.facts

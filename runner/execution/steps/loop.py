@@ -89,7 +89,7 @@ class Owners:
 class Loop:
     """Event loop of one run.
 
-    `tick` is called ten times a second.  With `handles_signals`, the process executes this run
+    `tick` is called ten times a second. With `handles_signals`, the process executes this run
     alone.
     """
 

@@ -61,7 +61,7 @@ class Orphans:
     def has_unreachable(self, head: str) -> bool:
         """Return True if an unreachable agent may still execute an attempt with this key.
 
-        Such an attempt can be neither checked nor stopped.  Shows a message, once for each attempt.
+        Such an attempt can be neither checked nor stopped. Shows a message, once for each attempt.
         """
         for name in self._found.get(head, ()):
             if self.is_unreachable(name):
@@ -99,7 +99,7 @@ class Orphans:
         """Return an earlier worker's job and its host if the job can continue; otherwise None.
 
         The job is still running, or it succeeded without a worker, or it failed without a worker in
-        this run.  Files of other attempts are deleted.  These attempts were interrupted, or failed
+        this run. Files of other attempts are deleted. These attempts were interrupted, or failed
         in a run that has ended, and cost no retry.
 
         Raises HostLost if its host does not answer for a long time.
@@ -178,7 +178,7 @@ class Orphans:
     async def sweep(self) -> None:
         """Delete the remaining files of dead workers of this recipe.
 
-        Jobs that still run are only reported.  Files of hosts that do not answer stay for the next
+        Jobs that still run are only reported. Files of hosts that do not answer stay for the next
         run.
         """
         folder, own = self._attempts, self.commits.run

@@ -40,7 +40,7 @@ class Placement:
     def find(self, node: Node, spec: StepSpec) -> Place | None:
         """Return a free host for a step, or a group of hosts for several nodes.
 
-        Prefers hosts that already have the step's inputs.  Returns None if no host is free.
+        Prefers hosts that already have the step's inputs. Returns None if no host is free.
         """
         wants, local = spec.resources.room, bool(node.flags & LOCAL)
         places = list(self._pool.places_of(spec, local=local))
@@ -84,7 +84,7 @@ class Placement:
     async def pick_gpus(self, id: str, place: Place, count: int) -> tuple[Device, ...]:
         """Reserve free GPUs of a host; return () with a message if the step has to wait.
 
-        The message is shown once per host.  Raises DriverError.
+        The message is shown once per host. Raises DriverError.
         """
         found = await place.capacity.pick(count)
         if found.devices:

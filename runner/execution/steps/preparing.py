@@ -176,7 +176,7 @@ class Preparer:
     async def _confirm(self) -> None:
         """Check that this worker still holds the claim on the run.
 
-        Raises Stale.  Waits while the database does not answer, so that no job starts in the
+        Raises Stale. Waits while the database does not answer, so that no job starts in the
         meantime.
         """
         while True:

@@ -143,7 +143,7 @@ class Machines:
     def _needs(self) -> tuple[Counter[Need], dict[Need, int]]:
         """Return the number of machines that QUEUED steps request, in total and for one step.
 
-        Both are counted per resource request.  Requests of steps that are not QUEUED have a count
+        Both are counted per resource request. Requests of steps that are not QUEUED have a count
         of 0, so that their machines are kept.
         """
         queued: Counter[Need] = Counter()

@@ -28,7 +28,7 @@ class StartRecords:
     def name_of(self, attempt: Attempt) -> str:
         """Return the name of a new attempt, which starts with its cache key.
 
-        By this key, the next worker finds the attempt.  Without a key, the name begins with the
+        By this key, the next worker finds the attempt. Without a key, the name begins with the
         run.
         """
         run, what = self._commits.run, attempt.key or attempt.id

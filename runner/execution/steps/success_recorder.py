@@ -58,7 +58,7 @@ class SuccessRecorder:
     def store(self, id: str, attempt: Attempt, exit: Exit, result: TaskResult) -> None:
         """Store the results of a successful attempt and end its step.
 
-        The outputs are already in the object store.  The published files are written here.  The
+        The outputs are already in the object store. The published files are written here. The
         trace, the records and the state change are then committed in one group.
         """
         seconds = (exit.ended - exit.started) if exit.ended else time.time() - attempt.started

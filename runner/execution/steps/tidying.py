@@ -113,7 +113,7 @@ class Tidying:
     def keep_log(self, id: str, attempt: Attempt) -> str:
         """Store the log and metrics files of an attempt.
 
-        Returns the path of the log that explains its end; empty without a log.  Raises OSError.
+        Returns the path of the log that explains its end; empty without a log. Raises OSError.
         """
         kept = f"{self._logs}/{id.replace('/', '%2F')}.{self.commits.tries(id)}"
         found = {
