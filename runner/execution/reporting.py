@@ -125,7 +125,10 @@ def telemetry(
 
 @contextmanager
 def deliveries(ws: Workspace) -> Iterator[None]:
-    """Deliver webhooks in the background during the block, and up to `LAST_WORDS` seconds after it."""
+    """Deliver webhooks in the background during the block, and shortly after it.
+
+    Delivery stops at most `LAST_WORDS` seconds after the block.
+    """
     delivery = start_delivery(ws)
     try:
         yield

@@ -54,7 +54,7 @@ def read_leases(ws: Workspace, run: str) -> list[LeaseRow]:
 
 
 def adopt_attempts(ws: Workspace, run: str) -> Mapping[str, Left]:
-    """Create local directories for the open attempts of another machine, and return these by name."""
+    """Create local directories for another machine's open attempts, and return these by name."""
     open: dict[str, tuple[str, Left]] = {}
     for event in ws.store.runs.events(run):
         log, place = event.data.get("log"), event.data.get("site")

@@ -1,4 +1,4 @@
-"""Assemble compiled steps into a Plan: output collisions, topological order and published outputs."""
+"""Assemble compiled steps into a Plan: topological order, collisions and published outputs."""
 
 from __future__ import annotations
 

@@ -199,7 +199,10 @@ class Axes:
     def _output_matches(
         self, scope: Scope, step: Step, axis: _GlobAxis, path: str
     ) -> list[Any] | None:
-        """Return the files in the output `path` that a glob axis matches, or None before it exists."""
+        """Return the files in the output `path` that a glob axis matches, or None.
+
+        Return None before the output exists.
+        """
         id, output = scope.makers[path]
         if id in scope.pending and scope.recipe.steps[id].matrix is None:
             return None  # the output path is known only when its producer is a node

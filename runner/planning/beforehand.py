@@ -1,4 +1,7 @@
-"""Try the templates of a plan's steps at compile time, while their locations in the recipe are known."""
+"""Try to render the templates of a plan's steps at compile time.
+
+Their locations in the recipe are still known then.
+"""
 
 from __future__ import annotations
 

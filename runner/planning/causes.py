@@ -1,4 +1,7 @@
-"""Find the cause of a failed attempt from its output, and suggest a remedy.  Pure: works on text and numbers."""
+"""Find the cause of a failed attempt from its output, and suggest a remedy.
+
+Pure: works on text and numbers.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ LONGEST_ERROR: Final = 500
 
 
 def find_error(said: str) -> str:
-    """Return the last error in a command's output, such as `ValueError: no rows`, or an empty string."""
+    """Return the last error in a command's output, such as `ValueError: no rows`, or ""."""
     # Patterns are compiled only after a failure, as in `find_exit_cause`.
     memory = r"(?:CUDA|HIP|XPU) out of memory\.(?: Tried to allocate [\d.]+ \w+)?"
     if found := re.findall(memory, said):

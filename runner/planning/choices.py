@@ -132,7 +132,7 @@ def choose_branches(sketch: Sketch, scope: Scope, tree: Any, names: Mapping[str,
 
 
 def _is_late(leaves: Iterable[str], known: Mapping[str, Any]) -> bool:
-    """Return whether the value of a conditional template depends on steps that are not known yet."""
+    """Return whether the value of a conditional template depends on unknown steps."""
     for leaf in leaves:
         try:
             if chooses(leaf) and holds_unknown(evaluate(leaf, known)):

@@ -715,7 +715,7 @@ class _Compiler:
             draft.flags |= WHEN_LATE
 
     def _node_count(self, scope: Scope, draft: Draft, names: Namespaces) -> int | str | None:
-        """Return the node count of a step, its expression if it reads metrics, or None if it is unset."""
+        """Return the node count of a step, its expression if it reads metrics, or None."""
         step, where = draft.step, (*draft.step.origin, "nodes")
         value: Any = step.nodes
         if isinstance(value, str):

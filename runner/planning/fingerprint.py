@@ -1,4 +1,4 @@
-"""Compute and explain the cache key of a step.  Works on values and digests, not on files, stores or templates.
+"""Compute and explain the cache key of a step, from values and digests.
 
 The author half of a key is the effective text of the recipe for the step, with every value that its
 templates read.  It is hashed once, at compile time.  The world half is the content behind those

@@ -1,4 +1,7 @@
-"""Dependency graphs with networkx: cycles and topological orders.  A run with nothing to do never imports this module."""
+"""Dependency graphs with networkx: cycles and topological orders.
+
+A run with nothing to do never imports this module.
+"""
 
 from __future__ import annotations
 

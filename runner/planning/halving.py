@@ -1,4 +1,7 @@
-"""Successive halving: stop the worse instances of a step early, by their reported metrics.  Works on numbers alone."""
+"""Successive halving: stop underperforming instances of a step early, by their metrics.
+
+Works on numbers alone.
+"""
 
 from __future__ import annotations
 

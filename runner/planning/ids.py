@@ -1,4 +1,4 @@
-"""Convert instance ids between the stored form, `tokenize[file=a%2Fb]`, and the readable form, `tokenize[file=a/b]`.
+"""Convert step ids between the stored form, `t[file=a%2Fb]`, and the readable form, `t[file=a/b]`.
 
 A stored id is one word of printable ASCII, for the store, events and file names.  The readable form
 keeps commas, equals signs, brackets, percent signs and spaces in values escaped, so that both forms

@@ -88,7 +88,7 @@ class Facts:
     )
 
     def strange(self, path: str) -> bool:
-        """Return whether a published path has content that recipe did not write and does not store."""
+        """Return whether a published path has content that recipe neither wrote nor stores."""
         now = self.there.get(path)
         return (
             now is not None

@@ -1,4 +1,7 @@
-"""Check that the paths of a recipe stay in the attempt, the workspace or the recipe's directory.  Works on text alone."""
+"""Check that the paths of a recipe stay in the attempt, workspace or recipe directory.
+
+Works on text alone.
+"""
 
 from __future__ import annotations
 

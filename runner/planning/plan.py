@@ -214,7 +214,7 @@ class Plan:
         return {*words, *found}
 
     def closure_of(self, word: str) -> tuple[set[int], set[str]]:
-        """Return the nodes and unexpanded steps that a name selects, with all their dependencies."""
+        """Return the nodes and unexpanded steps with a name, and all their dependencies."""
         found, words, waits = set[int](), [word], set[str]()
         while words:
             here = words.pop()

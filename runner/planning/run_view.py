@@ -33,7 +33,7 @@ NAMES: Final = 24
 """Maximum number of stored metrics of a step, besides its progress."""
 LONGEST_NAME: Final = 80
 LARGEST: Final = 1e15
-"""Bound for metrics: larger absolute values are left out, because no step, loss or rate reaches it."""
+"""Maximum absolute value of a metric; larger values are left out as implausible."""
 TOTALS: Final = ("max_steps", "total_steps")
 """Metric names for the total number of training steps."""
 _OVER: Final = ("COMPLETED", "FAILED", "CANCELLED")
@@ -101,7 +101,7 @@ class Training(NamedTuple):
     values: Mapping[str, float] = {}
 
     def text(self, warnings: Sequence[str] = ()) -> str:
-        """Return the report and the step's warnings as JSON, or an empty string without a report."""
+        """Return the report and the step's warnings as JSON, or "" without a report."""
         if self.step is None and not self.values and not warnings:
             return ""
         known = {name: value for name, value in self._asdict().items() if value is not None}
@@ -147,7 +147,7 @@ class StepView(NamedTuple):
     phase: str = ""
     """Phase of a RUNNING step."""
     reason: str = ""
-    """Failure kind of a FAILED step, phase of a RUNNING step, otherwise the reason for its state."""
+    """Failure kind of a FAILED step, phase of a RUNNING step, or the reason for its state."""
     detail: str = ""
     """Failure message."""
     host: str = ""
@@ -224,7 +224,7 @@ class Standing(NamedTuple):
     expected: Mapping[str, float] = {}
     """Duration of steps in an earlier run, in seconds."""
     elapsed: Mapping[str, float] = {}
-    """Seconds from the start of an attempt until now, or until its last report if it is not running."""
+    """Seconds from the start of an attempt until now, or until its last report if it has ended."""
     trainings: Mapping[str, Training] = {}
     """Last training report of each step that is unfinished or ended badly."""
     others: Mapping[str, int] = {}
@@ -234,7 +234,10 @@ class Standing(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Progress of a run.  `step` counts the finished steps, and `eta` is in seconds or None if unknown."""
+    """Progress of a run.
+
+    `step` counts the finished steps, and `eta` is in seconds or None if unknown.
+    """
 
     step: int
     total: int | None
@@ -256,7 +259,10 @@ class RunView(NamedTuple):
     """Number of steps in each state, including those that were up to date before the run."""
     progress: Progress
     failed: Failure | None
-    """Failure that ended the run, or the first one of an unfinished run.  None if the run completed."""
+    """Failure that ended the run, or the first failure of an unfinished run.
+
+    None if the run completed.
+    """
     trains: str
     """Id of the training step, or an empty string if unknown."""
     training: Training | None
@@ -622,7 +628,7 @@ def _trains(steps: Mapping[str, StepView], planned: Planned) -> str:
 
 
 def progress_of(run: Standing) -> Progress:
-    """Return the progress of a run, from training reports and the earlier durations of its steps."""
+    """Return the progress of a run, from training reports and earlier durations of steps."""
     is_over = run.state in _OVER
     total = _count_steps(run) if run.total is not None or is_over else None
     if run.state == "COMPLETED":

@@ -343,7 +343,7 @@ class Scheduler:
         return self._add(tasks, {}, {})
 
     def grow(self, jobs: int, capacity: Mapping[str, float]) -> None:
-        """Raise the maximum of parallel steps by `jobs`, and add `capacity` to the limited pools."""
+        """Raise the maximum of parallel steps by `jobs`, and add capacity to the limited pools."""
         self._jobs += jobs
         self._board.room.grow(capacity)
 

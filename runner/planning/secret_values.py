@@ -12,7 +12,7 @@ from .step import StepSpec
 
 
 def find_secrets_set(spec: StepSpec, environ: Mapping[str, str]) -> list[Secret]:
-    """Return the secrets of a step with a value in `environ`, by their variable names in the step."""
+    """Return the secrets of a step that are set in `environ`, by their names in the step."""
     return [
         Secret(each.variable, environ[each.source])
         for each in spec.secrets

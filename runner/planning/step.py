@@ -137,7 +137,7 @@ class MetricAsked(NamedTuple):
 
 
 class MetricsSpec(NamedTuple):
-    """Source of a step's metrics: a file or a log pattern, otherwise the file in $RECIPE_METRICS."""
+    """Source of a step's metrics: a file, a log pattern, or else the file in $RECIPE_METRICS."""
 
     file: str | None
     pattern: str | None

@@ -122,7 +122,7 @@ def may_make(output: str, dep: str) -> bool:
 
 
 class PathIndex:
-    """Index of paths by prefix, for finding paths that a pattern or template may match or contain."""
+    """Index of paths by prefix, for finding paths that a pattern or template may match."""
 
     def __init__(self, paths: Iterable[str]) -> None:
         self._sorted = sorted(paths)

@@ -105,7 +105,10 @@ def faults(spec: StepSpec, scene: Scene) -> Iterator[tuple[Where, TemplateError]
 def find_hook_faults(
     settings: RunSettings, inputs: Mapping[str, Any]
 ) -> Iterator[tuple[Where, TemplateError]]:
-    """Yield the location and error of each setup, cleanup or health command that cannot be rendered."""
+    """Yield the errors in setup, cleanup and health commands that cannot be rendered.
+
+    Each has its location in the recipe.
+    """
     scene = Scene({"inputs": inputs, "host": _HOST})
     commands: list[tuple[Where, Any]] = [
         *((("setup", n), command) for n, command in enumerate(settings.setup)),

@@ -203,7 +203,7 @@ class UsedRecipes:
         return given, variables
 
     def _condition(self, scope: Scope, step: Step, names: Mapping[str, Any]) -> bool | None:
-        """Evaluate the `when` of a `uses` step for one instance, or return None if it is unknown."""
+        """Evaluate the `when` of a `uses` step for one instance; return None if unknown."""
         if step.when is None:
             return True
         place = (*step.origin, "when")

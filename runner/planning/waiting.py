@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 
 class WaitKind(StrEnum):
-    """Reason why a queued run is not executed."""
+    """Reason for which a run is not executed."""
 
     NOT_DUE = "not-due"
     """The run was submitted with a later start time."""
@@ -46,7 +46,7 @@ class Waiting(NamedTuple):
     user: str = ""
     recipe: str = ""
     store: str = ""
-    """URL of the shared store with the run's files.  Empty if the files are in the run's workspace."""
+    """URL of the shared store with the run's files; empty for files in the run's workspace."""
 
 
 class Taker(NamedTuple):

@@ -128,7 +128,7 @@ def points(path: Path) -> list[dict[str, Value]]:
 
 
 def _parse_plain_points(data: bytes) -> list[dict[str, Value]] | None:
-    """Parse lines of JSON objects with plain numbers at once; None if any line has other content."""
+    """Parse lines of JSON objects with plain numbers at once; None for any other content."""
     lines = [line for line in data.splitlines() if line.strip()]
     try:
         found: list[dict[str, Value]] = _loads(b"[" + b",".join(lines) + b"]")

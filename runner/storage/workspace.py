@@ -167,7 +167,7 @@ class Workspace:
         return cls(real, store, environ, read_only=read_only)
 
     def within(self, root: Path) -> Workspace:
-        """Open the files of another workspace with the store, settings and environment of this one."""
+        """Open the files of another workspace with this one's store, settings and environment."""
         other = Workspace(root, self.store, self.environ, read_only=self.read_only)
         other.own = self.own
         other.addresses, other.reach = self.addresses, self.reach
@@ -344,7 +344,7 @@ class Workspace:
             self.cache.note(path, content)
 
     def machine(self) -> Mapping[str, float]:
-        """Return the CPUs (possibly fractional) and the memory in bytes available to this process."""
+        """Return the CPUs (possibly fractional) and memory in bytes available to this process."""
         from ..agent import cgroups
 
         return {"cpus": cgroups.processors()[0], "memory": float(cgroups.memory()[0])}

@@ -62,7 +62,7 @@ class SmallerInputs:
         return id in self._asked
 
     def take_earlier(self, id: str) -> int:
-        """Return a step's out-of-memory failures under earlier workers, and reset the count to 0."""
+        """Return a step's out-of-memory failures under earlier workers, and reset the count."""
         return self._earlier.pop(id, 0)
 
     def divide(self, id: str) -> str:

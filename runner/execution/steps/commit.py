@@ -1,4 +1,4 @@
-"""Journal of a run: changes are collected into groups, and each group is stored in one transaction."""
+"""Journal of a run, which collects changes into groups and stores each in one transaction."""
 
 from __future__ import annotations
 

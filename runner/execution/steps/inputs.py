@@ -108,7 +108,7 @@ class InputStager:
         directory.give_files(cache, self._inputs)
 
     def _usable_overlays(self) -> Overlays | None:
-        """Return the overlay mounts for writable inputs; None, with a message, if they do not work."""
+        """Return the overlay mounts for writable inputs; None, with a message, if they fail."""
         overlays = self._overlays
         if overlays is None or not (why := overlays.refusal(str(self._ws.home))):
             return overlays

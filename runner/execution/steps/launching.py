@@ -1,4 +1,4 @@
-"""Launch of an attempt that holds its claims: reattach to an earlier attempt, or start a new one."""
+"""Launch of an attempt that holds its claims: reattach to an earlier attempt, or start anew."""
 
 from __future__ import annotations
 

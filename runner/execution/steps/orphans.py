@@ -76,7 +76,7 @@ class Orphans:
         return False
 
     def is_unreachable(self, name: str) -> bool:
-        """Return True if the attempt's agent is in this workspace but cannot be reached from here."""
+        """Return True if the attempt's agent is in this workspace but out of reach from here."""
         return not os.path.exists(f"{self._attempts}/{name}.site") and not is_reachable(
             self._root_of(name)
         )
@@ -162,7 +162,7 @@ class Orphans:
         return over is None
 
     def place_of(self, name: str) -> Place | None:
-        """Return the host of an earlier worker's attempt; None if this run does not use the host."""
+        """Return the host of an earlier worker's attempt; None if the host is not in this run."""
         try:
             with open_regular(f"{self._attempts}/{name}.site") as file:
                 called = file.read().decode()

@@ -158,7 +158,7 @@ class Machines:
         return queued, crews
 
     def _needs_of(self, id: str) -> Iterator[Need]:
-        """Yield the machine requests of a step: for its own machine, and for those with its inputs."""
+        """Yield the machine requests of a step: for its own machine, and for its inputs."""
         if not self.stays_here(id):
             yield self._pool.need(self._steps.spec(id))
         for each in self._steps.node(id).upstream:

@@ -197,7 +197,7 @@ class _CheckpointSender:
             )
 
     def _look(self) -> dict[str, tuple[str, tuple[object, ...]]]:
-        """Return the newest complete checkpoint of each state, with the stat results of its files."""
+        """Return the newest complete checkpoint of each state, with its files' stat results."""
         found = {}
         for state in self._states:
             folder = self._folder(state.name)

@@ -98,7 +98,7 @@ class Bucket(Protocol):
         ...
 
     def abandon(self, before: float, *, dry: bool = False) -> int:
-        """Abort unfinished uploads that started before the time `before`, and return their number."""
+        """Abort unfinished uploads started before the time `before`; return their number."""
         ...
 
 

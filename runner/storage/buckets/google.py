@@ -1,4 +1,7 @@
-"""Google Cloud Storage buckets. gcsfs provides credentials and retries; requests bypass its caches."""
+"""Google Cloud Storage buckets.
+
+gcsfs provides credentials and retries; requests bypass its caches.
+"""
 
 from __future__ import annotations
 

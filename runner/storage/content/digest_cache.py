@@ -64,7 +64,7 @@ class DigestCache:
         self.progress: Progress | None = None
 
     def content_of(self, path: str) -> Content | None:
-        """Return the content id of a path, hashing only if necessary; None if nothing exists there."""
+        """Return the content id of a path, hashing if necessary; None if nothing exists there."""
         return self.contents((path,))[path]
 
     def contents(self, paths: Iterable[str]) -> dict[str, Content | None]:

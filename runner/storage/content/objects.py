@@ -529,7 +529,7 @@ def _rows_below(manifest: Sequence[Entry], below: str) -> Sequence[Entry]:
 
 
 class _Turn:
-    """Lock between processes that keeps an object from being removed while its ctime is refreshed."""
+    """Lock between processes that keeps an object from removal while its ctime is refreshed."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder

@@ -29,7 +29,10 @@ _LOG = ".tiny"  # suffix of the logs of tiny contents
 
 
 class Table(Protocol):
-    """Protocol of the table of tiny files, with their last storage time in seconds since the epoch."""
+    """Protocol of the table of tiny files and their last storage times.
+
+    Times are in seconds since the epoch.
+    """
 
     def tiny(self, contents: Sequence[Content]) -> dict[Content, bytes]:
         """Return the bytes of the given tiny files that are in the table."""

@@ -79,7 +79,10 @@ def find_links(step: str, log: bytes, outputs: Mapping[str, str]) -> list[Link]:
 
 
 def _address(text: str) -> str:
-    """Remove the query from an http(s) URL; return "" for a URL with credentials or without a host."""
+    """Remove the query from an http(s) URL.
+
+    Return "" for a URL with credentials or without a host.
+    """
     try:
         parts = urlsplit(text)
         return (
