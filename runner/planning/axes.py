@@ -37,7 +37,7 @@ class Found(NamedTuple):
 
 
 class _Axis(NamedTuple):
-    """Values of one axis, or None and a sample value if they are unknown."""
+    """Values of one matrix axis, or None and a sample value if they are unknown."""
 
     values: list[Any] | None = None
     sample: Any = ANYTHING
@@ -48,7 +48,7 @@ _WRONG: Final = _Axis(is_wrong=True)
 
 
 class _GlobAxis(NamedTuple):
-    """Axis over the files that a pattern matches."""
+    """Matrix axis over the files that a glob pattern matches."""
 
     name: str
     written: Mapping[str, Any]

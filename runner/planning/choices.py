@@ -103,7 +103,7 @@ def results_of(scope: Scope, matrix: Mapping[str, Any]) -> Results:
 
 
 class Chosen(NamedTuple):
-    """Names for evaluating a value with conditions at compile time.
+    """Template names for evaluating a value with conditions at compile time.
 
     `late` is set if the condition can only be decided during the run.
     """
@@ -143,7 +143,7 @@ def _is_late(leaves: Iterable[str], known: Mapping[str, Any]) -> bool:
 
 
 class KnownResults(Mapping[str, Mapping[str, Any]]):
-    """`steps` namespace at compile time.
+    """Mapping of step results for templates at compile time, the `steps` namespace.
 
     Outputs of skipped steps are null.  Outputs of steps that may still be skipped are unknown.
     """
@@ -171,7 +171,7 @@ class KnownResults(Mapping[str, Mapping[str, Any]]):
 
 
 class _Outputs(Mapping[str, Any]):
-    """Outputs and metrics of one step in the `steps` namespace at compile time."""
+    """Outputs and metrics of one step, for templates at compile time."""
 
     def __init__(self, made: Mapping[str, Any], doubtful: bool, same: Mapping[str, Any]) -> None:
         self._made, self._doubtful, self._same = made, doubtful, same

@@ -764,7 +764,7 @@ class _MadeOutputs:
         self._index = PathIndex(self.outputs)
 
     def heads_of(self, path: str) -> list[str]:
-        """Return the outputs that are a path or a parent directory of the path."""
+        """Return the outputs at a path or at one of its parent directories."""
         return [head for head in heads(path) if head in self.outputs]
 
     def matches(self, pattern: str, exclude: list[str], reader: Step) -> list[str]:

@@ -509,7 +509,7 @@ def _where_written(recipe: Recipe, where: Where) -> Where:
 
 
 class Results(Mapping[str, "dict[str, Tree]"]):
-    """`steps` namespace as templates see it."""
+    """Mapping of step outputs for the templates of a recipe, the `steps` namespace."""
 
     def __init__(self, scope: Scope, same: Callable[[str], Any] | None = None) -> None:
         self._scope, self._same = scope, same
@@ -527,7 +527,7 @@ class Results(Mapping[str, "dict[str, Tree]"]):
 
 
 def producers(draft: Draft) -> list[Draft]:
-    """Return all steps that a draft depends on, possibly with duplicates."""
+    """Return all steps that a step instance depends on, possibly with duplicates."""
     return [
         *(p for p, _, _ in draft.upstream.values()),
         *draft.late.values(),

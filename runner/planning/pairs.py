@@ -73,7 +73,7 @@ def _group_instances(scope: Scope, id: str, axes: list[str]) -> dict[tuple[str, 
 
 
 class SameResults(Mapping[str, Any]):
-    """`steps.ID.same` namespace as templates see it."""
+    """Mapping of the matching instance's outputs for templates, the `steps.ID.same` namespace."""
 
     def __init__(self, scope: Scope, id: str, matrix: Mapping[str, Any]) -> None:
         self._scope, self._id, self._matrix = scope, id, matrix

@@ -1,4 +1,4 @@
-"""Decide the next steps of a run: which to judge, which to start, and the consequences of each end.
+"""Scheduling decisions of a run: steps to look up in the cache, to start and to retry.
 
 Pure: works without hosts, files, clocks and databases.
 

@@ -216,7 +216,7 @@ def _is_whole_pickle(file: BinaryIO, size: int) -> bool:
 
 
 def _atoms(file: BinaryIO) -> Iterator[str | int]:
-    """Yield the strings and integers of a pickle in order, at every use.
+    """Yield the strings and integers of a pickle in order, including repeated references.
 
     Raises ValueError for a truncated pickle.
     """

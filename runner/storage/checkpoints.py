@@ -37,7 +37,7 @@ OURS = "checkpoint.json"
 It has the step, the settings, and the SHA-256 of each file.
 """
 NOTHING: Mapping[str, Any] = {"continues": {}, "world": None, "id": ""}
-"""Default metadata of a checkpoint generation."""
+"""Default metadata of a checkpoint directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def key(spec: StepSpec, world: Sequence[Any], id: str) -> str:
 
 
 def made_under(root: Path) -> tuple[Path, Mapping[str, Any]] | None:
-    """Return the newest checkpoint generation of a state and its metadata, or None.
+    """Return the newest checkpoint directory of a step and its metadata, or None.
 
     The metadata are the `continues` values and `world`.
     """
@@ -121,7 +121,7 @@ def made_under(root: Path) -> tuple[Path, Mapping[str, Any]] | None:
 
 
 def adopt(root: Path, made: Mapping[str, Any]) -> Path:
-    """Return the local directory for a checkpoint generation from another machine.
+    """Return the local checkpoint directory for checkpoints from another machine.
 
     The directory is created if necessary.
     """
@@ -147,7 +147,7 @@ def adopt(root: Path, made: Mapping[str, Any]) -> Path:
 
 
 def choose(root: Path, continues: Mapping[str, Any], *, world: int | None = None) -> Generation:
-    """Select and record the checkpoint generation for an attempt.
+    """Select and record the checkpoint directory for an attempt.
 
     The attempt has these `continues` values and `world` processes.
     """
@@ -158,7 +158,7 @@ def choose(root: Path, continues: Mapping[str, Any], *, world: int | None = None
 def choose_folder(
     root: Path, continues: Mapping[str, Any], *, world: int | None = None
 ) -> tuple[Path, str]:
-    """Select the checkpoint generation for an attempt without recording it.
+    """Select the checkpoint directory for an attempt without recording it.
 
     Returns its directory, which may not exist, and the reason for ignoring earlier checkpoints.
     """
@@ -190,7 +190,7 @@ def choose_folder(
 
 
 def _holds(generation: Path) -> bool:
-    """Return True if the checkpoint generation has files.
+    """Return True if a checkpoint directory contains files.
 
     Unfinished transfers from a host are in `.incoming` and do not count.
     """
@@ -202,7 +202,7 @@ def _holds(generation: Path) -> bool:
 
 
 def _generations(root: Path) -> list[int]:
-    """Return the checkpoint generation numbers of a state, highest first."""
+    """Return the numbers of a step's checkpoint directories, highest first."""
     return (
         sorted((int(path.name) for path in root.iterdir() if path.name.isdigit()), reverse=True)
         if root.is_dir()
@@ -530,7 +530,7 @@ def _processes(count: int | None) -> str:
 
 
 def of_generation(path: Path) -> dict[str, Any]:
-    """Read the metadata of a checkpoint generation: `continues` values, `world` and `id`."""
+    """Read the metadata of a checkpoint directory: `continues` values, `world` and `id`."""
     try:
         found = parse_json((path / "made_under.json").read_text())
     except (OSError, ValueError):

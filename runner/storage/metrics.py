@@ -262,7 +262,7 @@ def find_divergence(point: Mapping[str, object]) -> str:
 
 
 def _is_loss(name: str) -> bool:
-    """Return True if a metric's name means a loss.
+    """Return True if the name of a metric denotes a loss.
 
     Examples are `loss`, `eval_loss`, `train/loss`, `losses/policy`, but not `loss_scale`.
     """

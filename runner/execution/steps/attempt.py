@@ -90,7 +90,7 @@ class Attempt:
 
     @property
     def id(self) -> str:
-        """The ID of the step."""
+        """ID of the attempt's step."""
         return self.node.id
 
     @property

@@ -56,7 +56,7 @@ class Keys:
         os.write(self._handle, b".")  # after a truncation by another run
 
     def alone(self) -> bool:
-        """Return True if no other run was alive since this object was opened.
+        """Return True if no other run was alive since this lock file was opened.
 
         Return False once closed.
         """

@@ -247,7 +247,7 @@ class Stopper:
 
 
 def _checkpoint_names(attempt: Attempt, state: StateSpec) -> list[str]:
-    """Return the newest local checkpoint of a state, as a list.
+    """Return the newest checkpoint in a local checkpoint directory, as a list.
 
     A state without a checkpoint pattern has its own name.
     """

@@ -203,7 +203,7 @@ class Preparer:
 def find_restored(
     spec: StepSpec, generation: checkpoints.Generation, processes: int | None
 ) -> dict[str, checkpoints.Newest]:
-    """Return the local checkpoint from which each state of a step resumes."""
+    """Return the newest local checkpoint in each checkpoint directory of a step."""
     from ...storage import checkpoints
 
     return {

@@ -29,7 +29,7 @@ The training may have resumed from a checkpoint that the store lacks.
 
 
 _Found: TypeAlias = "Mapping[str, tuple[str, tuple[object, ...]]]"
-"""Newest checkpoint of each state, with the stat results of its files."""
+"""Newest checkpoint of each checkpoint directory, with the stat results of its files."""
 
 
 class SharedStates:
@@ -39,7 +39,7 @@ class SharedStates:
         self._ws, self._commits = ws, commits
 
     def _states_of(self, spec: StepSpec) -> Sequence[StateSpec]:
-        """Return the states of a step whose checkpoints are stored in the shared store.
+        """Return a step's checkpoint directories that are stored in the shared store.
 
         These are all states, for a run on another machine or if the store's settings say so;
         otherwise the states with `to: store`.
@@ -165,7 +165,7 @@ class _CheckpointSender:
         )
 
     def _names(self, state: str) -> Sequence[str]:
-        """Return the name of a state's last uploaded checkpoint, as a list."""
+        """Return the name of a directory's last uploaded checkpoint, as a list."""
         return [self._sent[state][0]] if state in self._sent else []
 
     def _is_unchanged(self, found: _Found) -> bool:
@@ -197,7 +197,7 @@ class _CheckpointSender:
             )
 
     def _look(self) -> dict[str, tuple[str, tuple[object, ...]]]:
-        """Return the newest complete checkpoint of each state, with its files' stat results."""
+        """Return the newest complete checkpoint of each directory, with its files' stat results."""
         found = {}
         for state in self._states:
             folder = self._folder(state.name)

@@ -59,7 +59,7 @@ class Changed(Unhashable):
 
 
 class Identity(NamedTuple):
-    """File status fields that change with the bytes."""
+    """File status fields that change when the bytes of the file change."""
 
     dev: int
     ino: int
@@ -115,9 +115,9 @@ def tree_id(manifest: Sequence[Entry]) -> Content:
 
 
 def is_settled(found: Identity, at_ns: int) -> bool:
-    """Return True if a digest started at `at_ns` can be cached for this file identity.
+    """Return True if a file is old enough that any change after `at_ns` alters its status.
 
-    Then any later change alters the identity.
+    A digest whose read started at `at_ns` can then be cached.
     """
     return at_ns - max(found.mtime_ns, found.ctime_ns) > slack(found.mtime_ns)
 

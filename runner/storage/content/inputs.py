@@ -31,7 +31,7 @@ _LARGE = f"larger than {COPIED >> 20} MiB"
 
 
 class Source(NamedTuple):
-    """Input of the caller.
+    """Input file or directory of the caller.
 
     `at` is its name in the digest cache, `path` its real path.
     """

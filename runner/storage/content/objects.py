@@ -192,7 +192,7 @@ class Objects:
     # -- lookup
 
     def path(self, content: Content) -> Path:
-        """Return the path of a stored object, writing a tiny content to a file first."""
+        """Return the path of a stored object, first writing a tiny file from its table row."""
         target = self._path(content)
         if (
             content[0] != "t"

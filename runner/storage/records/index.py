@@ -54,7 +54,7 @@ class Trace(NamedTuple):
 
     @property
     def numbers(self) -> Data:
-        """Metrics by the rule in the cache key, or the last metrics by another rule."""
+        """Metrics read by the metrics rule in the cache key, or else by the last other rule."""
         return self.metrics or next(reversed(list(self.measured.values())), {})
 
     @property

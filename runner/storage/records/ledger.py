@@ -102,7 +102,7 @@ class LeaseRow(NamedTuple):
 
     @property
     def kept(self) -> bool:
-        """Whether the lease is a persistent machine.
+        """Whether the lease is for a persistent machine.
 
         Its price is that of the disk; the leases of its uses have the remaining cost.
         """

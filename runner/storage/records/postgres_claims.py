@@ -100,7 +100,7 @@ class Holder:
         return str(rows[0][0])
 
     def find_dead(self) -> dict[str, object]:
-        """Find dead holders of claims on this machine, and return the values for `FREE`."""
+        """Find dead holders of claims on this machine, as parameters of the condition `FREE`."""
         rows = self._database.all(
             "SELECT DISTINCT holder FROM runs WHERE claim <> '' AND starts_with(holder, %s)",
             (f"{machine()} ",),
@@ -112,7 +112,7 @@ class Holder:
         return {"dead": self._dead, "machine": f"{machine()} "}
 
     def lately(self) -> dict[str, object]:
-        """Return the values for `FREE`, reusing a result younger than `LATELY`.
+        """Return the parameters of the SQL condition `FREE`, reusing a result younger than `LATELY`.
 
         This helps workers that execute many short runs.
         """

@@ -190,10 +190,7 @@ class PostgresRuns(Runs):
     # -- changes
 
     def prepare(self, run: str) -> None:
-        """Do nothing.
-
-        Leases of a worker that dies before its submission expire.
-        """
+        """Do nothing, because leases of a worker that dies before its submission expire."""
 
     def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submitted:
         settings = run.data.get("settings")

@@ -108,7 +108,7 @@ def _delete_unchanged(
 
 
 def _find_noted(session: Session, since: float) -> set[str]:
-    """Return the objects of checkpoints whose notes were written since `since`."""
+    """Return the names of checkpoint objects with a note written since `since`."""
     names: set[str] = set()
     for data in session.map(
         session.bucket.read,

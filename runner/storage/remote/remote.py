@@ -186,7 +186,7 @@ class Remote(Session):
         self.bucket.abandon(self.now() - GRACE)
 
     def write_note(self, key: str, data: bytes) -> None:
-        """Write the note about the newest checkpoint of a state.
+        """Write the note about a step's newest checkpoints.
 
         See `remote.states`.
         """

@@ -62,7 +62,7 @@ class Sent(NamedTuple):
 
 
 class Note(NamedTuple):
-    """Checkpoints of one generation, by state name.
+    """Record of a step's checkpoints in the shared store, by state name.
 
     `made` is its `made_under.json`.
     """
@@ -72,7 +72,7 @@ class Note(NamedTuple):
 
 
 def save(remote: Remote, key: str, generation: Path, found: Mapping[str, str]) -> Note:
-    """Upload the checkpoint of each state to a shared store, then a note about them.
+    """Upload the newest checkpoints of a step to a shared store, then a note about them.
 
     Raises Corrupt or Changed if a checkpoint changes, and Infrastructure.
     """
@@ -108,7 +108,7 @@ def keep(remote: Remote, what: Sequence[str], contents: Mapping[Content, str]) -
 
 
 def load(remote: Remote, key: str) -> Note | None:
-    """Read the note about the checkpoints of a state; return None if missing or damaged."""
+    """Read the note about a step's checkpoints; return None if missing or damaged."""
     return note_of(remote.read_note(key))
 
 
@@ -138,7 +138,7 @@ def note_of(data: bytes | None) -> Note | None:
 
 
 def restore(remote: Remote, note: Note, root: Path, objects: Objects) -> list[str]:
-    """Download the checkpoints of a note into their generation below `root`.
+    """Download the checkpoints of a note into their local checkpoint directory.
 
     Returns the names of the downloaded ones.
 
