@@ -341,7 +341,7 @@ class Sketch:
     def try_render(
         self, scope: Scope, leaf: Tree, names: Namespaces, where: Where
     ) -> tuple[Any, bool]:
-        """Render a template and return (value, True), or report a problem and return (None, False)."""
+        """Return a rendered template and True, or report a problem and return None and False."""
         if not isinstance(leaf, str) or "{{" not in leaf:
             return leaf, True
         from ..language.template import TemplateError, evaluate

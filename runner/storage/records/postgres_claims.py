@@ -112,7 +112,7 @@ class Holder:
         return {"dead": self._dead, "machine": f"{machine()} "}
 
     def lately(self) -> dict[str, object]:
-        """Return the parameters of the SQL condition `FREE`, reusing a result younger than `LATELY`.
+        """Return the parameters of the condition `FREE`, reusing a result younger than `LATELY`.
 
         This helps workers that execute many short runs.
         """
