@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from ...errors import RecipeError, StoreUnavailable
 from ...planning.plan import Plan
 from ...planning.secret_values import all_given
 from ...storage.workspace import Workspace
@@ -96,10 +95,6 @@ class PlanGrowth:
             if id not in steps.todo:
                 found.add(id)
                 continue
-            try:
-                self._publisher.publish(n, made)
-            except StoreUnavailable:
-                raise
-            except RecipeError as error:
+            if error := self._publisher.try_publish(n, made):
                 self._commits.say(f"{id}: {error}")
         return found

@@ -152,13 +152,8 @@ class Judge:
             trace = self._ws.store.index.trace(verdict.key)
             if trace is not None:
                 self._smaller_inputs.note_result(id, trace)
-        if verdict.answer == RESTORE:
-            try:
-                self._publisher.publish(n, made)
-            except StoreUnavailable:
-                raise
-            except RecipeError as error:
-                return self._refuse_ready(id, Cause("publish", str(error), error.fix))
+        if verdict.answer == RESTORE and (error := self._publisher.try_publish(n, made)):
+            return self._refuse_ready(id, Cause("publish", str(error), error.fix))
         reasons = "; ".join(verdict.reasons)
         self._schedule.judge(id, "fresh", reasons, self._facts_of_reuse(id, verdict))
         self._growth.grow()

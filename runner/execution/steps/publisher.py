@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from ...errors import CannotRun
+from ...errors import CannotRun, RecipeError, StoreUnavailable
 from ...hosts.place.spare_dirs import Scrap
 from ...planning.judge import Made
 from ...planning.step import TEMPORARY
@@ -54,6 +54,19 @@ class Publisher:
                     f"the step would replace {words}",
                     fix="move the file away, pass `--overwrite`, or accept it with `recipe adopt`",
                 )
+
+    def try_publish(self, n: int, made: Made) -> RecipeError | None:
+        """Publish the outputs of step `n`, and return the error if the step cannot be published.
+
+        Raises StoreUnavailable, because a later attempt can succeed.
+        """
+        try:
+            self.publish(n, made)
+        except StoreUnavailable:
+            raise
+        except RecipeError as error:
+            return error
+        return None
 
     def publish(self, n: int, made: Made) -> None:
         """Publish the outputs of step `n` in the workspace.

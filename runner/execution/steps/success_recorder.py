@@ -8,7 +8,7 @@ from pathlib import Path
 
 from drivers.base import Exit
 
-from ...errors import Infrastructure, Invalid, RecipeError, StoreUnavailable
+from ...errors import Infrastructure, Invalid
 from ...hosts.place.host_task import TaskResult
 from ...planning.judge import Made
 from ...planning.schedule import Outcome
@@ -82,11 +82,7 @@ class SuccessRecorder:
         else:
             self._trace(id, attempt, made, exit, warnings)
         if not self._steps.survey.library:
-            try:
-                self._publisher.publish(attempt.number, made)
-            except StoreUnavailable:
-                raise
-            except RecipeError as error:
+            if error := self._publisher.try_publish(attempt.number, made):
                 return self._failures.fail(id, attempt, Cause("publish", str(error)), None)
             crashpoint("published")
         links = self._records.links_of(id, attempt, result.outputs)
