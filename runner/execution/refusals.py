@@ -397,8 +397,9 @@ def _refuse_denied_secrets(ws: Workspace, found: Survey, host_pool: HostPool, na
 def compose_wish(found: Survey, stays: Callable[[StepSpec], bool], jobs: int) -> Wish:
     """Return the resources to request for each node of an allocation.
 
-    It is the maximum over single steps and matrix totals. `stays` selects steps that run on this
-    machine. An amount is None, which means all, if a step does not declare it.
+    They are the amounts of the largest step (`need`) and of the largest matrix (`together`).
+    `stays` selects steps that run on this machine. A `together` amount is None, which means all,
+    if a step does not declare it.
     """
     from drivers.base import Need, Resources, Wish
 

@@ -89,13 +89,13 @@ class Overview(NamedTuple):
     jobs: int
     workspace: str
     masker: Masker = Masker()
-    """Masks the run's secrets in a step's output."""
+    """Masker for the run's secrets in a step's output."""
     command: Callable[[str], str] = lambda id: ""
-    """Returns a step's command line, by step ID."""
+    """Function that returns a step's command line, by step ID."""
     steps: Callable[[str], float | None] = lambda id: None
-    """Returns the number of training steps by step ID; None if the inputs do not determine it."""
+    """Function that returns the number of training steps, by step ID, or None if unknown."""
     pattern: Callable[[str], str | None] = lambda id: None
-    """Returns the pattern for metrics in a step's log, by step ID; None without a pattern."""
+    """Function that returns the pattern for metrics in a step's log, by step ID, or None."""
     trains: str = ""
     """ID of the training step without its matrix values; empty if there is none."""
 

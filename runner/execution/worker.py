@@ -88,14 +88,14 @@ class Assignment:
     listener: Listener
     since: Since
     submit: Callable[[], int] | None = None
-    """Stores a new run after the hosts have accepted it, and returns its fence."""
+    """Function that stores a new run after the hosts have accepted it, and returns its fence."""
     handover: Handover | None = None
     """Stop requests to the process of a queue worker."""
     ahead: Ahead | None = None
-    """The run's driver, which is already connecting."""
+    """Driver of the run, which is already connecting."""
     masker: Masker = field(init=False)
     commits: GroupCommit | None = None
-    """Writer of the run once it has started."""
+    """Journal writer of the run once it has started."""
 
     def __post_init__(self) -> None:
         self.masker = Masker(

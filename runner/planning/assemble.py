@@ -145,7 +145,7 @@ def run_settings(recipe: Recipe, replaced: Limits | None = None) -> RunSettings:
 
 
 def _find_published(sketch: Sketch, recipe: Recipe) -> list[tuple[Draft, str, str, str]]:
-    """Return the published outputs as (producer, output, path, name).
+    """Return the published outputs of a plan as (producer, output, path, name).
 
     The name is the one in the recipe's `outputs`, or empty if the recipe declares none.
     """

@@ -284,7 +284,7 @@ def _suspect(leaf: object) -> bool:
     return isinstance(leaf, str) and ("{{" in leaf or "\0" in leaf)
 
 
-# -- as an attempt renders it ----------------------------------------------------------------------------------------------------------------------
+# -- rendering as in an attempt --------------------------------------------------------------------------------------------------------------------
 
 
 def _script(text: str, bash: bool, names: Mapping[str, Any]) -> None:

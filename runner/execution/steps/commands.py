@@ -111,7 +111,7 @@ class CommandBuilder:
             },
             {secret.name: secret.reveal for secret in secrets},
             spec.options.timeout,
-            # Of several nodes, only the first one prints as a rule.
+            # With several nodes, usually only the first one prints.
             None if seat.rank else spec.options.idle_timeout,
             paths.log,
             tuple(device.lock for device in devices),
