@@ -205,7 +205,7 @@ class Plan:
         return named or {n for n, node in enumerate(self.nodes) if word in inner_names(node.id)}
 
     def resolve_words(self, words: Iterable[str]) -> set[str]:
-        """Return the given step names, plus the ids of steps inside used recipes with these names."""
+        """Return the given step names, plus the ids of steps with these names in used recipes."""
         known = {name for id in [*self.index, *self.waiting] for name in names(id)}
         inner = [word for word in words if word not in known]
         found = (

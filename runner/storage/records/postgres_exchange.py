@@ -14,7 +14,7 @@ from .runs import Stale
 
 
 class PostgresExchange(Exchange):
-    """Data exchange between workers through a PostgreSQL database, for one holder of runs."""
+    """Data exchange between workers on several machines, through a PostgreSQL database."""
 
     def __init__(self, database: PostgresDatabase, holder: Holder) -> None:
         self._database, self._holder = database, holder
