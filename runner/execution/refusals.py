@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from drivers.base import Need, Wish
 
     from ..hosts.pool import HostPool
-    from ..hosts.renting.needs import Takes
+    from ..hosts.renting.needs import StepTotals
     from ..hosts.renting.totals import HoursOn
     from ..storage.records.index import Trace
 
@@ -220,7 +220,7 @@ def find_rental_needs(found: Survey, host_pool: HostPool) -> dict[Need, list[int
 
 def estimate_takes(
     ws: Workspace, found: Survey, by_need: Mapping[Need, Sequence[int]]
-) -> dict[Need, Takes]:
+) -> dict[Need, StepTotals]:
     """Return the expected duration and result size of the steps for each rental request.
 
     A total is None if the value of one step is unknown.
@@ -228,7 +228,7 @@ def estimate_takes(
     if not by_need:
         return {}
     from ..advice import estimates
-    from ..hosts.renting.needs import Takes
+    from ..hosts.renting.needs import StepTotals
 
     nodes, specs = found.plan.nodes, found.plan.specs()
     ids = [nodes[n].id for steps in by_need.values() for n in steps]
@@ -249,7 +249,7 @@ def estimate_takes(
             (state.every for n in steps for state in specs[n].state if state.every is not None),
             default=None,
         )
-        answer[need] = Takes(
+        answer[need] = StepTotals(
             None if hours is None else hours / 3600,
             None if home is None else round(home),
             every,
@@ -638,18 +638,18 @@ def _report_unusable_head(ws: Workspace, found: Survey, settings: Settings) -> l
 
 def _report_too_few_hosts(id: str, spec: StepSpec, host_pool: HostPool) -> list[str]:
     """Report a step that requests more nodes than there are hosts."""
-    from ..hosts.renting.needs import why_alone
+    from ..hosts.renting.needs import why_no_group
 
     workers, headed = host_pool.head.workers(spec), host_pool.head.leads(spec)
     if host_pool.priced and (leases := host_pool.leases) is not None:
-        words = why_alone(
+        words = why_no_group(
             id,
             spec,
             host_pool.name,
             leases.driver.traits,
             headed=headed,
-            kept=leases.keeping is not None,
-            most=leases.most,
+            kept=leases.kept_stack is not None,
+            most=leases.max_machines,
         )
         return [words] if words else []
     have = sum(bool(place.address) or headed for place in host_pool.places)

@@ -52,7 +52,7 @@ class Diagnosis:
         if isinstance(end, RecipeError):
             return self._limit() or Cause("error", str(end), end.fix)
         if isinstance(end, HostLost):
-            preempted = self._pool.spot.preemptible(attempt.place)
+            preempted = self._pool.spot.is_preemptible(attempt.place)
             return Cause("preempted" if preempted else "lost", str(end))
         if isinstance(end, DriverError):
             return Cause("driver", str(end))
@@ -132,7 +132,7 @@ class Diagnosis:
 
     def _is_taken_away(self, attempt: Attempt) -> bool:
         """Return True if a SIGTERM from outside may be the preemption of a spot machine."""
-        return self._pool.spot.preemptible(attempt.place) and not attempt.stop_asked
+        return self._pool.spot.is_preemptible(attempt.place) and not attempt.stop_asked
 
 
 def _cause_of_preemption(attempt: Attempt) -> Cause | None:

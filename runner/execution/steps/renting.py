@@ -132,12 +132,12 @@ class Machines:
                 not self._schedule.starts_nothing
                 and need not in pool.refused
                 and not pool.full
-                and pool.inventory.machines(need) < wanted
+                and pool.inventory.count_machines(need) < wanted
             ):
                 pool.inventory.coming.append(need)
                 self._coming += 1
                 self._bell.run_in_background(self._get(need))
-        for place, reason in pool.inventory.spare(queued, self._orphans.places()):
+        for place, reason in pool.inventory.find_spare(queued, self._orphans.places()):
             self._bell.run_in_background(self._give_back(place, reason))
 
     def _needs(self) -> tuple[Counter[Need], dict[Need, int]]:
@@ -213,7 +213,7 @@ class Machines:
 
         The next attempt resumes from the checkpoint.
         """
-        for place in self._pool.inventory.leaving():
+        for place in self._pool.inventory.mark_leaving():
             for attempt in self._running.values():
                 if place not in attempt.place.members or attempt.stop_asked:
                     continue
@@ -226,12 +226,12 @@ class Machines:
     def _succeed_in_time(self) -> None:
         """Replace allocations that are about to expire, and release unused allocations."""
         inventory = self._pool.inventory
-        if not inventory.leaving():
+        if not inventory.mark_leaving():
             return
         if self._needs_hosts():
-            for place in inventory.ending():
+            for place in inventory.take_ending():
                 self._take_instead(place, self._pool.allocate())
-        for place in inventory.unused_leases():
+        for place in inventory.find_unused_leases():
             self._bell.run_in_background(self._give_back(place, place.leaving))
 
     def _needs_hosts(self) -> bool:

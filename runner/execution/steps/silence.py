@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from ...hosts.link.contact import OUT_OF_SIGHT
+from ...hosts.link.contact import LOST_AFTER
 from ...hosts.place.place import Place
 from ...hosts.pool import HostPool
 from ...storage.workspace import Workspace
@@ -49,7 +49,7 @@ class Silences:
     def _silent(self, place: Place, seconds: float) -> None:
         if seconds < 60 * self._minutes or place.name in self._told:
             return
-        rest = f"its jobs may still run, and count as lost after {_minutes(OUT_OF_SIGHT)}"
+        rest = f"its jobs may still run, and count as lost after {_minutes(LOST_AFTER)}"
         words = f"{place.name} has not answered for {_minutes(seconds)}; {rest}"
         self._alert("machine_silent", words, self._pool.instance_of(place))
         self._told.add(place.name)

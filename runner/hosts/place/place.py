@@ -72,7 +72,7 @@ class Place:
     ) -> None:
         self.ws, self.name, self.host, self.shell = ws, name, host, shell
         self.python, self.path = shell.python, shell.path
-        self.capacity = Capacity(machine, devices, slots, host.free)
+        self.capacity = Capacity(machine, devices, slots, host.find_free_locks)
         self.contact = Contact()
         self.folder = Folder(ws)
         self.installer = sys.executable

@@ -224,7 +224,7 @@ class RemotePlace(Place):
         try:
             return await self.host.start(command, task.name)
         except (Denied, Rejected) as error:
-            self.host_store.wire.complain(str(error))
+            self.host_store.wire.raise_if_disk_full(str(error))
             raise
 
     async def _put(self, task: HostTask, script: bytes | None) -> None:

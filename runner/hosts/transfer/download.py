@@ -73,7 +73,7 @@ class Fetch:
             raise Corrupt(f"{self._wire.name}: {trouble}", fix="check that this is the right host")
         try:
             await self._begin()
-            with self._wire.measured(f"from {self._wire.name}", self._owed()) as meter:
+            with self._wire.measure(f"from {self._wire.name}", self._owed()) as meter:
                 await self._all(meter)
             self._finish()
         except OSError as error:
@@ -196,7 +196,7 @@ class Fetch:
     async def _round(self, meter: Meter) -> BaseException | None:
         """Request all missing data once, over several streams.  Returns the connection error, if any."""
         jobs = [partial(self._bring, spans, meter) for spans in self._jobs()]
-        return await self._wire.side_by_side(jobs, self._owed())
+        return await self._wire.run_parallel(jobs, self._owed())
 
     def _jobs(self) -> list[list[_Span]]:
         """Group the missing ranges into requests, the smallest first.
@@ -208,11 +208,11 @@ class Fetch:
         spans = sorted(
             (span for spans in self._holes.values() for span in spans), key=lambda span: span.size
         )
-        most = max(LEAST, self._owed() // MOST) if self._wire.far else self._owed()
+        most = max(LEAST, self._owed() // MOST) if self._wire.is_far else self._owed()
         found: list[list[_Span]] = []
         room = 0
         for span in spans:
-            if self._wire.far and span.size > self._wire.chunk:
+            if self._wire.is_far and span.size > self._wire.chunk:
                 self._holes[span.entry.path].remove(span)
                 cut = [
                     span._replace(start=at, size=min(self._wire.chunk, span.start + span.size - at))
@@ -237,7 +237,8 @@ class Fetch:
             for span in spans
         ]
         stream = cast(
-            "AsyncGenerator[bytes, None]", self._wire.stream("send", folder, wanted, self._wire.far)
+            "AsyncGenerator[bytes, None]",
+            self._wire.stream("send", folder, wanted, self._wire.is_far),
         )
         try:
             async with contextlib.aclosing(stream):

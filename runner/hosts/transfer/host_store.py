@@ -183,14 +183,14 @@ class HostStore(Sender):
         async def once() -> list[str]:
             awaited = [object_name(content) for content in coming]
             states = list(parcel.states.values())
-            linked = await self.wire.once(
+            linked = await self.wire.ask_once(
                 "stage", name, stamp, states, awaited, real, read=_link_answer, data=data
             )
             if linked is None:
                 raise CorruptReply
             return linked
 
-        return await self.wire.patiently(once)
+        return await self.wire.retry(once)
 
     async def take(self, path: str, outputs: Sequence[tuple[str, bool]]) -> Harvest:
         """Hash the outputs of an attempt on the host.  `outputs` are their names, each with whether it must be a directory."""

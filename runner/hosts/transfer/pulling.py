@@ -72,13 +72,13 @@ class Puller:
         self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]
     ) -> Content:
         digests: dict[str, str] = {}
-        with self._wire.measured(
+        with self._wire.measure(
             f"from {source.address} to {self._wire.name}", source.size
         ) as meter:
             done = 0
             for batch in _batches(source.items):
                 meter.done = done
-                await self._wire.patiently(
+                await self._wire.retry(
                     partial(self._ask, source, batch, done, digests, meter, learn)
                 )
                 done += sum(item.size for item in batch)
@@ -161,7 +161,7 @@ class Puller:
         except Infrastructure as error:
             raise CannotPull(str(error)) from error
         if free >= 0:
-            raise self._wire.full(free, source.size)
+            raise self._wire.disk_full_error(free, source.size)
         if problem:
             raise CannotPull(problem)
         if left.keys() - digests.keys():

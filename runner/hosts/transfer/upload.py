@@ -151,8 +151,8 @@ class Sender:
         for cargo in cargoes:
             await self._prepare(cargo, standing, began, doubtful)
         if (needed := sum(cargo.needs() for cargo in cargoes)) > standing.free:
-            raise self.wire.full(standing.free, needed)
-        with self.wire.measured(
+            raise self.wire.disk_full_error(standing.free, needed)
+        with self.wire.measure(
             f"to {self.wire.name}", sum(cargo.owed(grain_of(self.wire)) for cargo in cargoes)
         ) as meter:
             for cargo in cargoes:
@@ -385,7 +385,7 @@ class Courier:
 
     async def round(self, cargo: Cargo, meter: Meter) -> BaseException | None:
         """Upload all missing data once, over several streams.  Returns the connection error, if any."""
-        return await self._wire.side_by_side(
+        return await self._wire.run_parallel(
             list(self._jobs(cargo, meter)), cargo.owed(grain_of(self._wire))
         )
 
@@ -399,14 +399,14 @@ class Courier:
             yield lambda: self._batch(cargo, [], True, False, meter)
         for entry in large:
             pieces = _split_holes(self._holes(cargo, entry), _PIECE, _HOLES)
-            if self._wire.far and len(pieces) > 1:
+            if self._wire.is_far and len(pieces) > 1:
                 yield from self._piecemeal(cargo, entry, pieces, meter)
             else:
                 yield lambda entry=entry: self._write(cargo, entry, meter)  # type: ignore[misc]
         batches: list[list[Entry]] = [[]]
         size = 0
         together = sum(entry.size for entry in small)
-        most = min(BATCH_BYTES, max(LANE, together // MOST)) if self._wire.far else BATCH_BYTES
+        most = min(BATCH_BYTES, max(LANE, together // MOST)) if self._wire.is_far else BATCH_BYTES
         for entry in small:
             if size >= most or len(batches[-1]) >= BATCH_FILES:
                 batches.append([])
@@ -442,11 +442,11 @@ class Courier:
         folder = cargo.name if cargo.root else ""
         loose = list(cargo.loose) if alone and not cargo.rough else []
         arguments = (folder, cargo.name, title if last else "", expected, stamp, loose)
-        arrived, placed = await self._wire.once(
+        arrived, placed = await self._wire.ask_once(
             "batch",
             *arguments,
             read=lambda answer: (str(answer["digest"]), bool(answer["placed"])),
-            data=meter.counted(pieces()),
+            data=meter.count(pieces()),
         )
         if arrived != expected:
             raise CorruptReply
@@ -506,11 +506,11 @@ class Courier:
         )
         older = cargo.older[entry.path].path if entry.path in cargo.older else ""
         arguments = (cargo.folder, entry.path, grain, size, mode, holes, grains, older)
-        arrived, came = await self._wire.once(
+        arrived, came = await self._wire.ask_once(
             "write",
             *arguments,
             read=lambda answer: (str(answer[0]), parse_strings(answer[1])),
-            data=meter.counted(itertools.chain.from_iterable(blocks)),
+            data=meter.count(itertools.chain.from_iterable(blocks)),
         )
         known.update(
             zip(

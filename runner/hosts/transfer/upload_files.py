@@ -123,7 +123,7 @@ class Arrivals:
             for entry in todo:
                 await self._compare(cargo, entry)
 
-        await asyncio.gather(*(some() for _ in range(self._wire.lanes(0, len(paths)))))
+        await asyncio.gather(*(some() for _ in range(self._wire.open_lanes(0, len(paths)))))
 
     async def _compare(self, cargo: Cargo, entry: Entry) -> None:
         """Find the grains of a large file that differ on the host.  A file with an older version starts with its data."""

@@ -18,7 +18,7 @@ from ... import settings
 from ...api.leases import OpenLease, end_leases, find_endable_lease, open_leases
 from ...errors import CannotRun, Invalid, NotFound, Problem, did_you_mean
 from ...hosts.renting import reaper
-from ...hosts.renting.leases import Leases, driver_of, rents
+from ...hosts.renting.leases import Leases, create_driver, rents
 from ...storage.records.ledger import Ledger, of_user
 from ...storage.records.store import home
 from .flags import JSON_HELP, ask_consent
@@ -166,7 +166,7 @@ async def _strange(
     silent: list[str] = []
     for name in sorted({*names, *config.drivers} if only is None else {only}):
         try:
-            driver = driver_of(name, config.driver(name), (), str(home(root, os.environ)))
+            driver = create_driver(name, config.driver(name), (), str(home(root, os.environ)))
         except CannotRun:
             continue  # it has no lease in the ledger, or `end_leases` reports the problem
         except Invalid as error:
@@ -179,7 +179,7 @@ async def _strange(
             has_marks = installation is None or driver.look_for(installation)
             if driver.traits.priced and has_marks:
                 with Ledger.open(of_user(os.environ)) as ledger:
-                    found += await Leases(driver, name, ledger, "", str(root)).strangers()
+                    found += await Leases(driver, name, ledger, "", str(root)).find_strangers()
         except DriverError as error:
             silent.append(f"cannot list the machines of this installation at {name}: {error}")
         finally:

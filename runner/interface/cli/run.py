@@ -265,9 +265,9 @@ def _in_cluster(ws: Workspace, args: argparse.Namespace) -> int:
 
     from drivers.base import DriverError
 
-    from ...hosts.renting.leases import driver_of
+    from ...hosts.renting.leases import create_driver
 
-    driver = driver_of(args.driver, ws.config.driver(args.driver), args.hosts, str(ws.home))
+    driver = create_driver(args.driver, ws.config.driver(args.driver), args.hosts, str(ws.home))
     if not driver.traits.works:
         raise CannotRun(
             f"--in-cluster requires --driver slurm (driver: {args.driver})",
@@ -392,12 +392,12 @@ def _refuse_alone(
     ws: Workspace, found: Survey, args: argparse.Namespace, drivers: Mapping[str, Driver]
 ) -> None:
     """Reject multi-node steps if their machines cannot work together.  Raises CannotRun."""
-    from ...hosts.renting.needs import why_alone
+    from ...hosts.renting.needs import why_no_group
 
     stack = ws.config.stack(args.stack) if args.stack else None
     traits = [driver.traits for driver in drivers.values()]
     words = [
-        why_alone(
+        why_no_group(
             safe_ids(found.plan.nodes[n].id),
             found.plan.specs()[n],
             args.driver,
@@ -421,7 +421,7 @@ def _renting_drivers(ws: Workspace, args: argparse.Namespace) -> dict[str, Drive
     from ...hosts.renting.several import driver_names
 
     made = {
-        name: offering.driver_that_rents(ws, name, args.hosts)
+        name: offering.create_renter(ws, name, args.hosts)
         for name in driver_names(ws.config, args.driver)
     }
     return {name: driver for name, driver in made.items() if driver is not None}

@@ -114,7 +114,7 @@ async def _done(ws: Workspace, stack: Stack, args: argparse.Namespace) -> int:
             )
         with stacks.hold_stack(stack, ws.environ):
             if args.action in ("up", "start"):
-                if args.action == "start" and leases.machine() is None:
+                if args.action == "start" and leases.find_machine() is None:
                     raise Infrastructure(
                         f"the stack {stack.name} has no machine yet",
                         fix=f"create it with `recipe stack up {stack.name}`",
@@ -122,7 +122,7 @@ async def _done(ws: Workspace, stack: Stack, args: argparse.Namespace) -> int:
                 for made in await stacks.ensure(ws, stack, leases) if args.action == "up" else ():
                     say(f"created {made}")
                 row = await stacks.start_machine(leases, say)
-                leases.leave(row)
+                leases.release_hold(row)
                 print(
                     f"{stack.name} runs until {moment(row.until)}; stop it with `recipe stack stop {stack.name}`"
                 )
