@@ -1,4 +1,4 @@
-"""Publication of outputs at the user's paths, without replacing files that were edited by hand."""
+"""Publication of outputs at the user's paths, without replacing manually edited files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .commit import GroupCommit
 
 
 class Publisher:
-    """Publishes the outputs of one run."""
+    """Publisher of one run's outputs in the workspace."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Publisher:
         return None
 
     def publish(self, n: int, made: Made) -> None:
-        """Publish the outputs of step `n`.
+        """Publish the outputs of step `n` in the workspace.
 
         Raises CannotRun if a target was edited by hand, and Infrastructure.
         """
@@ -100,7 +100,7 @@ class Publisher:
             facts.there[path] = facts.ours[path] = content
 
     def publish_all(self, made: Mapping[int, Made]) -> None:
-        """Publish all results of a library recipe, at the end of the run."""
+        """Publish all outputs of a library recipe, at the end of the run."""
         for n in self.survey.targets:
             if n in made and made[n].ok:
                 self.publish(n, made[n])
