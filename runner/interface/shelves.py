@@ -101,7 +101,7 @@ def _rental_wishes(
     for need, numbers in steps.items():
         takes = taken[need]
         wish = Wish(need, hours=takes.hours, home=takes.home, keep=keep)
-        wanted[found.plan.nodes[numbers[0]].id] = Asked(wish, takes.on)
+        wanted[found.plan.nodes[numbers[0]].id] = Asked(wish, takes.hours_on)
     return wanted
 
 
@@ -117,7 +117,7 @@ def of_driver(ws: Workspace, found: Survey, name: str) -> dict[str, Shelf]:
 
     Raises Invalid, or Infrastructure if the provider cannot be reached.
     """
-    driver = offering.driver_that_rents(ws, name)
+    driver = offering.create_renter(ws, name)
     if driver is None:
         return {}
     asked = wishes(ws, found, name, cluster=driver.traits.allocates)
@@ -133,7 +133,7 @@ def of_driver(ws: Workspace, found: Survey, name: str) -> dict[str, Shelf]:
 def pricing_of(ws: Workspace, asked: Iterable[Asked]) -> dict[Need, Pricing]:
     """Return the cost model of each need, from run time estimates and the ledger of earlier rentals.  Needs have the market "any"."""
     with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
-        history = History.of(ledger.since(0), time.time())
+        history = History.from_rows(ledger.since(0), time.time())
     return {replace(each.wish.need, market="any"): Pricing(history, each.on) for each in asked}
 
 
@@ -149,7 +149,7 @@ def lines(step: str, shelves: Sequence[Shelf], most: int) -> list[str]:
     for shelf in shelves:
         ends = f"; {shelf.ends}" if shelf.ends else ""
         heads.append(f"{shelf.driver}{whose}: {len(shelf.offers)} offer(s){ends}")
-        notes += [shelf.unsaid(), _left_out(shelf, several=len(shelves) > 1)]
+        notes += [shelf.egress_note(), _left_out(shelf, several=len(shelves) > 1)]
     notes = [note for note in dict.fromkeys([*notes, *_time_notes(ranked)]) if note]
     if len(shelves) == 1:
         return [*heads, *table, *more, *notes]
@@ -160,7 +160,7 @@ def lines(step: str, shelves: Sequence[Shelf], most: int) -> list[str]:
 
 
 def _left_out(shelf: Shelf, *, several: bool) -> str:
-    words = shelf.left_out()
+    words = shelf.describe_exclusions()
     return f"{shelf.driver}: {words}" if words and several else words
 
 
@@ -224,7 +224,7 @@ def describe_choice(found: Mapping[str, Sequence[Shelf]]) -> list[str]:
 def _shelf_notes(shelf: Shelf, *, several: bool) -> list[str]:
     """Return the notes on unsaid facts, excluded offers and the end of a rental."""
     ends = f"{shelf.driver}: {shelf.ends}" if several and shelf.ends else shelf.ends
-    notes = [shelf.unsaid(), _left_out(shelf, several=several), ends]
+    notes = [shelf.egress_note(), _left_out(shelf, several=several), ends]
     return [note for note in notes if note]
 
 

@@ -102,11 +102,11 @@ def _host(ws: Workspace, args: argparse.Namespace) -> dict[str, object] | None:
     from drivers.base import DriverError
 
     from ...advice.facts import machine
-    from ...hosts.renting.leases import driver_of
+    from ...hosts.renting.leases import create_driver
 
     try:
         return asyncio.run(
-            machine.ask(driver_of(name, ws.config.driver(name), args.hosts, str(ws.home)))
+            machine.ask(create_driver(name, ws.config.driver(name), args.hosts, str(ws.home)))
         )
     except DriverError as error:
         print(f"recipe: cannot get facts from the host: {error}", file=sys.stderr)

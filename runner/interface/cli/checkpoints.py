@@ -48,7 +48,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "--number",
         type=int,
         metavar="N",
-        help="Select checkpoint N (default: the newest complete one)",
+        help="Select checkpoint N (default: the newest complete checkpoint)",
     )
     parser.add_argument("--path", action="store_true", help="Print only the path of the checkpoint")
     parser.add_argument(

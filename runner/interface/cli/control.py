@@ -70,11 +70,14 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         parser.epilog = "Examples:\n  recipe pause\n  recipe resume"
     elif verb == "prioritize":
         parser.add_argument(
-            "priority", type=int, metavar="N", help="Priority; workers claim higher ones first"
+            "priority",
+            type=int,
+            metavar="N",
+            help="New priority; workers claim runs with a higher number first",
         )
         parser.description = (
-            "Change the priority of a run that is not over. A run that a worker has keeps its "
-            "worker; the priority counts when it waits again."
+            "Change the priority of an unfinished run. If a worker already executes the run, the new "
+            "priority applies when the run is queued again."
         )
         parser.epilog = "Examples:\n  recipe prioritize last 5\n  recipe prioritize 3f1035 -1"
     else:
@@ -84,7 +87,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         parser.add_argument(
             "--queue",
             action="store_true",
-            help="Queue the run for a worker (default: only if it was submitted)",
+            help="Queue the run for a worker instead of executing it here (default for runs of `recipe submit`)",
         )
         parser.add_argument("--json", action="store_true", help=EVENTS_HELP)
         if verb == "retry":

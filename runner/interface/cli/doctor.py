@@ -34,7 +34,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         action="append",
         default=[],
         metavar="USER@NAME",
-        help="Host to check instead of those in recipe.toml. Repeatable",
+        help="Host to check instead of the hosts in recipe.toml. Repeatable",
     )
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
 
@@ -75,7 +75,7 @@ def _examine_hosts(args: argparse.Namespace) -> list[Finding]:
     import asyncio
 
     from ...hosts.probe import examine
-    from ...hosts.renting.leases import driver_of
+    from ...hosts.renting.leases import create_driver
     from ...hosts.renting.several import driver_names
     from ...settings import load
     from ...storage.records.store import home
@@ -88,7 +88,7 @@ def _examine_hosts(args: argparse.Namespace) -> list[Finding]:
     names = driver_names(config, name)
     found: list[Finding] = []
     for each in names:
-        driver = driver_of(each, config.driver(each), args.host, store)
+        driver = create_driver(each, config.driver(each), args.host, store)
         findings = asyncio.run(examine(driver))
         if len(names) > 1:
             findings = [finding._replace(host=finding.host or each) for finding in findings]

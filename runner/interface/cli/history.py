@@ -71,8 +71,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             default="last",
             metavar="RUN[/STEP]",
             help=(
-                "Run (ID, part of it, `last`, `last~1`; default: last), a step of it, or a step "
-                "of the last run"
+                "RUN or RUN/STEP, with a run ID, a unique part of an ID, `last` or `last~1` (default: last); or STEP, a step of the last run"
             ),
         )
         parser.add_argument(

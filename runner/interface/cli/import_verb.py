@@ -35,7 +35,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "-y",
         "--yes",
         action="store_true",
-        help="Read a Snakefile without asking: Snakemake executes it to do so",
+        help="Skip the confirmation before reading a Snakefile, which Snakemake executes",
     )
     parser.epilog = "Examples:\n  recipe import dvc.yaml\n  recipe import sky.yaml finetune\n  recipe import Snakefile"
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.description = (
-        "Show the runs that wait, in the order in which workers take them, each with the reason, "
-        "and the workers. `recipe prioritize` changes the order."
+        "List the queued runs in the order in which workers claim them, with the reason why each "
+        "run waits, and list the workers. To change the order, use `recipe prioritize`."
     )
     parser.epilog = "Examples:\n  recipe queue\n  recipe queue --json"
 

@@ -18,7 +18,7 @@ from ... import settings
 from ...api.leases import OpenLease, end_leases, find_endable_lease, open_leases
 from ...errors import CannotRun, Invalid, NotFound, Problem, did_you_mean
 from ...hosts.renting import reaper
-from ...hosts.renting.leases import Leases, driver_of, rents
+from ...hosts.renting.leases import Leases, create_driver, rents
 from ...storage.records.ledger import Ledger, of_user
 from ...storage.records.store import home
 from .flags import JSON_HELP, ask_consent
@@ -31,34 +31,34 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "keys",
         nargs="*",
         metavar="KEY",
-        help="Lease to terminate, even if an interrupted run could resume on it",
+        help="Key of a machine to terminate, even if an interrupted run could resume on this machine",
     )
     parser.add_argument(
         "-n",
         "--dry-run",
         action="store_true",
-        help="List leases and planned terminations without terminating anything",
+        help="List machines and planned terminations without terminating machines",
     )
-    parser.add_argument("--driver", metavar="NAME", help="Only leases of this driver")
+    parser.add_argument("--driver", metavar="NAME", help="Only machines of this driver")
     parser.add_argument(
         "--dead",
         action="store_true",
-        help="Terminate machines of runs whose worker is gone too; asks first",
+        help="Also terminate machines of killed runs, which these runs could still use; asks for confirmation",
     )
     parser.add_argument(
         "--adopt",
         metavar="KEY",
-        help="Add an untracked machine of this installation to the lease ledger",
+        help="Add an unknown machine to the list of rented machines, by its key",
     )
     parser.add_argument(
         "--unknown",
         action="store_true",
-        help="Terminate all untracked machines of this installation; asks first",
+        help="Terminate all unknown machines: tagged by this installation, but missing from its list; asks for confirmation",
     )
     parser.add_argument(
         "--installation",
         metavar="ID",
-        help="Only machines rented by another installation of yours, named recipe-ID-KEY",
+        help="List or terminate machines of another installation of yours, whose names start with recipe-ID",
     )
     parser.add_argument(
         "-y", "--yes", action="store_true", help="Skip the confirmation of --dead and --unknown"
@@ -169,7 +169,7 @@ async def _find_untracked(
     silent: list[str] = []
     for name in sorted({*names, *config.drivers} if only is None else {only}):
         try:
-            driver = driver_of(name, config.driver(name), (), str(home(root, os.environ)))
+            driver = create_driver(name, config.driver(name), (), str(home(root, os.environ)))
         except CannotRun:
             continue  # it has no lease in the ledger, or `end_leases` reports the problem
         except Invalid as error:
@@ -182,7 +182,7 @@ async def _find_untracked(
             has_marks = installation is None or driver.look_for(installation)
             if driver.traits.priced and has_marks:
                 with Ledger.open(of_user(os.environ)) as ledger:
-                    found += await Leases(driver, name, ledger, "", str(root)).strangers()
+                    found += await Leases(driver, name, ledger, "", str(root)).find_strangers()
         except DriverError as error:
             silent.append(f"cannot list the machines of this installation at {name}: {error}")
         finally:

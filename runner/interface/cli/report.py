@@ -76,7 +76,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "--step",
         type=stored_form,
         metavar="STEP",
-        help="Only this step; a matrix step includes all its instances",
+        help="Show only this step; for a matrix step, all its instances",
     )
     parser.add_argument(
         "--html",

@@ -28,13 +28,13 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "recipe",
         nargs="?",
         metavar="RECIPE",
-        help="Recipe that ran here, by its name or path (default: that of the last run)",
+        help="Recipe whose runs to compare, by its name or path (default: the recipe of the last run)",
     )
     parser.add_argument(
         "--step",
         type=stored_form,
         metavar="STEP",
-        help="Only this step; a matrix step includes all its instances",
+        help="Show only this step; for a matrix step, all its instances",
     )
     parser.add_argument(
         "--sort",
@@ -66,7 +66,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "--open",
         dest="opens",
         action="store_true",
-        help="Compare the newest of these runs in a browser, as `recipe ui` does",
+        help="Open a comparison of the newest of these runs in the web interface",
     )
     parser.epilog = "Examples:\n  recipe results\n  recipe results sweep@1 --sort eval_loss\n  recipe results --columns lr,seed,eval_loss,time --md"
 

@@ -95,14 +95,14 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         metavar="RULE",
         action="append",
         default=[],
-        help="Run although RULE of `recipe check` reports an error; `all` skips every rule",
+        help="Ignore errors of this `recipe check` rule; `all` ignores every rule",
     )
     execution.add_argument(
         "--nodes",
         type=positive,
         default=0,
         metavar="N",
-        help="Node count for `accelerate` steps without `nodes`; not part of the cache key",
+        help="Number of nodes for `accelerate` steps without `nodes`; a new number does not rerun steps",
     )
     output = section(parser, OUTPUT)
     output.add_argument(
@@ -120,7 +120,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "--format",
         default="text",
         choices=["text", "json", "github", "sarif"],
-        help="Format of error messages about the recipe (default: text)",
+        help="Format of errors in the recipe: text, json, or github and sarif for CI (default: text)",
     )
     if verb == "run":
         section(parser, WHERE).add_argument(
@@ -173,7 +173,7 @@ def _add_execution(parser: argparse.ArgumentParser, verb: str) -> None:
         action="append",
         default=[],
         metavar="NAME=N",
-        help="Capacity of a pool (default: 1), or of cpus, gpus or memory",
+        help="Capacity of a pool that running steps share (default: 1), for example licence=2. Also sets cpus, gpus or memory",
     )
     section(parser, WHERE).add_argument(
         "--everything-there",
@@ -185,7 +185,7 @@ def _add_execution(parser: argparse.ArgumentParser, verb: str) -> None:
         "--max-cost",
         type=usd,
         metavar="USD",
-        help="End the run when its rented machines have cost this much; a lower limit of the recipe holds",
+        help="Stop the run before its rented machines cost more than this; if the recipe has a lower limit, that limit applies",
     )
     cost.add_argument(
         "--keep-alive",
@@ -195,7 +195,7 @@ def _add_execution(parser: argparse.ArgumentParser, verb: str) -> None:
     cost.add_argument(
         "--unattended",
         action="store_true",
-        help="Allow rentals without automatic shutdown when not run from a terminal; see `recipe offers`",
+        help="Outside a terminal, also rent machines that keep running if recipe is killed; see `recipe offers`",
     )
     cost.add_argument(
         "-y",
@@ -267,9 +267,9 @@ def _in_cluster(ws: Workspace, args: argparse.Namespace) -> int:
 
     from drivers.base import DriverError
 
-    from ...hosts.renting.leases import driver_of
+    from ...hosts.renting.leases import create_driver
 
-    driver = driver_of(args.driver, ws.config.driver(args.driver), args.hosts, str(ws.home))
+    driver = create_driver(args.driver, ws.config.driver(args.driver), args.hosts, str(ws.home))
     if not driver.traits.works:
         raise CannotRun(
             f"--in-cluster requires --driver slurm (driver: {args.driver})",
@@ -394,12 +394,12 @@ def _check_multi_node(
     ws: Workspace, found: Survey, args: argparse.Namespace, drivers: Mapping[str, Driver]
 ) -> None:
     """Reject multi-node steps if their machines cannot work together.  Raises CannotRun."""
-    from ...hosts.renting.needs import why_alone
+    from ...hosts.renting.needs import why_no_group
 
     stack = ws.config.stack(args.stack) if args.stack else None
     traits = [driver.traits for driver in drivers.values()]
     words = [
-        why_alone(
+        why_no_group(
             safe_ids(found.plan.nodes[n].id),
             found.plan.specs()[n],
             args.driver,
@@ -423,7 +423,7 @@ def _renting_drivers(ws: Workspace, args: argparse.Namespace) -> dict[str, Drive
     from ...hosts.renting.several import driver_names
 
     made = {
-        name: offering.driver_that_rents(ws, name, args.hosts)
+        name: offering.create_renter(ws, name, args.hosts)
         for name in driver_names(ws.config, args.driver)
     }
     return {name: driver for name, driver in made.items() if driver is not None}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 ACTIONS = {
-    "show": "Show its settings: driver, head, limits, storage; contacts no provider",
+    "show": "Show the stack's settings without contacting the provider",
     "up": "Create its machine and cloud resources, and start the machine",
     "down": "Terminate its machine, and delete its disk and the resources that `up` created",
     "start": "Start its machine (runs do this automatically)",
@@ -48,7 +48,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument(
         "--pulumi",
         action="store_true",
-        help="Export as a Pulumi program, the only format",
+        help="Export the stack as a Pulumi program (required)",
     )
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.description = (
@@ -114,7 +114,7 @@ async def _done(ws: Workspace, stack: Stack, args: argparse.Namespace) -> int:
             )
         with stacks.hold_stack(stack, ws.environ):
             if args.action in ("up", "start"):
-                if args.action == "start" and leases.machine() is None:
+                if args.action == "start" and leases.find_machine() is None:
                     raise Infrastructure(
                         f"the stack {stack.name} has no machine yet",
                         fix=f"create it with `recipe stack up {stack.name}`",
@@ -122,7 +122,7 @@ async def _done(ws: Workspace, stack: Stack, args: argparse.Namespace) -> int:
                 for made in await stacks.ensure(ws, stack, leases) if args.action == "up" else ():
                     say(f"created {made}")
                 row = await stacks.start_machine(leases, say)
-                leases.leave(row)
+                leases.release_hold(row)
                 print(
                     f"{stack.name} runs until {format_time(row.until)}; stop it with `recipe stack stop {stack.name}`"
                 )

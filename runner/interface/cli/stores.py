@@ -38,7 +38,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             "what",
             nargs="?",
             choices=saved_inputs.VERBS,
-            help="Manage saved inputs; without it, show the settings",
+            help="Action for saved inputs (default: show the settings)",
         )
         add_request_words(parser)
         parser.add_argument("--note", default="", metavar="TEXT", help="Note to store, with save")

@@ -38,9 +38,11 @@ def add_request_words(parser: argparse.ArgumentParser) -> None:
         "words",
         nargs="*",
         metavar="RECIPE|INPUT=VALUE",
-        help="Recipes and input values (default: those of the last run)",
+        help="Recipes and input values (default: the recipe and values of the last run)",
     )
-    request.add_argument("-f", "--file", metavar="FILE", help="Path of the recipe file")
+    request.add_argument(
+        "-f", "--file", metavar="FILE", help="Path of the recipe file, instead of RECIPE"
+    )
     add_values(parser)
     request.add_argument(
         "--out", type=local_folder, metavar="DIR", help="Directory of the published outputs"

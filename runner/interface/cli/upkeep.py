@@ -52,7 +52,10 @@ KEEP_DAYS, KEEP_RUNS = 30.0, 20
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     if verb == "adopt":
         parser.add_argument(
-            "step", type=stored_form, metavar="STEP", help="Step to adopt the files as outputs of"
+            "step",
+            type=stored_form,
+            metavar="STEP",
+            help="Step whose outputs the edited files become",
         )
         add_request_words(parser)
         parser.epilog = (

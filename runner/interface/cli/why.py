@@ -53,7 +53,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "step",
         type=stored_form,
         metavar="STEP",
-        help="Step, one matrix instance (`train[lr=0.1]`), or all instances (`train`)",
+        help="Name of a step, such as `train`, or of one matrix instance, such as `train[lr=0.1]`",
     )
     add_request_words(parser)
     parser.add_argument(
