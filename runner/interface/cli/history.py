@@ -265,15 +265,25 @@ def _show_producer_logs(
         return 0
     if not producers:
         raise NotFound(f'"{step}" did not run in {run}', fix=suggest_step(step, list(states)))
-    any_shown = False
-    for earlier_run in dict.fromkeys(each.run for each in producers):
-        attempts = [each for each in producers if each.run == earlier_run]
-        _say(earlier(max(each.ended or 0.0 for each in attempts), earlier_run))
-        parts = [LogPart(each.step, each.n, 0, False, args.node) for each in attempts]
-        any_shown |= show(place, earlier_run, parts, writer, _say, heads=len(producers) > 1)
+    any_shown = _show_logs_by_run(place, producers, writer, args.node)
     if not any_shown and not args.quiet:
         _say("no output, or the log is no longer stored")
     return 0
+
+
+def _show_logs_by_run(
+    place: Transport, attempts: Sequence[AttemptRow], writer: Writer, node: int
+) -> bool:
+    """Print the logs of attempts of several runs; return False if all are empty."""
+    by_run: dict[str, list[AttemptRow]] = {}
+    for attempt in attempts:
+        by_run.setdefault(attempt.run, []).append(attempt)
+    any_shown = False
+    for run, own in by_run.items():
+        _say(earlier(max(each.ended or 0.0 for each in own), run))
+        parts = [LogPart(each.step, each.n, 0, False, node) for each in own]
+        any_shown |= show(place, run, parts, writer, _say, heads=len(attempts) > 1)
+    return any_shown
 
 
 def _find_producers(

@@ -224,14 +224,13 @@ def _work(args: argparse.Namespace) -> int:
         return _several(args)
     handover = Handover()
 
-    def asked(number: int, frame: object) -> None:
+    def handle_signal(number: int, frame: object) -> None:
         handover(number, frame)
-        signal.alarm(
-            END_WITHIN if handover.asked == 1 else AGAIN
-        )  # the default action of SIGALRM ends the process, and the kernel releases the lock on its run
+        # The default action of SIGALRM ends the process, and the kernel releases the lock on its run.
+        signal.alarm(END_WITHIN if handover.asked == 1 else AGAIN)
 
     for each in ENDS:
-        signal.signal(each, asked)
+        signal.signal(each, handle_signal)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)  # blocked by `_fork`
 
     if args.tied:
@@ -291,12 +290,12 @@ def _several(args: argparse.Namespace) -> int:
     handover, workers = Handover(), set[int]()
     tie = os.pipe()
 
-    def asked(number: int, frame: object) -> None:
+    def handle_signal(number: int, frame: object) -> None:
         handover(number, frame)
-        _tell(workers)
+        _terminate(workers)
 
     for each in ENDS:
-        signal.signal(each, asked)
+        signal.signal(each, handle_signal)
     bad = 0
     for _ in range(args.concurrency):
         _fork(args, workers, tie)
@@ -315,7 +314,7 @@ def _several(args: argparse.Namespace) -> int:
     return 1 if bad > 0 else 0
 
 
-def _tell(workers: set[int]) -> None:
+def _terminate(workers: set[int]) -> None:
     for pid in list(workers):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
