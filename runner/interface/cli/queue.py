@@ -23,12 +23,12 @@ from ...settings import ANY
 from ...storage.records.runs import LIMITED, Offer
 from ...survey.request import Request
 from ..console import for_stream
-from ..handle.here import Here
-from ..handle.there import There
+from ..handle.http_transport import HttpTransport
+from ..handle.local_transport import LocalTransport
 from ..handle.transport import New, Transport
 from . import run as run_verb
-from .chosen import open_to_work
 from .flags import EVENTS_HELP, check_driver, positive, request_of, split_words, values_of
+from .targets import open_for_run
 
 ENDS = (signal.SIGTERM, signal.SIGINT)
 END_WITHIN = 28
@@ -212,9 +212,9 @@ def _new(args: argparse.Namespace) -> New:
 def _place_for(new: New, args: argparse.Namespace) -> Transport:
     """Return the server or workspace that stores the run; create the workspace's store if missing."""
     if args.server:
-        return There(args.server)
+        return HttpTransport(args.server)
     secrets = args.here or not os.environ.get("RECIPE_RUNS")
-    return Here(open_to_work(args.workspace, new.request, secrets=secrets))
+    return LocalTransport(open_for_run(args.workspace, new.request, secrets=secrets))
 
 
 def _work(args: argparse.Namespace) -> int:

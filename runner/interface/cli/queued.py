@@ -12,7 +12,7 @@ from ..tables import align
 from ..tail import safe_line
 from .flags import JSON_HELP
 from .one_run import moment_of, plain
-from .places import place_of
+from .places import transport_for_changes
 
 if TYPE_CHECKING:
     from ...api.values import QueuedRun, WorkerStatus
@@ -28,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with closing(place_of(args)) as place:
+    with closing(transport_for_changes(args)) as place:
         runs, workers = place.queue(), place.workers()
     if args.json:
         found = {

@@ -143,9 +143,9 @@ def _place(args: argparse.Namespace) -> str:
     if not args.run:
         return ""
     from ...api.finding import find_run
-    from .chosen import open_to_look
+    from .targets import open_for_reading
 
-    with open_to_look(args.workspace) as ws:
+    with open_for_reading(args.workspace) as ws:
         return f"&run={find_run(ws.store, args.run).id}"
 
 
