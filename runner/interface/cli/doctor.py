@@ -193,8 +193,8 @@ def _overlay(folder: Path) -> Finding:
     except OSError as error:
         why = f"{error.strerror}"
     if why:
-        return Finding("note", what, f"cannot be had: {why}", "inputs are staged as without it")
-    return Finding("ok", what, f"can be had; {BREAKS}")
+        return Finding("note", what, f"not supported: {why}", "steps get read-only inputs instead")
+    return Finding("ok", what, f"supported; {BREAKS}")
 
 
 def _workspace(root: Path) -> Iterator[Finding]:
