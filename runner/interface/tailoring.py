@@ -17,7 +17,7 @@ from ..language.units import duration_text, money_text, size_text
 
 if TYPE_CHECKING:
     from ..advice.estimates import StepEstimate
-    from ..advice.hardware import Gpu
+    from ..advice.hardware import GpuModel
     from ..language.recipe import Input, Recipe
     from ..language.values import Tree
     from ..storage.workspace import Workspace
@@ -42,7 +42,7 @@ def tailor(
     ws: Workspace,
     name: str,
     recipe: Recipe,
-    gpu: Gpu,
+    gpu: GpuModel,
     given: Mapping[str, object],
     preset: str | None,
 ) -> Tailored:
@@ -81,7 +81,7 @@ def tailor(
     return Tailored(_text(name, recipe, gpu, found, shown, needed, notes), found, notes, needed)
 
 
-def _choose_inputs(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], gpu: Gpu, devices: int, given: Mapping[str, object],
+def _choose_inputs(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], gpu: GpuModel, devices: int, given: Mapping[str, object],
             notes: list[str]) -> tuple[dict[str, Tree], StepEstimate]:  # fmt: skip
     """Return the inputs to set in addition to `values`, and the estimate with these inputs.
 
@@ -137,7 +137,7 @@ def _choose_inputs(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], gp
 
 
 def _others(
-    ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], devices: int, gpu: Gpu
+    ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], devices: int, gpu: GpuModel
 ) -> str:
     """Return a fix that names the larger GPUs with enough memory for the recipe, smallest first."""
     fitting = []
@@ -163,7 +163,7 @@ def _is_missing(
     return spec.type != "secret" and spec.required and not spec.has_default and not said
 
 
-def _nearest(recipe: Recipe, gpu: Gpu) -> str | None:
+def _nearest(recipe: Recipe, gpu: GpuModel) -> str | None:
     """Return the preset with the largest `gpu_memory` that the GPU has.
 
     If all presets require more memory, return the preset with the smallest `gpu_memory`. None if no
@@ -190,7 +190,7 @@ def _nearest(recipe: Recipe, gpu: Gpu) -> str | None:
 def _text(
     name: str,
     recipe: Recipe,
-    gpu: Gpu,
+    gpu: GpuModel,
     found: StepEstimate,
     shown: Mapping[str, Tree],
     needed: list[str],
@@ -244,7 +244,7 @@ def _text(
     return "\n".join(lines) + "\n"
 
 
-def _resources(recipe: Recipe, gpu: Gpu, size: str) -> dict[str, Tree]:
+def _resources(recipe: Recipe, gpu: GpuModel, size: str) -> dict[str, Tree]:
     wants = recipe.resources
     found: dict[str, Tree] = {"gpus": wants.gpus or 1, "gpu": gpu.asked, "gpu_memory": size}
     found |= {

@@ -62,7 +62,7 @@ FAREWELL = 10.0  # seconds to send the last messages when closing
 SILENCE = 20.0  # seconds without an answer after which the connection counts as broken
 
 
-class Line(Protocol):
+class AgentConnection(Protocol):
     """A connection to one agent.  Calls `hear` with received bytes, and `lost` with the reason when the connection ends."""
 
     patience: float
@@ -111,7 +111,7 @@ class Line(Protocol):
 class Client:
     """Jobs on one host.  They outlive the connection and this process.  A client belongs to one event loop at a time."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: AgentConnection) -> None:
         self._line = line
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connected = False  # or connecting

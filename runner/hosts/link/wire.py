@@ -59,7 +59,7 @@ class CorruptReply(Exception):
     """Damaged data arrived, here or on the host.  The request is repeated."""
 
 
-class Gone(Exception):
+class UploadGone(Exception):
     """The partial upload no longer exists on the host."""
 
 
@@ -77,7 +77,7 @@ def _retry_policy(error: Exception, tried: int) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TransferProgress:
     """The progress of a transfer, with speed and remaining time.
 
     Units are bytes, bytes per second, and seconds; `eta` is None while unknown.
@@ -100,7 +100,7 @@ class Wire:
         *,
         name: str = "the host",
         say: Callable[[str], None] = lambda _text: None,
-        progress: Callable[[Progress], None] = lambda _progress: None,
+        progress: Callable[[TransferProgress], None] = lambda _progress: None,
     ) -> None:
         self.host, self.root, self.name, self.say = host, root, name, say
         self.sender = f"{process_name()}-{next(_count)}"
@@ -269,7 +269,7 @@ class Wire:
         if payload[:1] == b"r":
             return answer
         if kind == "gone":
-            raise Gone
+            raise UploadGone
         self.raise_if_disk_full(str(words))
         raise Infrastructure(f"{self.name}: {words}")
 
@@ -279,7 +279,7 @@ class Wire:
         stream = self._idle.pop() if self._idle else await self._wait_for_stream()
         try:
             yield stream
-        except (Gone, Infrastructure):
+        except (UploadGone, Infrastructure):
             await self._release_stream(stream)  # the host answered, so the stream is in order
             raise
         except BaseException:
@@ -425,7 +425,7 @@ def _split_into_pieces(blocks: Iterable[bytes]) -> Iterator[list[bytes | memoryv
 class Meter:
     """Counts transferred bytes and reports the progress about four times a second."""
 
-    def __init__(self, what: str, total: int, show: Callable[[Progress], None]) -> None:
+    def __init__(self, what: str, total: int, show: Callable[[TransferProgress], None]) -> None:
         self.total, self.done = total, 0
         self._what, self._show = what, show
         self._begun = self._last = time.monotonic()
@@ -444,7 +444,7 @@ class Meter:
         self._last = time.monotonic()
         rate = self.done / max(1e-6, self._last - self._begun)
         self._show(
-            Progress(
+            TransferProgress(
                 self._what,
                 self.done,
                 self.total,

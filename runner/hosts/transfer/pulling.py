@@ -21,7 +21,7 @@ from ...secrets import Secret
 from ...storage.content import files
 from ...storage.content.files import Content, Entry
 from ...storage.signed import Item, Signed, opens
-from ..link.wire import CorruptReply, Gone, Meter, ignore_answer
+from ..link.wire import CorruptReply, Meter, UploadGone, ignore_answer
 from .manifests import HEX, object_name, tree_stamp
 from .upload import Sender
 
@@ -54,7 +54,7 @@ class Puller:
             await self._sender.resume_transfer(source.name)
             try:
                 content = await self._pull(source, known, learn)
-            except (CannotPull, CannotRun, Corrupt, Gone) as error:
+            except (CannotPull, CannotRun, Corrupt, UploadGone) as error:
                 with contextlib.suppress(DriverError, RecipeError):  # delete the useless data
                     await self._wire.ask(
                         "remove",
@@ -98,7 +98,7 @@ class Puller:
                 tree_stamp(entries) if source.folder else "",
                 read=bool,
             )
-        except Gone:
+        except UploadGone:
             placed = False
         if not placed and content not in await self._sender.find_existing(
             (content,)

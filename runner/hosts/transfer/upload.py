@@ -27,8 +27,8 @@ from ..link.wire import (
     MOST,
     TRIES,
     CorruptReply,
-    Gone,
     Meter,
+    UploadGone,
     Wire,
     ignore_answer,
     parse_strings,
@@ -92,9 +92,10 @@ class Sender:
             turns.callback(asyncio.create_task(self._send_signs_of_life()).cancel)
             try:
                 await retry_async(
-                    lambda: self._send(sources, manifests or {}), backoff(Gone, TRIES, 0.0, 0.0)
+                    lambda: self._send(sources, manifests or {}),
+                    backoff(UploadGone, TRIES, 0.0, 0.0),
                 )
-            except Gone:
+            except UploadGone:
                 fix = f"find out which program deletes files below {self.wire.root}"
                 raise Infrastructure(
                     f"{self.wire.name}: files disappear during the upload", fix=fix
@@ -316,7 +317,7 @@ class Sender:
                 placed = cargo.is_named or await self.wire.ask(
                     "place_tree", cargo.name, cargo.describe_tree()[1], cargo.had_data, read=bool
                 )
-            except Gone:
+            except UploadGone:
                 placed = bool(
                     await self.find_existing((cargo.content,))
                 )  # the answer to an earlier attempt was lost, but the tree has its name
@@ -342,7 +343,7 @@ class Sender:
             if name not in placed
         }
         if await self.find_existing(contents) != contents:
-            raise Gone
+            raise UploadGone
 
 
 class _HostState(NamedTuple):

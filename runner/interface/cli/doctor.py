@@ -15,7 +15,7 @@ from typing import Final
 from drivers import devices, machine
 
 from ...agent import cgroups
-from ...hosts.probe import Finding
+from ...hosts.probe import ProbeLine
 from .flags import JSON_HELP
 
 _PACKAGES: Final = ("torch", "accelerate", "transformers", "peft")
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     return 2 if any(finding.state == "missing" for finding in found) else 0
 
 
-def _away(args: argparse.Namespace) -> list[Finding]:
+def _away(args: argparse.Namespace) -> list[ProbeLine]:
     import asyncio
 
     from ...hosts.probe import examine
@@ -77,7 +77,7 @@ def _away(args: argparse.Namespace) -> list[Finding]:
     root = Path(os.path.abspath(args.workspace))
     config, at = load(root, os.environ), str(home(root, os.environ))
     names = driver_names(config, name)
-    found: list[Finding] = []
+    found: list[ProbeLine] = []
     for each in names:
         seen = asyncio.run(examine(create_driver(each, config.driver(each), args.host, at)))
         if len(names) > 1:
@@ -86,25 +86,27 @@ def _away(args: argparse.Namespace) -> list[Finding]:
     return found
 
 
-def _software() -> Iterator[Finding]:
+def _software() -> Iterator[ProbeLine]:
     import sqlite3
 
     version = ".".join(map(str, sys.version_info[:3]))
-    yield Finding("ok", "python", version)  # recipe cannot be installed with an unsupported version
+    yield ProbeLine(
+        "ok", "python", version
+    )  # recipe cannot be installed with an unsupported version
     if sqlite3.sqlite_version_info >= (3, 51, 3):
-        yield Finding("ok", "sqlite", sqlite3.sqlite_version)
+        yield ProbeLine("ok", "sqlite", sqlite3.sqlite_version)
     else:
         # Not an error: the bug is in the write-ahead log, which the store never uses.
-        yield Finding(
+        yield ProbeLine(
             "ok",
             "sqlite",
             f"{sqlite3.sqlite_version} (its write-ahead log can be damaged by two writers before 3.51.3; recipe does not use it)",
         )
     git = shutil.which("git")
     yield (
-        Finding("ok", "git", git)
+        ProbeLine("ok", "git", git)
         if git
-        else Finding(
+        else ProbeLine(
             "note",
             "git",
             "not found",
@@ -113,23 +115,23 @@ def _software() -> Iterator[Finding]:
     )
     bash = shutil.which("bash")
     yield (
-        Finding("ok", "bash", bash)
+        ProbeLine("ok", "bash", bash)
         if bash
-        else Finding("note", "bash", "not found", "install it for steps with `shell: bash`")
+        else ProbeLine("note", "bash", "not found", "install it for steps with `shell: bash`")
     )
 
 
-def _sandbox() -> Finding:
+def _sandbox() -> ProbeLine:
     from ...hosts.sandbox import find_local_refusal
 
     if why := find_local_refusal():
-        return Finding("note", "sandbox", why, "allow user namespaces for steps with `sandbox`")
-    return Finding("ok", "sandbox", "user, mount, process and network namespaces")
+        return ProbeLine("note", "sandbox", why, "allow user namespaces for steps with `sandbox`")
+    return ProbeLine("ok", "sandbox", "user, mount, process and network namespaces")
 
 
-def _machine() -> Iterator[Finding]:
+def _machine() -> Iterator[ProbeLine]:
     cores, group = cgroups.processors()
-    yield Finding(
+    yield ProbeLine(
         "ok",
         "cores",
         f"{cores:g} (limit of this cgroup; the machine has {os.cpu_count()})"
@@ -138,7 +140,7 @@ def _machine() -> Iterator[Finding]:
     )
     memory, group = cgroups.memory()
     text = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB"
-    yield Finding(
+    yield ProbeLine(
         "ok",
         "memory",
         f"{memory / 1e9:.1f} GB (limit of this cgroup; the machine has {text})" if group else text,
@@ -149,10 +151,10 @@ def _machine() -> Iterator[Finding]:
     try:
         found = devices.here(os.environ)
     except devices.Hung:
-        yield Finding("missing", "gpus", machine.HUNG, machine.WEDGED)
+        yield ProbeLine("missing", "gpus", machine.HUNG, machine.WEDGED)
         return
     if not found:
-        yield Finding(
+        yield ProbeLine(
             "note",
             "gpus",
             f"none{setting}",
@@ -167,22 +169,22 @@ def _machine() -> Iterator[Finding]:
         f"{device.name} is {device.uuid}" if device.uuid not in ("", device.name) else device.name
         for device in found
     )
-    yield Finding("ok", "gpus", f"{len(found)} ({driver}{setting}): {names}")
+    yield ProbeLine("ok", "gpus", f"{len(found)} ({driver}{setting}): {names}")
 
 
-def _extensions() -> Iterator[Finding]:
+def _extensions() -> Iterator[ProbeLine]:
     """Yield findings on recipes and drivers from other installed packages, and on faulty packages."""
     from ... import extensions
     from ...language import library
 
     for group, what in ((extensions.RECIPES, "recipes"), (extensions.DRIVERS, "driver")):
         for each in extensions.find_extensions(group):
-            yield Finding("ok", what, f"{each.name} ({each.target}) from {each.origin}")
+            yield ProbeLine("ok", what, f"{each.name} ({each.target}) from {each.origin}")
     for problem in (*library.faults(), *extensions.driver_faults()):
-        yield Finding("note", "packages", problem.message, problem.fix)
+        yield ProbeLine("note", "packages", problem.message, problem.fix)
 
 
-def _overlay(folder: Path) -> Finding:
+def _overlay(folder: Path) -> ProbeLine:
     """Return a finding on overlays in `folder`, which let steps write to their inputs."""
     from ...hosts.place.overlays import BREAKS, find_refusal
 
@@ -193,24 +195,24 @@ def _overlay(folder: Path) -> Finding:
     except OSError as error:
         why = f"{error.strerror}"
     if why:
-        return Finding("note", what, f"cannot be had: {why}", "inputs are staged as without it")
-    return Finding("ok", what, f"can be had; {BREAKS}")
+        return ProbeLine("note", what, f"cannot be had: {why}", "inputs are staged as without it")
+    return ProbeLine("ok", what, f"can be had; {BREAKS}")
 
 
-def _workspace(root: Path) -> Iterator[Finding]:
+def _workspace(root: Path) -> Iterator[ProbeLine]:
     from ...storage.content.disk import file_system
     from ...storage.records.store import home
 
     if not root.is_dir():
-        yield Finding(
+        yield ProbeLine(
             "missing", "workspace", str(root), "not a directory; select the workspace with `-C`"
         )
         return
     folder = home(Path(os.path.abspath(root)), os.environ)
     if "RECIPE_HOME" in os.environ:
-        yield Finding("ok", "RECIPE_HOME", os.environ["RECIPE_HOME"])
+        yield ProbeLine("ok", "RECIPE_HOME", os.environ["RECIPE_HOME"])
     else:
-        yield Finding("ok", "RECIPE_HOME", f"not set; results are cached in {folder}")
+        yield ProbeLine("ok", "RECIPE_HOME", f"not set; results are cached in {folder}")
     for what, place, advice in (
         ("workspace", root, "make it writable to publish results of recipe files here"),
         (
@@ -221,21 +223,21 @@ def _workspace(root: Path) -> Iterator[Finding]:
     ):
         trouble = _write_trouble(place)
         yield (
-            Finding("ok", what, f"{place}, writable")
+            ProbeLine("ok", what, f"{place}, writable")
             if not trouble
-            else Finding("missing", what, f"{place}: {trouble}", advice)
+            else ProbeLine("missing", what, f"{place}: {trouble}", advice)
         )
     place = _nearest_folder(folder)
     kind, remote = file_system(place)
     if remote:
-        yield Finding(
+        yield ProbeLine(
             "missing",
             "file system",
             f"{kind}, a network file system",
             "set RECIPE_HOME to a directory on a local disk: locks and the store require one",
         )
     else:
-        yield Finding(
+        yield ProbeLine(
             "ok",
             "file system",
             f"{kind}, {'copies share disk blocks (reflinks)' if _reflinks(place) else 'no reflinks: each copy takes disk space'}",
@@ -244,9 +246,9 @@ def _workspace(root: Path) -> Iterator[Finding]:
     free = shutil.disk_usage(place).free
     text = f"{free / 1e9:.1f} GB free"
     yield (
-        Finding("ok", "disk", text)
+        ProbeLine("ok", "disk", text)
         if free >= 1e9
-        else Finding("note", "disk", text, "delete unused cached data with `recipe gc`")
+        else ProbeLine("note", "disk", text, "delete unused cached data with `recipe gc`")
     )
 
 
@@ -283,7 +285,7 @@ def _reflinks(folder: Path) -> bool:
     return True
 
 
-def _training() -> Iterator[Finding]:
+def _training() -> Iterator[ProbeLine]:
     """Yield findings on training packages; versions are read from metadata, as imports take seconds."""
     from importlib.metadata import PackageNotFoundError, version
 
@@ -291,8 +293,8 @@ def _training() -> Iterator[Finding]:
 
     for name in _PACKAGES:
         try:
-            yield Finding("ok", name, version(name))
+            yield ProbeLine("ok", name, version(name))
         except PackageNotFoundError:
-            yield Finding(
+            yield ProbeLine(
                 "note", name, "not installed", f"{install_line('train')} to train on this machine"
             )

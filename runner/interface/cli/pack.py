@@ -91,13 +91,13 @@ def _pack(ws: Workspace, args: argparse.Namespace) -> int:
         )
 
     def pack() -> tuple[Content, list[Entry], list[Shard]]:
-        with Bar(args, "hashing") as bar:
+        with ProgressBar(args, "hashing") as bar:
             ws.cache.progress = bar
             content, manifest = _read_manifest(ws, path)
         ws.save_cache()
         cut = shards(manifest)
         if out is not None:
-            with Bar(args, "writing") as bar:
+            with ProgressBar(args, "writing") as bar:
                 root = str(path) if content[0] == "t" else str(path.resolve().parent)
                 packed.write(root, content, manifest, out, bar)
         return content, manifest, cut
@@ -225,7 +225,7 @@ def _check(ws: Workspace, args: argparse.Namespace) -> int:
     """Verify an archive against its own manifest; return 1 if it has faults."""
     folder = ws.absolute(args.location.typed(args.verify))
     pack = packed.read(folder)
-    with Bar(args, "checking") as bar:
+    with ProgressBar(args, "checking") as bar:
         wrong = list(packed.faults(folder, pack, bar))
     if args.json:
         print(json.dumps({"id": pack.content, "ok": not wrong, "faults": wrong}, indent=2))
@@ -295,7 +295,7 @@ def _expected_content(
 # -- progress ----------------------------------------------------------------------------------------------------------------------------------------
 
 
-class Bar:
+class ProgressBar:
     """A progress bar with speed and remaining time; prints nothing without a terminal."""
 
     def __init__(self, args: argparse.Namespace, what: str) -> None:

@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 @dataclass(slots=True)
-class Answer:
+class VerdictExplanation:
     """Explanation of one step's verdict."""
 
     id: str
@@ -201,7 +201,7 @@ class Answer:
 
 def explain_nodes(
     ws: Workspace, found: Survey, numbers: list[int], against: str | None
-) -> list[Answer]:
+) -> list[VerdictExplanation]:
     """Explain each node against its attempt in the run `against`, or its last attempt in any run."""
     nodes = found.plan.nodes
     rows = ws.store.runs.latest_attempts(
@@ -230,7 +230,7 @@ def explain_nodes(
             else {}
         )
         answers.append(
-            Answer(
+            VerdictExplanation(
                 id,
                 verdict.answer,
                 verdict.key,

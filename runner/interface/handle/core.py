@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar, cast
 from ...api.values import Artifact, File, Line, Status
 from ...errors import Busy, CannotAsk, Infrastructure, NotFound
 from ...storage.records.runs import FINAL, Event
-from .transport import Events, Listing, LogPart, Lost, New, Page, Pieces, Transport
+from .transport import Events, Listing, LogPart, Lost, New, Pieces, RunPage, Transport
 
 FEW: Final = 4
 """Tries of a request that is safe to repeat."""
@@ -33,7 +33,7 @@ class TimedOut(Busy, TimeoutError):
     """The timeout of a wait expired."""
 
 
-class Ask(NamedTuple):
+class TransportRequest(NamedTuple):
     """A request to the transport.  If `streams`, the answer is read piece by piece with More."""
 
     of: Callable[[Transport], object]
@@ -56,7 +56,7 @@ class Give(NamedTuple):
     item: object
 
 
-Step: TypeAlias = Ask | More | Nap | Give
+Step: TypeAlias = TransportRequest | More | Nap | Give
 Heard: TypeAlias = object
 Talk: TypeAlias = Generator[Step, Heard, None]
 _Said = TypeVar("_Said")
@@ -93,7 +93,7 @@ def _try_asking(
     """Return the answer to a question; ask again after a failure, up to `tries` times.  Raises the failure of the last try."""
     tried = 0
     while True:
-        heard = yield Ask(of)
+        heard = yield TransportRequest(of)
         if not isinstance(heard, Lost):
             return cast("_Said", heard)
         tried += 1
@@ -138,7 +138,7 @@ def runs(listing: Listing) -> Talk:
             return
 
 
-def _page(listing: Listing) -> _Part[Page]:
+def _page(listing: Listing) -> _Part[RunPage]:
     return (yield from _try_asking(lambda there: there.list_runs(listing), FEW))
 
 
@@ -205,7 +205,7 @@ def wait(run: str, clock: Clock) -> Talk:
     yield Give(now if now.over else (yield from _status(run, FOREVER, clock)))
 
 
-class Attempt:
+class LogPosition:
     """Reading position in the log of an attempt."""
 
     def __init__(self, step: str, number: int) -> None:
@@ -240,8 +240,8 @@ def lines(run: str, step: str, attempt: int, follow: bool) -> Talk:
     def is_wanted(id: str, number: int) -> bool:
         return attempt in (0, number) and (not step or step in (id, id.partition("[")[0]))
 
-    found: list[Attempt] = []
-    going: dict[str, Attempt] = {}
+    found: list[LogPosition] = []
+    going: dict[str, LogPosition] = {}
     after, nap, shown = 0, SOON, 0
     over = not follow or (yield from _status(run, FEW)).over
     while True:
@@ -273,8 +273,8 @@ def lines(run: str, step: str, attempt: int, follow: bool) -> Talk:
 
 def hear(
     event: Event,
-    found: list[Attempt],
-    going: dict[str, Attempt],
+    found: list[LogPosition],
+    going: dict[str, LogPosition],
     is_wanted: Callable[[str, int], bool],
 ) -> None:
     """Record the start or end of an attempt from an event: wanted attempts in `found`, running attempts by step in `going`."""
@@ -285,7 +285,7 @@ def hear(
         # An attempt that another worker took over keeps its number.
         key = (event.id, number)
         known = next((each for each in found if (each.step, each.number) == key), None)
-        attempt = known or Attempt(event.id, number)
+        attempt = known or LogPosition(event.id, number)
         attempt.ended = False
         going[event.id] = attempt
         if known is None and is_wanted(event.id, number):
@@ -318,7 +318,7 @@ def _log(run: str, part: LogPart) -> Callable[[Transport], Pieces]:
     return lambda there: there.log(run, part)
 
 
-def _read_log(run: str, each: Attempt) -> _Part[None]:
+def _read_log(run: str, each: LogPosition) -> _Part[None]:
     """Give the log lines of an attempt so far.  Raises the failure of the last try if `FEW` tries bring nothing."""
     tried = 0
     while True:
@@ -335,7 +335,7 @@ def _read_log(run: str, each: Attempt) -> _Part[None]:
         yield Give(line)
 
 
-def _follow_log(run: str, each: Attempt, after: int) -> _Part[tuple[int, list[Event]]]:
+def _follow_log(run: str, each: LogPosition, after: int) -> _Part[tuple[int, list[Event]]]:
     """Give the log lines of an attempt until it has finished.  Returns the last event number and the events read meanwhile.
 
     A stream may also end because the server stops, so a log is complete only if the attempt had finished before the stream was opened.
@@ -372,7 +372,7 @@ def _stream(
     of: Callable[[Transport], Iterable[_Piece]], take: Callable[[_Piece], Iterable[object]]
 ) -> _Part[Lost | None]:
     """Pass each piece of a streamed answer to `take` and give the resulting items.  Returns the failure if the stream broke, else None."""
-    yield Ask(of, streams=True)
+    yield TransportRequest(of, streams=True)
     while True:
         piece = yield More()
         if piece is None or isinstance(piece, Lost):

@@ -283,7 +283,7 @@ def _time(story: Story) -> Mapping[str, object] | None:
     """
     away = any(each.place for each in story.instances)
     bars = [
-        drawing.Bar(
+        drawing.TimelineBar(
             (each.place or "here") if away else "",
             each.step,
             attempt.started,
