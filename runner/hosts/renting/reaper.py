@@ -222,7 +222,7 @@ async def _release_and_close(leases: Leases, environ: Mapping[str, str]) -> list
 
 
 def describe_lease(row: LeaseRow, now: float) -> str:
-    """Describe a lease: machine, run and cost."""
+    """Describe the machine, the run and the cost of a lease."""
     if row.kept:
         hours = max(0.0, now - row.asked) / 3600
         return f"{row.driver} {row.key} (machine {row.lease.get('id', '?')}), disk ${24 * row.price:.2f} a day, ${row.price * hours:.2f} so far"
