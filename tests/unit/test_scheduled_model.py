@@ -111,17 +111,17 @@ class Connector:
     def __init__(self, *_: object) -> None:
         pass
 
-    def here(self, _local: object) -> Any:
+    def local_place(self, _local: object) -> Any:
         return SimpleNamespace(
             name="local",
             capacity=SimpleNamespace(slots=1, processors=1),
             aclose=_nothing,
-            could=lambda _wants: True,
+            fits=lambda _wants: True,
             lost="",
             leaving="",
         )
 
-    async def place(
+    async def create_place(
         self, offer: Offer, lease: Lease, _host: object, _traits: object, **_more: object
     ) -> Rented:
         return Rented(f"{offer.driver} {lease.id}", lease, self.schedule.machine(lease))
@@ -228,7 +228,7 @@ class Worker:
         """As `worker` and `loop` do: open, take over, judge, start, rent, and give everything back."""
         wanted = {Need(gpus=1): pools.StepTotals()}
         await self.host_pool.open(want=1)
-        await self.host_pool.offered(wanted)
+        await self.host_pool.find_offered(wanted)
         for id, state in [*self.kept.states.items()]:
             if state is State.RUNNING:
                 self.moves.end(id, Outcome(False, ORPHANED))
@@ -271,7 +271,7 @@ class Worker:
             key=lambda place: self._left(place, id) is None,
         )
         if not fit:
-            if not self.machines.are_coming and not self.host_pool.hopes(SPEC):
+            if not self.machines.are_coming and not self.host_pool.may_get_place(SPEC):
                 self.moves.start(id)
                 self.moves.end(id, Outcome(False, StepFailure.UNPLACED))
                 return False

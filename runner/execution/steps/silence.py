@@ -16,11 +16,11 @@ from .commit import GroupCommit
 MINUTES: Final = 5.0
 """Default of `silent_minutes` in [alerts]."""
 EVERY: Final = 1.0
-"""Interval between checks, in seconds."""
+"""Interval between checks of the machines, in seconds."""
 
 
 class Silences:
-    """Alerts for the machines of one run."""
+    """Alerts about unresponsive machines of one run."""
 
     def __init__(self, ws: Workspace, commits: GroupCommit, host_pool: HostPool) -> None:
         self._ws, self._commits, self._pool = ws, commits, host_pool
@@ -30,13 +30,12 @@ class Silences:
         self._due = 0.0
 
     def check(self) -> None:
-        """Check each machine, at most once a second.
+        """Check the responsiveness of each machine, at most once a second.
 
-        Raises Infrastructure if the database does not answer; the next check then raises the
-        alert.
+        Raises Infrastructure if the database does not answer; the next check then raises the alert.
         """
         now = time.monotonic()
-        if not self._pool.away or now < self._due:
+        if not self._pool.is_remote or now < self._due:
             return
         self._due = now + EVERY
         for place in [each for held in self._pool.places for each in held.members]:

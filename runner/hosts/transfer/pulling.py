@@ -50,8 +50,8 @@ class Puller:
 
         Raises Passed, Unreachable, Infrastructure if the host's disk is full, and CannotRun if the bucket's object has changed.
         """
-        with self._sender.sending():
-            await self._sender.adopt(source.name)
+        with self._sender.protect_uploads():
+            await self._sender.resume_transfer(source.name)
             try:
                 content = await self._pull(source, known, learn)
             except (CannotPull, CannotRun, Corrupt, Gone) as error:
@@ -79,7 +79,7 @@ class Puller:
             for batch in _batches(source.items):
                 meter.done = done
                 await self._wire.retry(
-                    partial(self._ask, source, batch, done, digests, meter, learn)
+                    partial(self._download_batch, source, batch, done, digests, meter, learn)
                 )
                 done += sum(item.size for item in batch)
         entries = files.sort(
@@ -100,13 +100,13 @@ class Puller:
             )
         except Gone:
             placed = False
-        if not placed and content not in await self._sender.have(
+        if not placed and content not in await self._sender.find_existing(
             (content,)
         ):  # otherwise the answer to an earlier attempt was lost
             raise CannotPull("the host received other bytes than requested")
         return content
 
-    async def _ask(
+    async def _download_batch(
         self,
         source: Signed,
         batch: Sequence[Item],

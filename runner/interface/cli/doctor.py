@@ -34,7 +34,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         action="append",
         default=[],
         metavar="USER@NAME",
-        help="Host to check instead of those in recipe.toml. Repeatable",
+        help="Host to check instead of the hosts in recipe.toml. Repeatable",
     )
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
 

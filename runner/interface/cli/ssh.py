@@ -21,7 +21,7 @@ from ...hosts.renting.leases import create_driver, lease_of
 from ...hosts.renting.several import alternatives
 from ...planning.ids import names
 from ...storage.records.ledger import LeaseRow, Ledger, of_user, of_workspace
-from .chosen import open_to_look
+from .targets import open_for_reading
 
 if TYPE_CHECKING:
     from ...storage.records.runs import RunRow
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         raise Invalid(
             [Problem("bad-input", f'"{args.place}" is not RUN/STEP', fix=f"write last/{word}")]
         )
-    with open_to_look(args.workspace) as ws:
+    with open_for_reading(args.workspace) as ws:
         row = find_run(ws.store, word)
         return asyncio.run(_enter(ws, row, _place(ws, row, step), args))
 

@@ -41,8 +41,8 @@ class Situation:
             return self.room
 
         member = Of(elsewhere=self.elsewhere, leaving=self.leaving, name="h1")
-        member.folder = Of(free=free)
-        place: Any = Of(members=[member] * self.nodes, name="h1", ending=self.told.append)
+        member.folder = Of(find_free_space=free)
+        place: Any = Of(members=[member] * self.nodes, name="h1", record_end=self.told.append)
         log = str(self.root / "name.log")
         attempt: Any = Of(place=place, last_log=log, spec=self.spec, is_reattached=self.reattached)
         attempt.metrics_file, attempt.stop_asked = str(self.root / "name.metrics"), self.stop_asked
