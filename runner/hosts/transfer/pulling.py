@@ -48,7 +48,7 @@ class Puller:
     ) -> Content:
         """Download an input to the host as an object.  Returns its content, which equals `known` if that is set; `learn` receives new secrets.
 
-        Raises Passed, Unreachable, Infrastructure if the host's disk is full, and CannotRun if the bucket's object has changed.
+        Raises CannotPull, Unreachable, Infrastructure if the host's disk is full, and CannotRun if the bucket's object has changed.
         """
         with self._sender.protect_uploads():
             await self._sender.resume_transfer(source.name)
