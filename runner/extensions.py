@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from .errors import Invalid, Problem
 
@@ -27,8 +26,7 @@ RECIPES: Final = "recipe.recipes"
 DRIVERS: Final = "recipe.drivers"
 
 
-@dataclass(frozen=True, slots=True)
-class Extension:
+class Extension(NamedTuple):
     """An entry point: its name, its target, and its package."""
 
     name: str

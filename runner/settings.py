@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from .errors import Invalid, Location, NotFound, Problem, did_you_mean
 from .paths import settings_files, shipped
@@ -36,8 +36,7 @@ _PUBLIC = frozenset({"host_key", "keepalive", "secret"})  # `secret` is the name
 _SECRET = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class StoreSettings:
+class StoreSettings(NamedTuple):
     """A `[stores.NAME]` table: the URL as written, and client options."""
 
     name: str
@@ -51,8 +50,7 @@ class StoreSettings:
     checkpoints: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Receiver:
+class Receiver(NamedTuple):
     """A `[[webhooks]]` or `[[notify]]` table: a receiver of run messages.
 
     A webhook's `url` is its address. The `url` of a `notify` table, and every `secret`, is the name
@@ -252,8 +250,7 @@ def _mask(key: str, value: Any) -> Any:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
+class _File(NamedTuple):
     path: str
     text: str
     value: dict[str, Any]

@@ -166,6 +166,37 @@ def test_a_run_without_receivers_imports_nothing_of_reports(space: Path) -> None
     }
 
 
+def test_a_run_of_a_plan_that_is_kept_imports_no_recipe_checkpoints_or_store(space: Path) -> None:
+    """Only a plan that is made, a step with a state, and a shared store need them."""
+    found = imported(space, "run", "./two.yaml", "--from", "a")
+    assert "asyncio" in found and not found & {
+        "runner.language.inputs",
+        "runner.language.recipe",
+        "runner.storage.buckets.opening",
+        "runner.storage.checkpoints",
+        "runner.storage.remote.cache",
+    }
+
+
+def test_a_process_ends_without_a_collection_of_its_garbage(space: Path) -> None:
+    program = (
+        "import atexit, gc, sys\n"
+        "atexit.register(lambda: print(gc.get_freeze_count(), file=sys.stderr))\n"
+        "from runner.interface.cli.main import main\n"
+        "main(['list'])\n"
+        "assert not gc.get_freeze_count(), 'only the end of the process freezes'\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=space,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(done.stderr) > 10_000
+
+
 def test_importing_the_package_imports_nothing_of_handles_and_networks() -> None:
     program = "import runner, sys; print(*sys.modules); assert callable(runner.submit) and callable(runner.run_of)"
     done = subprocess.run(

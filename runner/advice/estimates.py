@@ -297,7 +297,7 @@ def estimate_values(
     """Return the estimate of a training with these input values, without a plan."""
 
     def find_address(name: str) -> tuple[str, str]:
-        from ..language.inputs import kind_of
+        from ..language.addresses import kind_of
 
         address = values.get(name)
         return (kind_of(address), address) if isinstance(address, str) else ("", "")

@@ -1,6 +1,6 @@
-"""Execute one claimed run: open its hosts, run its loop and store its end.
+"""Execution of one claimed run: open its hosts, run its event loop and store its result.
 
-Both `recipe run` and `recipe worker` use it.
+Both `recipe run` and `recipe worker` use this module.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import gc
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -51,7 +51,7 @@ from ..survey.input_manifests import store_manifests
 from ..survey.skipped_steps import skipped_steps, with_skipped
 from ..survey.survey import Survey
 from ..survey.trainings import training_length
-from . import takeover, uploading
+from . import takeover
 from .refusals import (
     compose_wish,
     default_jobs,
@@ -77,7 +77,7 @@ LOCAL: Final = "local"
 
 @dataclass(slots=True)
 class Assignment:
-    """A claimed run, with the objects that this process needs to execute it."""
+    """Claimed run, with the objects that this process needs to execute it."""
 
     ws: Workspace
     local: Client
@@ -88,14 +88,14 @@ class Assignment:
     listener: Listener
     since: Since
     submit: Callable[[], int] | None = None
-    """Stores a new run after the hosts have accepted it, and returns its fence."""
+    """Function that stores a new run after the hosts have accepted it, and returns its fence."""
     handover: Handover | None = None
     """Stop requests to the process of a queue worker."""
     ahead: EarlyConnection | None = None
-    """The run's driver, which is already connecting."""
+    """Driver of the run, which is already connecting."""
     masker: Masker = field(init=False)
     commits: GroupCommit | None = None
-    """Writer of the run once it has started."""
+    """Journal writer of the run once it has started."""
 
     def __post_init__(self) -> None:
         self.masker = Masker(
@@ -113,7 +113,7 @@ class Assignment:
 
 
 def work(ours: Assignment) -> Summary | None:
-    """Execute a run and return its summary; None if it paused and must resume now.
+    """Execute a run and return its summary; None if the run paused and must resume now.
 
     After an error, the caller releases the claim.
     """
@@ -141,7 +141,10 @@ def work(ours: Assignment) -> Summary | None:
 
 
 def _work(ours: Assignment) -> Summary | None:
-    """Execute a run, store its end and report it.  The stack of the run is held."""
+    """Execute a run, store its final state and report it.
+
+    The caller holds the stack of the run.
+    """
     ws, found, settings, listener, run = (
         ours.ws,
         ours.found,
@@ -162,6 +165,8 @@ def _work(ours: Assignment) -> Summary | None:
         ) as runner:
             working, report = runner.run(_execute(ours))
         if settings.upload and report.state == "COMPLETED":
+            from . import uploading
+
             uploading.upload(
                 ws,
                 working.owners.steps.plan,
@@ -220,7 +225,7 @@ def _work(ours: Assignment) -> Summary | None:
 
 
 async def _execute(ours: Assignment) -> tuple[Loop, Report]:
-    """Open the hosts, start the run and run the loop to its end."""
+    """Open the hosts, start the run and execute its event loop to the end."""
     ws, found, settings = ours.ws, ours.found, ours.settings
     host_pool = _compose_pool(ours)
     try:
@@ -244,7 +249,7 @@ async def _execute(ours: Assignment) -> tuple[Loop, Report]:
             await check_same_packages([*host_pool.head.places, *host_pool.places])
         jobs = settings.jobs or default_jobs(found, host_pool)
         begins = (
-            replace(ours.claimed, fence=ours.submit()) if ours.submit is not None else ours.claimed
+            ours.claimed._replace(fence=ours.submit()) if ours.submit is not None else ours.claimed
         )
         note_claim(Path(ws.home), begins.id, begins.fence, ours.local.root)
         ours.commits = _start(ours, begins, jobs)
@@ -279,7 +284,7 @@ async def _execute(ours: Assignment) -> tuple[Loop, Report]:
 
 
 def _note_environment(ours: Assignment, begins: Claimed) -> threading.Thread:
-    """Start a thread that records the code version and the installed packages."""
+    """Start a thread that records the code version and the installed packages of a run."""
     ws, settings = ours.ws, ours.settings
     asked = CURRENT if ours.found.request.current_python else settings.python
     named = asked if settings.driver == LOCAL or asked == CURRENT else ""
@@ -288,7 +293,7 @@ def _note_environment(ours: Assignment, begins: Claimed) -> threading.Thread:
 
 
 def _compose_pool(ours: Assignment) -> HostPool:
-    """Return the hosts on which the run may execute, not opened yet."""
+    """Return the pool of hosts for the run, which is not opened yet."""
     ws, found, settings, claimed = ours.ws, ours.found, ours.settings, ours.claimed
     python = CURRENT if found.request.current_python else settings.python
     pool = HostPool(
@@ -333,9 +338,9 @@ def _cancel_on_signals(host_pool: HostPool) -> Iterator[None]:
 
 
 def _store_end(ws: Workspace, commits: GroupCommit, report: Report, why: str) -> str:
-    """Store the end of a run and return its state.
+    """Store the final state of a run and return it.
 
-    A run that was left is released for the next worker and stays ACTIVE. Raises Stale if another
+    A run that was left to the next worker is released and stays ACTIVE. Raises Stale if another
     worker has claimed it.
     """
     if report.left:
@@ -354,7 +359,10 @@ def _store_end(ws: Workspace, commits: GroupCommit, report: Report, why: str) ->
 
 
 def _store_final_state(commits: GroupCommit, end: RunState, step: str = "") -> str:
-    """Store the final state of a run and return it.  A last cancel request wins."""
+    """Store the final state of a run and return it.
+
+    A last cancel request wins.
+    """
     while True:
         if end.state in ("CANCELLED", "PAUSED"):
             words = {"cancel": "cancelled", "pause": "paused"}.get(commits.answers, end.reason)
@@ -382,7 +390,7 @@ def failed_state(error: RecipeError | DriverError) -> RunState:
 
 
 def _store_error(commits: GroupCommit | None, error: BaseException) -> None:
-    """Store an error as the end of a started run.
+    """Store an error as the final state of a started run.
 
     Ignores errors that do not concern the run.
     """
@@ -396,7 +404,7 @@ def _store_error(commits: GroupCommit | None, error: BaseException) -> None:
 
 
 def _explain(error: BaseException, ws: Workspace, settings: Settings) -> RecipeError | None:
-    """Return an error with a fix for the user, or None for an unknown error."""
+    """Return a user-facing error with a fix, or None for an unknown error."""
     if isinstance(error, DriverError):
         return Infrastructure(
             str(error),

@@ -34,7 +34,7 @@ from .link.client import Client, connect_remote
 from .link.contact import ask_program
 from .place.place import Place, Shell
 from .place.remote import RemotePlace
-from .renting.resting import NotAsSold
+from .renting.resting import UnusableMachine
 
 if TYPE_CHECKING:
     from .link.wire import Progress
@@ -134,9 +134,7 @@ class Connector:
     def _choose_python(self) -> str:
         """Return the interpreter of this machine.  A Python that was set for remote hosts need not exist here.  Raises CannotRun."""
         named = "" if self._name != "local" and self._named != interpreters.CURRENT else self._named
-        python = interpreters.choose_python(named, self._ws.root, self._ws.environ)
-        interpreters.ask_version(python)
-        return python
+        return interpreters.choose_python(named, self._ws.root, self._ws.environ)
 
     def begin_connection(
         self,
@@ -262,7 +260,7 @@ class Connector:
 
 
 async def check_as_sold(offer: Offer, need: Need, host: Host, image: str, cuda: str) -> None:
-    """Check that a machine has the offered resources.  Raises NotAsSold.
+    """Check that a machine has the offered resources.  Raises UnusableMachine.
 
     Its GPU driver must also support the CUDA version of its image.
 
@@ -270,7 +268,7 @@ async def check_as_sold(offer: Offer, need: Need, host: Host, image: str, cuda: 
     """
     facts = machine.facts(await ask_program(host.call, machine.question(".", machine.GPUS)))
     if short := machine.less(offer.resources, need, facts, need.image or image, cuda):
-        raise NotAsSold(f"the machine has less than offered: {short}", LeaseFailure.LACKS)
+        raise UnusableMachine(f"the machine has less than offered: {short}", LeaseFailure.LACKS)
 
 
 async def check_same_packages(places: Iterable[Place]) -> None:

@@ -13,7 +13,7 @@ from .connect import Connector
 from .place import rendezvous
 from .place.capacity import remove_taken
 from .place.rendezvous import Node
-from .renting.leases import driver_of
+from .renting.leases import create_driver
 
 if TYPE_CHECKING:
     from drivers.devices import Device
@@ -97,7 +97,7 @@ class StackHead:
             ),
             {},
         )
-        driver = driver_of(
+        driver = create_driver(
             head.driver,
             {**settings, "hosts": [{**own, "host": head.host, "address": head.address}]},
             (),

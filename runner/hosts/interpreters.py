@@ -74,9 +74,12 @@ def command_path(python: str, home: Path, environ: Mapping[str, str]) -> str:
     return f"{folder}:{path}"
 
 
-def describe_python(python: str) -> str:
-    """Return the path and version of an interpreter for messages."""
-    path, number = find_version(python)
+def describe_python(python: str, may_ask: bool) -> str:
+    """Return the path and version of an interpreter for messages.
+
+    If the interpreter must be run for its version, `may_ask` decides; a shim is then named itself.
+    """
+    path, number = find_version(python) if may_ask else (python, _known_version(python))
     return f"{path} ({number})" if number else path
 
 

@@ -46,11 +46,11 @@ from .renting.budget import TERM
 from .renting.inventory import IDLE, Inventory, find_places_named
 from .renting.kept import KeptLeases
 from .renting.lease_upkeep import LeaseUpkeep
-from .renting.leases import driver_of, lease_of, need_of, offer_of
-from .renting.money import SAVING
-from .renting.needs import Spot, Takes, least_of, market_of, need_for, wish_for
+from .renting.leases import create_driver, lease_of, need_of, offer_of
+from .renting.money import DOWNLOAD_SECONDS
+from .renting.needs import Spot, StepTotals, least_of, market_of, need_for, wish_for
 from .renting.offering import describe_excluded
-from .renting.resting import RESTS, NotAsSold, find_resting
+from .renting.resting import COOLDOWNS, UnusableMachine, find_on_cooldown
 from .renting.several import SeveralLeases, alternatives, data_notice
 from .renting.totals import History, Pricing
 from .renting.zones import Zones, zone_of
@@ -94,7 +94,7 @@ class HostPool:
     """Contents that the first steps need."""
     earlier: Sequence[LeaseRow] = ()
     """Leases that a worker on another machine had for this run."""
-    taking: Mapping[Need, Takes] = field(default_factory=dict)
+    taking: Mapping[Need, StepTotals] = field(default_factory=dict)
     """What the steps of each need take, on any market."""
     unmet: dict[Need, str] = field(default_factory=dict)
     """Needs without an offer before the run, each with the excluded offers by count."""
@@ -167,7 +167,7 @@ class HostPool:
     @property
     def is_full(self) -> bool:
         """Whether no more machines may be added."""
-        if self._require_leases().keeping is not None and len(self.inventory):
+        if self._require_leases().kept_stack is not None and len(self.inventory):
             return True
         if self.user_is_full:
             return True
@@ -181,7 +181,7 @@ class HostPool:
 
         The maximum is `[limits] machines`.
         """
-        room = self._require_leases().budget.room
+        room = self._require_leases().budget.machine_room
         if math.isinf(room):
             return False
         states = [row.state for row in self._require_leases().ledger.of_run(self.run)]
@@ -192,10 +192,10 @@ class HostPool:
         """Return whether running machines must be left now to keep the cost limit."""
         leases = self._require_leases()
         if not self.is_priced:
-            return leases.budget.spent(SAVING)
+            return leases.budget.reaches_limit(DOWNLOAD_SECONDS)
         return any(
-            not leases.budget.outlasts(row, need_of(row), offer)
-            for offer, row in self.inventory.overdue()
+            not leases.budget.covers_replacement(row, need_of(row), offer)
+            for offer, row in self.inventory.find_overdue()
         )
 
     def runs_locally(self, spec: StepSpec) -> bool:
@@ -222,7 +222,7 @@ class HostPool:
             return [self.local_place]
         if not self.is_priced:
             return self.places
-        return self.inventory.serving(self.need(spec))
+        return self.inventory.find_places(self.need(spec))
 
     def need(self, spec: StepSpec) -> Need:
         """Return the machine requirements of a step, on the market of the driver's settings."""
@@ -275,7 +275,7 @@ class HostPool:
             await self._acquire_free(kept)
         for rows in kept.values():
             await self._add_places(offer_of(rows[0]), rows)
-        self.spot.taken = self.leases.taken_away() if self.is_priced else 0
+        self.spot.preemptions = self.leases.count_preemptions() if self.is_priced else 0
         if not self.is_priced and not self.places and self.lost:
             raise NoHost(
                 "\n".join(self.lost),
@@ -286,7 +286,7 @@ class HostPool:
                 f"all slots on {self.name} are in use",
                 fix="wait, raise `slots`, or choose another host",
             )
-        self._upkeep.begin()
+        self._upkeep.start()
 
     async def _acquire_free(self, kept: dict[str, list[LeaseRow]]) -> None:
         """Acquire free places until the run has enough places and hosts, first on hosts with leases.
@@ -374,7 +374,7 @@ class HostPool:
     async def allocate(self) -> Sequence[Place]:
         """Acquire one lease with the nodes of a step, from the first offer available."""
         for offer in await self._offers(self._wish):
-            if short := self._require_leases().budget.pays(self._wish.need, offer):
+            if short := self._require_leases().budget.explain_shortage(self._wish.need, offer):
                 raise Invalid(
                     [
                         Problem(
@@ -388,29 +388,31 @@ class HostPool:
                 return found
         return ()
 
-    async def find_offered(self, needs: Mapping[Need, Takes]) -> set[Need]:
+    async def find_offered(self, needs: Mapping[Need, StepTotals]) -> set[Need]:
         """Return the needs for which a machine is running or offered.  Rents nothing.
 
         Raises DriverError, Invalid if the cost limit does not cover the cheapest offer, and Busy if a dead run may use the persistent machine.
         """
         found = set()
         if self.leases is not None:
-            self.leases.free()
+            self.leases.require_free()
             self.taking = {replace(need, market="any"): takes for need, takes in needs.items()}
-            self.leases.budget.every = {
-                need: takes.every for need, takes in self.taking.items() if takes.every is not None
+            self.leases.budget.checkpoint_intervals = {
+                need: takes.checkpoint_interval
+                for need, takes in self.taking.items()
+                if takes.checkpoint_interval is not None
             }
         for need in needs:
             driver = self._require_leases().driver
-            if self.inventory.machines(need):
+            if self.inventory.count_machines(need):
                 found.add(need)
                 continue
-            await self._require_leases().denied()
+            await self._require_leases().check_denial()
             if offers := await self._offers(wish_for(need, self.taking, self.where)):
                 found.add(need)
                 await self._require_leases().call(driver.solvent)
                 budget = self._require_leases().budget
-                if short := budget.pays(need, offers[0], left=budget.at_best()):
+                if short := budget.explain_shortage(need, offers[0], funds=budget.maximum_funds()):
                     raise Invalid(
                         [
                             Problem(
@@ -421,7 +423,7 @@ class HostPool:
                         ]
                     )
             else:
-                self.unmet[need] = describe_excluded(self._require_leases().excluded)
+                self.unmet[need] = describe_excluded(self._require_leases().exclusions)
         return found
 
     async def rent(self, need: Need, ready: Callable[[Place], Awaitable[object]]) -> Place | None:
@@ -432,7 +434,7 @@ class HostPool:
         tried: list[str] = []
         asked: set[tuple[str, str]] = set()
         last = ""
-        await self._require_leases().denied()
+        await self._require_leases().check_denial()
         together = need in self.together
         while len(tried) < BOOTS:
             # Ask for offers again each time: the earlier ones may be gone, or more expensive.
@@ -442,12 +444,14 @@ class HostPool:
                 if (offer.driver, offer.id) not in asked
             ]
             if together:
-                offers = self.zones.among(need, offers, self._zones_of(need))
+                offers = self.zones.filter_offers(need, offers, self._zones_of(need))
             now = time.time()
-            recent = self._require_leases().ledger.since(now - max(RESTS.values()))
+            recent = self._require_leases().ledger.since(now - max(COOLDOWNS.values()))
             offer = min(
                 offers,
-                key=lambda offer: find_resting(recent, self._driver_name(offer), now).has(offer),
+                key=lambda offer: find_on_cooldown(recent, self._driver_name(offer), now).covers(
+                    offer
+                ),
                 default=None,
             )
             if offer is None and together and self._leave_zone(need):
@@ -459,8 +463,8 @@ class HostPool:
             asked.add((offer.driver, offer.id))
             verb = (
                 "renting"
-                if self._require_leases().keeping is None
-                or self._require_leases().machine() is None
+                if self._require_leases().kept_stack is None
+                or self._require_leases().find_machine() is None
                 else "starting"
             )
             why = self._why_spot(need, offer, offers)
@@ -473,7 +477,7 @@ class HostPool:
                 return None
             if found:
                 self.say(f"{found[0].name} is up after {time.monotonic() - began:.0f} s")
-                if together and zone_of(offer) != self.zones.of(need):
+                if together and zone_of(offer) != self.zones.zone_for(need):
                     found[0].leaving = f"too few machines in {zone_of(offer)}"
                 return found[0]
             row = self._require_leases().ledger.of_run(self.run)[-1]
@@ -493,15 +497,15 @@ class HostPool:
 
     def _zones_of(self, need: Need) -> list[str]:
         """Return the zones of the running machines of this need."""
-        return [place.zone for place in self.inventory.serving(need)]
+        return [place.zone for place in self.inventory.find_places(need)]
 
     def _leave_zone(self, need: Need) -> bool:
         """Give up the zone of a need, with its idle machines; False if no zone was chosen."""
-        if not (zone := self.zones.leave(need, self._zones_of(need))):
+        if not (zone := self.zones.give_up(need, self._zones_of(need))):
             return False
         why = f"too few machines in {zone}"
         self.say(f"{why} for the nodes of one step; trying another zone")
-        for place in self.inventory.serving(need):
+        for place in self.inventory.find_places(need):
             if place.zone == zone and not place.capacity.busy:
                 place.leaving = why
         return True
@@ -511,12 +515,12 @@ class HostPool:
         others = [each for each in offers if each.market != offer.market]
         if need.market != "any" or not others or offer is not offers[0]:
             return ""
-        often = self._pricing_for(need).history_of.taken_away(
+        often = self._pricing_for(need).known_history.preemption_rate(
             offer if offer.market == "spot" else others[0]
         )
         losses = f"with {often:.2g} preemptions an hour"
         if offer.market == "spot":
-            left = self.spot.most_taken - self.spot.taken
+            left = self.spot.max_preemptions - self.spot.preemptions
             return f", spot: cheaper than ${others[0].price:.2f} on demand even {losses}; on demand after {left} more"
         return f", on demand: spot at ${others[0].price:.2f} is not cheaper {losses}"
 
@@ -564,11 +568,11 @@ class HostPool:
         if not place.lost:  # closing the connections of a lost machine takes no paid time
             await closing
         gone, spot, failure = True, self.spot.market, ""
-        if self.spot.gone((place, *with_it)):
+        if self.spot.count_preempted((place, *with_it)):
             failure, reason = LeaseFailure.TAKEN_AWAY, f"preempted: {reason}"
             if self.spot.market != spot:
                 self.say(
-                    f"{self.spot.most_taken} spot machines were preempted; renting on demand from now on"
+                    f"{self.spot.max_preemptions} spot machines were preempted; renting on demand from now on"
                 )
         healthy = not (place.lost or place.leaving)
         for row in rows:
@@ -587,7 +591,7 @@ class HostPool:
             await lost.aclose()
             await self.head.open(self._require_leases().driver.traits, unused=False)
             return self.head.places
-        wanted = not self.inventory.succeeded(lost)
+        wanted = not self.inventory.has_successor(lost)
         with contextlib.suppress(DriverError):
             await self.release(lost, lost.lost)
         if self.is_priced:
@@ -627,7 +631,7 @@ class HostPool:
                     )
             await asyncio.gather(leaving, silent)
             with contextlib.suppress(DriverError, Busy):  # the accrued cost stays
-                await self.leases.charges()
+                await self.leases.record_charges()
             await self.leases.driver.aclose()
             self.leases.ledger.close()
 
@@ -673,8 +677,8 @@ class HostPool:
         budget, traits = leases.budget, leases.driver.traits
         budget.limits = self.ws.config.limits if traits.priced else {}
         budget.limit = self.limit if traits.priced or traits.billed else None
-        budget.least, budget.term = least, term
-        budget.leaving = lambda: self.inventory.leaving_keys() | self._releasing
+        budget.min_seconds, budget.term = least, term
+        budget.leaving_keys = lambda: self.inventory.leaving_keys() | self._releasing
 
     def _open_driver_leases(self, name: str, given: Driver | None) -> KeptLeases:
         settings = self.ws.config.driver(name)
@@ -697,19 +701,21 @@ class HostPool:
         self._apply_limits(leases, least_of(settings), term)
         leases.keep_alive, leases.settings = self.keep_alive, settings
         if self.stack:
-            leases.of(self.ws.config.stacks[self.stack])
+            leases.use_stack(self.ws.config.stacks[self.stack])
         return leases
 
     def _pricing_for(self, need: Need) -> Pricing:
         """Return the cost model for a run with this need."""
-        takes = self.taking.get(replace(need, market="any"), Takes())
-        return Pricing(History.of(self._require_leases().ledger.since(0), time.time()), takes.on)
+        takes = self.taking.get(replace(need, market="any"), StepTotals())
+        return Pricing(
+            History.from_rows(self._require_leases().ledger.since(0), time.time()), takes.hours_on
+        )
 
     async def _offers(self, wish: Wish) -> Sequence[Offer]:
         leases = self._require_leases()
         offers: Sequence[Offer] = await leases.offers(wish)
         if self.is_priced:
-            offers = self._pricing_for(wish.need).ranked(offers, wish)
+            offers = self._pricing_for(wish.need).rank(offers, wish)
         for host, why in leases.driver.left_out.items():
             self._say_once(f"skipped host {host}: {why}")
         for offer in offers:
@@ -747,7 +753,7 @@ class HostPool:
                 while (
                     len(kept) + len(taken) < want
                     and (
-                        row := await self._require_leases().ask(
+                        row := await self._require_leases().rent(
                             need, offer, max(1, len(self.inventory.coming))
                         )
                     )
@@ -790,7 +796,7 @@ class HostPool:
         connector = self._connectors.get(offer.driver, self._connector)
         try:
             with self._usable(offer):
-                leased = [await self._require_leases().up(row) for row in rows]
+                leased = [await self._require_leases().wait_until_up(row) for row in rows]
             rows = [row for row, _ in leased]
             hosts = leased[0][1]
             with (
@@ -803,7 +809,7 @@ class HostPool:
                     await check_as_sold(
                         offer, need_of(rows[0]), hosts[0], leases.driver.traits.image, cuda
                     )
-                    leases.measured(rows[0])
+                    leases.mark_persistent(rows[0])
                 traits = leases.driver.traits
                 lease = lease_of(rows[0])
                 for host in hosts:
@@ -822,7 +828,7 @@ class HostPool:
                 self.lost.append(f"{self.name} {offer.id}: {error}")
             for place in places:
                 await place.aclose()
-            failure = error.failure if isinstance(error, NotAsSold) else ""
+            failure = error.failure if isinstance(error, UnusableMachine) else ""
             await self._require_leases().close({row.key for row in rows}, str(error), failure)
             return ()
         for place, host in zip(places, hosts, strict=True):
@@ -847,10 +853,10 @@ def _fail_offer_on(*faults: type[Exception]) -> Iterator[None]:
     """Treat `faults` of a new machine as a failed offer, so that the next offer is used."""
     try:
         yield
-    except NotAsSold:
+    except UnusableMachine:
         raise
     except faults as error:
-        raise NotAsSold(f"the machine did not start: {error}", LeaseFailure.FAILED) from error
+        raise UnusableMachine(f"the machine did not start: {error}", LeaseFailure.FAILED) from error
 
 
 def _container_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -866,7 +872,7 @@ def driver_for(ws: Workspace, name: str, hosts: Sequence[str], python: str) -> D
         python == interpreters.CURRENT
     ):  # remote hosts use the Python of the settings, which must have the same packages
         python = sys.executable if name == "loopback" and "python" not in settings else ""
-    return driver_of(
+    return create_driver(
         name,
         settings,
         hosts,

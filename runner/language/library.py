@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from runner import extensions
 from runner.errors import Invalid, NotFound, Problem, did_you_mean
@@ -23,8 +23,7 @@ _HEAD_BYTES = 65536
 """`recipe:` and `summary:` stand at the top of a file."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A recipe with its summary from the first lines.
 
     `origin` is the package with the recipe; empty for the library and for workspace files.

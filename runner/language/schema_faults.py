@@ -85,7 +85,7 @@ def _missing_keys(mismatch: _Mismatch) -> Iterator[Fault]:
     for key in mismatch.rule:
         if key not in value and not _is_misspelt(schema, value, [key]):
             message = f'{_describe(path)} has no "{key}"'
-            yield Fault("missing-key", message, path, describe_key(schema, key), key=True)
+            yield Fault("missing-key", message, path, f"add {describe_key(schema, key)}", key=True)
 
 
 def _any_of(mismatch: _Mismatch) -> Iterator[Fault]:
@@ -146,7 +146,7 @@ def _one_of(mismatch: _Mismatch) -> Iterator[Fault]:
         yield Fault("one-of", message, (*path, second), "keep one", key=True)
     elif not _is_misspelt(schema, value, keys):
         names = join([_quote(key) for key in keys], "and")
-        fix = _fix_indentation(path) or f"add one, such as {keys[0]}"
+        fix = _fix_indentation(path) or f"add one of them, for example `{keys[0]}`"
         message = f"{_describe(path)} has none of {names}"
         yield Fault("missing-key", message, path, fix, key=True)
 

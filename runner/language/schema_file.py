@@ -74,10 +74,10 @@ def describe_expected(schema: Schema) -> str:
 
 
 def describe_key(schema: Schema, key: str) -> str:
-    """Return the first sentence of a key's description; empty without one."""
+    """Return a key with the first sentence of its description, if there is one."""
     text = str(schema.get("properties", {}).get(key, {}).get("description", ""))
     sentence = re.split(r"(?<=[.:]) ", text, maxsplit=1)[0].rstrip(".:")
-    return f"{key}: {sentence[:1].lower()}{sentence[1:]}" if sentence else ""
+    return f"`{key}`: {sentence[:1].lower()}{sentence[1:]}" if sentence else f"`{key}`"
 
 
 def join(words: Sequence[str], conjunction: str = "or") -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from .interpreters import (
@@ -61,8 +61,7 @@ def read_as_source(by: str, offset: int, length: int) -> Doubt:
     return Doubt("template-in-code", _DOUBT.format(by), offset, length, _ENV_WAY)
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """The position of one expression.
 
     `quoted`: the script quotes it. `alone`: it is a whole word, so a list may become several words.
@@ -73,8 +72,7 @@ class Position:
     alone: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """A parsed script: its expressions in order, and the offsets of its pipes."""
 
     places: tuple[Position, ...]
@@ -264,7 +262,7 @@ class Values:
     def _limit(self, at: int, role: Literal["number", "operand"]) -> None:
         """Restrict the value at `at`, unless a stricter role is set."""
         if self.places[at].role not in ("number", "comment"):
-            self.places[at] = replace(self.places[at], role=role)
+            self.places[at] = self.places[at]._replace(role=role)
 
     def _rule(self, ruling: Ruling, frame: Frame) -> None:
         """Apply a command's restriction to the values in one of its words."""
@@ -283,7 +281,7 @@ class Values:
             if role == "name":
                 self.refuse(at, "a variable name cannot be a template", "use a fixed name")
             elif role == "one":
-                self.places[at] = replace(self.places[at], alone=False)
+                self.places[at] = self.places[at]._replace(alone=False)
             elif role == "number":
                 self._limit(at, "number")
             elif role == "operand" and self._begins_word(ruling.start, at):

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
 
 from runner.errors import did_you_mean
 
@@ -53,8 +53,7 @@ class MissingValueError(TemplateError):
         self.path = path
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(NamedTuple):
     """A dotted name that an expression reads.
 
     `names` has the offset and length of each part, to underline the wrong part.
@@ -66,8 +65,7 @@ class Reference:
     names: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
+class Evaluation(NamedTuple):
     """One evaluation: the values of names, and a record of the names read."""
 
     scope: Scope
@@ -104,8 +102,7 @@ def _dotted_part(part: str) -> str:
     return f".{part}" if is_name else f"[{json.dumps(part)}]"
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(NamedTuple):
     """The bounds in brackets, such as `1:` or `:n`."""
 
     start: Deferred | None
@@ -118,8 +115,7 @@ class Slice:
             yield bound(evaluation) if bound else None
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(NamedTuple):
     """One part of a chain: a fixed name or number, an expression, or a slice."""
 
     key: str | int | Deferred | Slice
@@ -137,8 +133,7 @@ class Link:
         return MissingValueError(message, self.offset, self.length, fix, path)
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
+class Chain(NamedTuple):
     """A name with the parts read from it.
 
     With `root`, the parts are read from the value of another expression and have no path.

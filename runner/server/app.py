@@ -47,6 +47,7 @@ from .asking import BackgroundRequests
 from .feed import Feed
 from .guard import Guard
 from .market import Market
+from .openapi import document_of
 from .planner import PREVIEWS, Planner
 from .room import InRoom, Room
 from .tickets import Tickets
@@ -113,7 +114,8 @@ def routes(room: Room, feed: Feed, tickets: Tickets) -> FastAPI:
         for status, words in (
             (400, "The request is malformed."), (401, "The token is missing or unknown."), (403, "The token does not allow it."),
             (404, "The resource does not exist."), (409, "It conflicts with the state of the resource."), (413, "The body is too large."),
-            (415, "The body is not application/json."), (422, "The request is invalid; see `problems`."), (503, "The workspace cannot be used."),
+            (415, "The body is not application/json."), (422, "The request is invalid; see `problems`."),
+            (431, "The URL and headers are too large."), (503, "The workspace cannot be used."),
         )
     }  # fmt: skip
     app = FastAPI(
@@ -124,6 +126,7 @@ def routes(room: Room, feed: Feed, tickets: Tickets) -> FastAPI:
         lifespan=lifespan,
         responses=errors,
     )
+    app.openapi = document_of(app)  # type: ignore[method-assign]
     app.state.room, app.state.planner, app.state.previewer = room, planner, previewer
     app.state.feed, app.state.tickets, app.state.asking = feed, tickets, BackgroundRequests()
     app.state.market = Market()

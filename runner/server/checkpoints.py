@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 from ..api.checkpoints import NotHere, find_checkpoints, resume_from
 from .answers import Refused, hide_paths_in_value
 from .planner import InPlanner
-from .room import OPERATE_RUN, READ_RUN, Given, InRoom, ServedWorkspace, run_of
+from .room import OPERATE_RUN, READ_RUN, Given, InRoom, ServedWorkspace, Whole, run_of
 
 router = APIRouter(prefix="/v1/runs/{run}/checkpoints", tags=["runs"])
 
@@ -46,7 +46,7 @@ class Chosen(Given):
 
     step: str = Field(max_length=400)
     state: str = Field(max_length=200)
-    number: int = Field(ge=0, le=10**15)
+    number: Whole = Field(ge=0, le=10**15)
 
 
 class ChosenView(BaseModel):

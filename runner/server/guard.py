@@ -25,7 +25,9 @@ LARGEST: Final = 1 << 20
 DRAINED: Final = 8 << 20
 """Bytes read of an oversized body. A client that is still sending would not see the response."""
 HEADERS: Final = 64
-LONGEST_HEAD: Final = 32 << 10
+LONGEST_URL: Final = 56 << 10
+"""Maximum size of a URL in bytes: 4,496 characters of parameters, at most 12 bytes each."""
+LONGEST_HEAD: Final = 64 << 10
 """Maximum size of a request's URL and headers in bytes."""
 PATIENCE: Final = 30.0
 """Seconds within which a request must arrive completely."""
@@ -142,12 +144,10 @@ class Guard:
         """
         if len(scope["headers"]) > HEADERS:
             raise Refused(431, "too-many-headers", f"a request may have at most {HEADERS} headers")
-        if (
-            sum(len(name) + len(value) for name, value in scope["headers"])
-            + len(scope["query_string"])
-            + len(scope["path"])
-            > LONGEST_HEAD
-        ):
+        url = len(scope["path"]) + len(scope["query_string"])
+        if url > LONGEST_URL:
+            raise Refused(400, "too-large", f"a URL may have at most {LONGEST_URL} bytes")
+        if url + sum(len(name) + len(value) for name, value in scope["headers"]) > LONGEST_HEAD:
             raise Refused(
                 431,
                 "too-large",

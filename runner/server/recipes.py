@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Self
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from starlette.concurrency import run_in_threadpool
 
 from ..api import forecasts, starting
@@ -43,7 +43,7 @@ from ..survey.summaries import selected_directions
 from .answers import Refused, hide_local_paths, hide_paths_in_value
 from .market import Ask, CachedOffers, InMarket, look_up
 from .planner import InPlanner
-from .room import READ, Given, InRoom, ServedWorkspace, Whole, run_of
+from .room import READ, Given, InRoom, ServedWorkspace, Whole, integer, run_of
 
 if TYPE_CHECKING:
     from ..survey.survey import Survey
@@ -98,10 +98,8 @@ _Bytes = Annotated[
 class Need(Given):
     """Resources of each step's machine, which override the recipe and its preset."""
 
-    gpus: Whole | None = Field(
+    gpus: Annotated[int, Field(ge=0, le=1024), BeforeValidator(integer)] | None = Field(
         default=None,
-        ge=0,
-        le=1024,
         description="Number of GPUs. 0: run steps without a GPU even if they request one.",
     )
     gpu: str | None = Field(default=None, min_length=1, max_length=80)
@@ -217,7 +215,7 @@ class Limits(Given):
 class AskedSearch(Given):
     """A search over `sweep`. Numeric inputs may have one text, LOW..HIGH or LOW..HIGH:log."""
 
-    trials: int = Field(ge=1, le=1000)
+    trials: Whole = Field(ge=1, le=1000)
     metric: str = Field(min_length=1, max_length=200)
     better: Literal["min", "max"]
 
@@ -309,7 +307,6 @@ def check_request(
 
     The check is fast for any request, so it needs no separate process.
     """
-    from .. import extensions
     from ..hosts.renting.several import alternatives
 
     wanted = _read_request(room, asked)
@@ -324,9 +321,17 @@ def check_request(
     with room.open_workspace() as ws:
         if alternatives(ws.config, driver):
             return wanted
-    if driver != "local" and driver not in (known := extensions.drivers(driver)):
-        raise NotFound("unknown driver", fix=did_you_mean(driver, known))
+    if driver != "local":
+        require_driver(driver)
     return wanted
+
+
+def require_driver(name: str) -> None:
+    """Raise NotFound for the name of no driver."""
+    from .. import extensions
+
+    if name not in (known := extensions.drivers(name)):
+        raise NotFound("unknown driver", fix=did_you_mean(name, known))
 
 
 def _read_request(room: ServedWorkspace, asked: Asked) -> CheckedRequest:

@@ -203,13 +203,12 @@ Moment = Annotated[AwareDatetime, Strict(False), BeforeValidator(_rfc_3339)]
 """A time in a request."""
 
 
-def _number(value: object) -> object:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError("the value is not a number")
-    return value
+def integer(value: object) -> object:
+    """Convert 1.0 to 1, which JSON Schema also allows as an integer."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Whole = Annotated[int, Strict(False), BeforeValidator(_number)]
+Whole = Annotated[int, BeforeValidator(integer)]
 """An integer in a request, also written as 1.0."""
 
 

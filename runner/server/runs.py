@@ -67,7 +67,9 @@ PAGE_END: Final = (
 )
 """Page cursor: creation time and ID of a run."""
 NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._@+-]*$"
-_Tag: TypeAlias = Annotated[str, Field(max_length=60, pattern=r"^[^\s#,][^\s,]*$")]
+_BLANKS: Final = r"\x00-\x20\x7f-\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+"""White space and control characters. The meaning of `\\s` depends on the regex dialect."""
+_Tag: TypeAlias = Annotated[str, Field(max_length=60, pattern=f"^[^{_BLANKS}#,][^{_BLANKS},]*$")]
 _Label: TypeAlias = Annotated[str, Field(max_length=100, pattern=NAME)]
 
 

@@ -27,7 +27,7 @@ from ..storage.records.runs import FINAL, RunRow, Wanted
 from ..storage.workspace import Workspace
 from .answers import Refused, hide_local_paths, hide_paths_in_value
 from .market import InMarket
-from .recipes import OfferList, OfferShelf
+from .recipes import OfferList, OfferShelf, require_driver
 from .room import ADMIN, OPERATE, READ, Given, InRoom, Moment, Nothing, run_of
 from .runs import WaitView
 from .streams import feed_of
@@ -215,9 +215,11 @@ def machines(
     wish = Wish(Need(gpus=gpus), filters=filters(where or ()))
     with room.open_workspace() as ws:
         try:
-            names = [
-                *offering.priced_drivers(ws, ",".join(driver_names(ws.config, driver))).drivers
-            ]
+            drivers = ",".join(driver_names(ws.config, driver))
+            for name in drivers.split(","):
+                if name != "all":
+                    require_driver(name)
+            names = [*offering.priced_drivers(ws, drivers).drivers]
         except CannotRun as error:
             raise Refused(
                 404,

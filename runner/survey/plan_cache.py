@@ -146,7 +146,7 @@ class _Compilation:
             gc.enable()
 
     def _compile(self, values: dict[str, Tree], trial: Trial | None) -> Plan:
-        from ..language.inputs import kind_of
+        from ..language.addresses import kind_of
         from ..planning.compile import compile_plan
 
         self.globs.recipe = self.recipe.id
@@ -250,7 +250,7 @@ def compile_from_files(ws: Workspace, request: Request) -> CompiledFromFiles:
 
 def _local_paths(spec: Input, value: object) -> list[str]:
     """Return the local files and directories of an input."""
-    from ..language.inputs import kind_of
+    from ..language.addresses import kind_of
 
     if spec.stream or not {spec.type, spec.items} & {"file", "dataset", "model"}:
         return []

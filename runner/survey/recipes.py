@@ -245,7 +245,7 @@ def _streamed_secret(recipe: Recipe, name: str) -> Problem:
 
 def _start_at_root(spec: Input, value: Tree, location: Location) -> Tree:
     """Resolve a relative path typed in `location` against the workspace."""
-    from ..language.inputs import kind_of
+    from ..language.addresses import kind_of
 
     if isinstance(value, list):
         return [_start_at_root(spec, item, location) for item in value]

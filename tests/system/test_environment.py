@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 
 import pytest
@@ -123,6 +124,26 @@ def test_the_roots_environment_runs_a_step_and_why_and_diff_say_so(space: Space)
     assert space.read("o").splitlines()[0] == second
     code, said, _ = space.command("diff", "last~1", "last")
     assert code == 0 and f"python: {first} (3.99.1) -> {second} (3.99.1)" in said
+
+
+def test_a_shim_is_asked_for_its_version_only_by_a_step_that_names_python(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shim = space.write(
+        "bin/python3", f'#!/bin/sh\necho >> {space.root}/asked\nexec {sys.executable} "$@"\n'
+    )
+    shim.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{shim.parent}:/usr/bin:/bin")
+    monkeypatch.delenv("VIRTUAL_ENV")
+    space.recipe("steps: {s: {run: 'echo > o', outputs: {o: o}}}\n")
+    space.run()
+    assert not (space.root / "asked").exists()
+    code, said, _ = space.command("why", "s")
+    assert code == 0 and f"python {shim}" in said and f"{shim} (" not in said
+    space.recipe("steps: {s: {run: 'python -c \"open(chr(111), chr(119))\"', outputs: {o: o}}}\n")
+    space.run()
+    code, said, _ = space.command("why", "s")
+    assert code == 0 and f"python {sys.executable} ({platform.python_version()})" in said
 
 
 def test_a_module_that_is_missing_is_reported_with_the_python_that_has_not_got_it(

@@ -35,29 +35,32 @@ def test_a_run_on_compute_engine_makes_what_a_run_here_makes(
     assert ours(real) == ["created", "started", "destroyed"] and len(alive(real, foreign=True)) == 3
 
 
+@pytest.mark.parametrize(
+    "nodes", [2, *(pytest.param(count, marks=pytest.mark.proof) for count in (4, 8, 16))]
+)
 def test_several_machines_of_one_zone_are_the_nodes_of_a_step_and_a_zone_with_too_few_is_left(
-    space: Space, monkeypatch: pytest.MonkeyPatch
+    space: Space, monkeypatch: pytest.MonkeyPatch, nodes: int
 ) -> None:
-    faults = "boot=0.1,takes=0.1,taken@create=once"
+    faults = "boot=0.1,takes=0.1,quota=64,taken@create=once"
     with provider("gcp", "--hosts", "real", "--clock", "real", "--faults", faults) as google:
         rents(space, google, monkeypatch, "gcp")
         run = json.dumps(f"echo $NODE_RANK >> {space.root}/begun; echo > o")
         space.recipe(
-            f"steps: {{train: {{nodes: 2, resources: {{gpus: 1}}, outputs: {{o: o}}, run: {run}}}}}"
+            f"steps: {{train: {{nodes: {nodes}, resources: {{gpus: 1}}, outputs: {{o: o}}, run: {run}}}}}"
         )
         code, out, said = space.command("plan", "--driver", "gcp")
-        assert code == 0 and "2 of these machines, in one zone, as the nodes of train" in out, (
-            out + said
-        )
-        code, _, said = space.command("run", "--driver", "gcp", "--yes")
-        assert code == 0 and "trying another zone" in said, said
-        assert sorted(space.read("begun").split()) == ["0", "1"]
+        words = f"{nodes} of these machines, in one zone, as the nodes of train"
+        assert code == 0 and words in out, out + said
+        process = space.start("run", "--driver", "gcp", "--yes")
+        _, said = process.communicate(timeout=300)
+        assert process.returncode == 0 and "trying another zone" in said, said
+        assert sorted(map(int, space.read("begun").split())) == [*range(nodes)]
         zones = [
             line.split()[1].partition("/")[0]
             for line in said.splitlines()
             if " is up after " in line
         ]
-        assert zones[-2] == zones[-1], said
+        assert len(set(zones[-nodes:])) == 1, said
         assert ours(google).count("created") == ours(google).count("destroyed") and not alive(
             google
         )

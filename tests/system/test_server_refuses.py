@@ -920,9 +920,22 @@ def test_the_document_of_the_api_is_exact(served: Served, tmp_path: Path) -> Non
         "runs"
     ]:  # else it waits for streams that do not end
         served.rest.ask("POST", f"/v1/runs/{run['id']}/cancel")
+    # PUT is one of six methods that are answered alike. Inputs are checked against a recipe, which
+    # the API's document cannot describe; schemathesis finds the names of recipes in answers.
     (tmp_path / "schemathesis.toml").write_text(
         '[phases.coverage]\nunexpected-methods = ["PUT"]\n'
-    )  # one of six that are answered alike
+        + "".join(
+            f'[[operations]]\ninclude-path = "{path}"\n'
+            "checks.positive_data_acceptance.expected-statuses = "
+            '["2xx", "401", "403", "404", "409", "422", "429", "5xx"]\n'
+            for path in (
+                "/v1/plan",
+                "/v1/runs",
+                "/api/training/execute",
+                "/api/training/deploy/runpod",
+            )
+        )
+    )
     program = client("schemathesis").with_name("st")
     words = [
         "run",
@@ -930,13 +943,13 @@ def test_the_document_of_the_api_is_exact(served: Served, tmp_path: Path) -> Non
         "-H",
         f"Authorization: Bearer {served.rest.token}",
         "--phases",
-        "coverage",
+        "examples,coverage,fuzzing",
+        "--max-examples",
+        "4",
         "--checks",
         "all",
     ]
     words += [
-        "--exclude-path",
-        "/v1/offers",
         "--exclude-path",
         "/v1/stream",  # it has no end
         "--seed",

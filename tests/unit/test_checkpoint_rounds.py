@@ -10,14 +10,14 @@ from typing import Any, cast
 
 import pytest
 
-from runner.execution.steps import shared_states
+from runner.execution.steps import checkpoint_sender
 from runner.hosts.place.checkpoint_sync import EVERY, SETTLE, round_period
 from runner.language import units
 from runner.planning.step import StateSpec
 from runner.storage.checkpoints import is_due
 
 
-class Sender(shared_states._CheckpointSender):
+class Sender(checkpoint_sender.CheckpointSender):
     """One whose store is a list."""
 
     def __init__(self, folder: Path, state: StateSpec) -> None:
@@ -53,7 +53,7 @@ def test_a_trainer_that_saves_between_two_looks_keeps_no_checkpoint_from_the_sto
         saved.append(len(saved))
         save(tmp_path, saved[-1])
 
-    monkeypatch.setattr(shared_states.asyncio, "sleep", pause)
+    monkeypatch.setattr(checkpoint_sender.asyncio, "sleep", pause)
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(sender.run())
     assert len(sender.put) >= sent, sender.put
@@ -76,7 +76,7 @@ def test_one_that_is_still_written_waits_for_its_end(
             (tmp_path / "ckpt/step-1/value").write_text("x" * pauses)
             assert sender.put == []
 
-    monkeypatch.setattr(shared_states.asyncio, "sleep", pause)
+    monkeypatch.setattr(checkpoint_sender.asyncio, "sleep", pause)
     asyncio.run(sender._send_new(1.0))
     assert sender.put == ["step-1"]
 

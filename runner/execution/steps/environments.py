@@ -1,4 +1,4 @@
-"""The environments of steps: a container image, installed packages, or the host's own Python."""
+"""Environments of steps: a container image, installed packages, or the host's own Python."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from drivers.base import DriverError
 
+from ...hosts import interpreters
 from ...hosts.place.hooks import INSTALL
 from ...hosts.place.place import GRACE, Place
 from ...hosts.pool import HostPool
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class StepEnvironments:
-    """The images and interpreters of one run's steps on every host."""
+    """Container images and Python interpreters of one run's steps on every host."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class StepEnvironments:
         self._sandboxes: Sandboxes | None = None
 
     def image(self, spec: StepSpec) -> str:
-        """Return the image of a step; empty if it uses the programs of its host."""
+        """Return the container image of a step; empty if it uses the programs of its host."""
         return "" if self._steps.survey.request.current_python else str(spec.image or "")
 
     def container_image(self, spec: StepSpec, place: Place) -> str:
@@ -72,11 +73,11 @@ class StepEnvironments:
         return self._containers[place.name]
 
     def sandbox(self, spec: StepSpec) -> str:
-        """Return the sandbox of a step: "closed", "network" for one with a network, or ""."""
+        """Return the sandbox mode of a step: "closed", "network" (with network access), or ""."""
         return spec.options.sandbox_where(self._ws.config.flags)
 
     async def make_ready(self, spec: StepSpec, place: Place) -> None:
-        """Pull the image of a step to a host, or check that the host can create its sandbox.
+        """Pull the container image of a step to a host, or check the host's sandbox support.
 
         Raises CannotRun, DriverError.
         """
@@ -106,7 +107,7 @@ class StepEnvironments:
         )
 
     async def python(self, node: Node, spec: StepSpec, place: Place) -> str:
-        """Return the interpreter of a step on a host, with its version and locked packages.
+        """Return the Python interpreter of a step on a host, after installing its locked packages.
 
         In a container, it is the image's own Python. Raises CannotRun.
         """
@@ -114,6 +115,8 @@ class StepEnvironments:
             return "python"
         wanted = self._environment_of(node, spec)
         if wanted is None:
+            if spec.names_python and not place.elsewhere:
+                interpreters.ask_version(place.python)
             return place.python
         # Installing takes minutes, so all hosts install at the same time.
         others = (
@@ -132,16 +135,19 @@ class StepEnvironments:
         return await self._pythons[place, wanted]
 
     def interpreter(self, node: Node, spec: StepSpec, place: Place) -> str:
-        """Describe the Python of a step on a host; empty in a container."""
+        """Describe the Python version of a step on a host; return "" in a container.
+
+        A shim is run for its version only if the step's command names Python.
+        """
         if self.container_image(spec, place):
             return ""
         wanted = self._environment_of(node, spec)
         if wanted is None:
-            return place.describe_python(place.python)
+            return place.describe_python(place.python, may_ask=spec.names_python)
         made = self._pythons.get((place.members[0], wanted))
         if made is None or not made.done() or made.cancelled() or made.exception() is not None:
             return ""
-        return place.describe_python(made.result())
+        return place.describe_python(made.result(), may_ask=True)
 
     async def _install(self, lock: str, place: Place, wanted: EnvironmentSpec) -> str:
         from ...hosts.environments import is_built, provide_python
@@ -156,7 +162,7 @@ class StepEnvironments:
         )
 
     async def end_installs(self) -> None:
-        """Stop the installs that are still running on hosts."""
+        """Stop the package installations that are still running on hosts."""
         installing = [task for task in self._pythons.values() if not task.done()]
         if installing:
             for hooks in self._hooks:

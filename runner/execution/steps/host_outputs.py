@@ -1,4 +1,4 @@
-"""`temporary` outputs on hosts: their holders, and their download for steps on other hosts."""
+"""Location of `temporary` outputs on hosts, and their download for steps on other hosts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOTHING: Final[Mapping[str, float]] = MappingProxyType({})
 
 
 class HostOutputs:
-    """The outputs of one run that exist only on its hosts."""
+    """Outputs of one run that exist only on its hosts."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class HostOutputs:
         self._coming: set[str] = set()  # contents being downloaded
 
     def absent(self, node: Node) -> list[str]:
-        """Return the step's input contents from earlier steps that are not on this machine."""
+        """Return the digests of a step's inputs from other steps that are not on this machine."""
         if not self._pool.is_remote:
             return []
         contents = [
@@ -58,7 +58,7 @@ class HostOutputs:
     def holders(
         self, contents: Collection[str], wants: Mapping[str, float] = NOTHING
     ) -> list[Place]:
-        """Return the hosts that have all these contents and could run a step that takes `wants`."""
+        """Return the hosts that store all these contents and have the capacity `wants`."""
         return [
             place
             for place in self._pool.places
@@ -70,7 +70,7 @@ class HostOutputs:
         return not self._coming.isdisjoint(contents)
 
     def bring(self, id: str, contents: Sequence[str]) -> None:
-        """Start to download contents for a step in the background, each content once."""
+        """Start downloading contents for a step in the background, each content once."""
         for content in contents:
             if content in self._coming:
                 continue

@@ -1,4 +1,4 @@
-"""Preparation of an attempt: its directory, its task and its start checkpoints."""
+"""Preparation of an attempt: its directory, its task and its initial checkpoints."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 
 CONFIRM_AGAIN_SECONDS: Final = 0.1
-"""Interval between attempts to reach the database."""
+"""Interval between attempts to reach the database, in seconds."""
 
 
 class Preparer:
-    """Prepares the attempts of one run."""
+    """Preparation of the attempts of one run."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Preparer:
         self._buckets = BucketInputs(ws, steps.survey, commits, pool.name)
 
     def processes(self, spec: StepSpec, n: int, place: Place) -> int | None:
-        """Return the number of processes of an accelerate step; None for other commands.
+        """Return the number of processes of an `accelerate` step; None for other commands.
 
         The checkpoints of other commands do not depend on this number.
         """
@@ -75,7 +75,7 @@ class Preparer:
         return launch.count_processes(spec.accelerate, scope) * len(place.members)
 
     async def prepare(self, attempt: Attempt) -> None:
-        """Prepare a new attempt for its execution.
+        """Prepare a new attempt for execution: environment, directory and task.
 
         Raises CannotRun, DriverError, OSError.
         """
@@ -174,9 +174,10 @@ class Preparer:
         log_remote(self._ws, self._commits.run, pool.name, pool.instance_of(place), phase, step)
 
     async def _confirm(self) -> None:
-        """Check that this worker still has the run.  Raises Stale.
+        """Check that this worker still holds the claim on the run.
 
-        Waits while the database does not answer, so that no job starts in the meantime.
+        Raises Stale. Waits while the database does not answer, so that no job starts in the
+        meantime.
         """
         while True:
             try:
@@ -188,7 +189,7 @@ class Preparer:
         self._commits.say(f"{id}: {words}")
 
     def _report_round(self, attempt: Attempt, round: SyncRound) -> None:
-        """Report the result of a checkpoint sync."""
+        """Report the result of a checkpoint download from a host."""
         name = attempt.place.name
         if round.brought:
             attempt.checkpoint_bytes += round.size
@@ -202,7 +203,7 @@ class Preparer:
 def find_restored(
     spec: StepSpec, generation: checkpoints.Generation, processes: int | None
 ) -> dict[str, checkpoints.Newest]:
-    """Return the checkpoint from which each state resumes, as known on this machine."""
+    """Return the newest local checkpoint in each checkpoint directory of a step."""
     from ...storage import checkpoints
 
     return {

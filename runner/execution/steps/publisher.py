@@ -1,11 +1,11 @@
-"""Publication of outputs at the user's paths, without replacing files that were edited by hand."""
+"""Publication of outputs at the user's paths, without replacing manually edited files."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 
-from ...errors import CannotRun
+from ...errors import CannotRun, RecipeError, StoreUnavailable
 from ...hosts.place.spare_dirs import SparePool
 from ...planning.judge import Made
 from ...planning.step import TEMPORARY
@@ -16,7 +16,7 @@ from .commit import GroupCommit
 
 
 class Publisher:
-    """Publishes the outputs of one run."""
+    """Publisher of one run's outputs in the workspace."""
 
     def __init__(
         self,
@@ -55,8 +55,21 @@ class Publisher:
                     fix="move the file away, pass `--overwrite`, or accept it with `recipe adopt`",
                 )
 
+    def try_publish(self, n: int, made: Made) -> RecipeError | None:
+        """Publish the outputs of step `n`, and return the error if the step cannot be published.
+
+        Raises StoreUnavailable, because a later attempt can succeed.
+        """
+        try:
+            self.publish(n, made)
+        except StoreUnavailable:
+            raise
+        except RecipeError as error:
+            return error
+        return None
+
     def publish(self, n: int, made: Made) -> None:
-        """Publish the outputs of step `n`.
+        """Publish the outputs of step `n` in the workspace.
 
         Raises CannotRun if a target was edited by hand, and Infrastructure.
         """
@@ -87,7 +100,7 @@ class Publisher:
             facts.there[path] = facts.ours[path] = content
 
     def publish_all(self, made: Mapping[int, Made]) -> None:
-        """Publish all results of a library recipe, at the end of the run."""
+        """Publish all outputs of a library recipe, at the end of the run."""
         for n in self.survey.targets:
             if n in made and made[n].ok:
                 self.publish(n, made[n])

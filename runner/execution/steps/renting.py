@@ -1,4 +1,4 @@
-"""The machines of a run: rented for queued steps, replaced, and released."""
+"""Machines of a run: rented for queued steps, replaced, and released."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from .run_schedule import Journal, RunSchedule
 from .running_attempts import RunningAttempts
 
 SIZES: Final = ("cpus", "memory", "gpus")
-"""Names of a host's shared capacities."""
+"""Names of the capacities that steps on a host share."""
 LOOK: Final = 0.2
-"""Interval between checks of the needed machines, in seconds."""
+"""Interval between checks for required machines, in seconds."""
 
 
 class Machines:
-    """Rents machines for steps in the background, and releases unused ones."""
+    """Manager that rents machines for queued steps in the background and releases unused ones."""
 
     def __init__(
         self,
@@ -71,10 +71,10 @@ class Machines:
         return self._steps.is_local(id) or self._pool.runs_locally(self._steps.spec(id))
 
     def rent(self) -> None:
-        """Rent machines for QUEUED steps, and release unused ones.
+        """Rent machines for QUEUED steps, and release unused machines.
 
-        Raises StoreUnavailable after the ledger did not answer: another try of this run might rent
-        a second machine.
+        Raises StoreUnavailable after the ledger did not answer: another attempt to rent in this run
+        might rent a second machine.
         """
         if self._unavailable is not None:
             raise self._unavailable
@@ -108,7 +108,7 @@ class Machines:
             self._take_instead(gone, self._pool.replace(gone))
 
     def note_moves(self) -> None:
-        """Record the state changes of leases as events of the run."""
+        """Record the state changes of machine leases as events of the run."""
         moves, self._pool.moves = self._pool.moves, []
         for _before, row in moves:
             instance = str(row.lease.get("id", ""))
@@ -132,18 +132,19 @@ class Machines:
                 not self._schedule.starts_nothing
                 and need not in pool.refused
                 and not pool.is_full
-                and pool.inventory.machines(need) < wanted
+                and pool.inventory.count_machines(need) < wanted
             ):
                 pool.inventory.coming.append(need)
                 self._coming += 1
                 self._bell.run_in_background(self._get(need))
-        for place, reason in pool.inventory.spare(queued, self._orphans.places()):
+        for place, reason in pool.inventory.find_spare(queued, self._orphans.places()):
             self._bell.run_in_background(self._give_back(place, reason))
 
     def _needs(self) -> tuple[Counter[Need], dict[Need, int]]:
-        """Return the number of machines that QUEUED steps want per need, and the most for one step.
+        """Return the number of machines that QUEUED steps request, in total and for one step.
 
-        Needs of steps that are not QUEUED have a count of 0, so that their machines are kept.
+        Both are counted per resource request. Requests of steps that are not QUEUED have a count
+        of 0, so that their machines are kept.
         """
         queued: Counter[Need] = Counter()
         crews: dict[Need, int] = {}
@@ -157,7 +158,7 @@ class Machines:
         return queued, crews
 
     def _needs_of(self, id: str) -> Iterator[Need]:
-        """Yield the needs of a step: for its own machine, and for machines that hold its inputs."""
+        """Yield the machine requests of a step: for its own machine, and for its inputs."""
         if not self.stays_here(id):
             yield self._pool.need(self._steps.spec(id))
         for each in self._steps.node(id).upstream:
@@ -208,11 +209,11 @@ class Machines:
     # -- preempted machines and expiring allocations
 
     def _save_in_time(self) -> None:
-        """Stop the attempts on machines with a preemption notice, so that they save a checkpoint.
+        """Stop attempts on machines with a preemption notice, so that they save a checkpoint.
 
         The next attempt resumes from the checkpoint.
         """
-        for place in self._pool.inventory.leaving():
+        for place in self._pool.inventory.mark_leaving():
             for attempt in self._running.values():
                 if place not in attempt.place.members or attempt.stop_asked:
                     continue
@@ -223,18 +224,18 @@ class Machines:
                 self._bell.run_in_background(attempt.stop(place.notice))
 
     def _succeed_in_time(self) -> None:
-        """Replace allocations that are about to end, and release unused ones."""
+        """Replace allocations that are about to expire, and release unused allocations."""
         inventory = self._pool.inventory
-        if not inventory.leaving():
+        if not inventory.mark_leaving():
             return
         if self._needs_hosts():
-            for place in inventory.ending():
+            for place in inventory.take_ending():
                 self._take_instead(place, self._pool.allocate())
-        for place in inventory.unused_leases():
+        for place in inventory.find_unused_leases():
             self._bell.run_in_background(self._give_back(place, place.leaving))
 
     def _needs_hosts(self) -> bool:
-        """Return True if an unfinished step has to run on another host."""
+        """Return True if an unfinished step has to run on another machine."""
         if self._schedule.starts_nothing or self._stopper.is_stopping:
             return False
         return any(not self.stays_here(id) for id in self._open_steps())
@@ -259,7 +260,7 @@ class Machines:
         self._bell.run_in_background(self._replace(place, asking))
 
     async def _replace(self, place: Place, asking: Awaitable[Sequence[Place]]) -> None:
-        """Add the requested hosts in place of a lost or ending one."""
+        """Add the requested hosts in place of a lost or expiring host."""
         try:
             for found in await asking:
                 await self._hooks.of(found).setup()
@@ -271,7 +272,7 @@ class Machines:
             self._bell.wake()
 
     def _facts_of(self, row: LeaseRow) -> dict[str, object]:
-        """Return the stored facts of a lease.
+        """Return the facts about a machine lease that are stored with its event.
 
         For leases without a price, they include the data with which a worker on another machine
         takes over.

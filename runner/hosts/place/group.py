@@ -136,8 +136,8 @@ class Group(Place):
             else AttemptDirectory(attempt.path, called=f"{Path(attempt.path).name}.0")
         )
 
-    def describe_python(self, python: str) -> str:
-        return self._members[0].describe_python(python)
+    def describe_python(self, python: str, *, may_ask: bool) -> str:
+        return self._members[0].describe_python(python, may_ask=may_ask)
 
     def may_have_made(self, attempt: AttemptDirectory, outputs: Sequence[object]) -> bool:
         return True
@@ -268,10 +268,10 @@ class Group(Place):
         }
         if failed:
             rank = _find_first_failed(failed, met)
-            return replace(results[rank], node=rank)
+            return results[rank]._replace(node=rank)
         rank = next((rank for rank, result in enumerate(results) if result.problem), 0)
         exit = _combine_exits([result.exit for result in results])
-        return replace(results[rank], node=rank, exit=exit)
+        return results[rank]._replace(node=rank, exit=exit)
 
     async def _collect_results(self, task: HostTask) -> list[TaskResult]:
         """Return the results of all nodes by rank.  Raises the error of a lost node first, otherwise the first error."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from drivers.base import Command, Exit, Job
 
-from ...planning.step import MetricsSpec, OutputSpec
+from ...planning.step import NOTHING, MetricsSpec, OutputSpec
 from .spare_dirs import SparePool
 from .staging import AttemptDirectory
 
@@ -40,15 +40,14 @@ def replaced_message(name: str) -> str:
     return f"the step replaced {name} by a special file; nothing is kept"
 
 
-@dataclass(frozen=True, slots=True)
-class TaskResult:
+class TaskResult(NamedTuple):
     """The result of an attempt: its exit, and the contents of its outputs.
 
     If the outputs are invalid, `words` says why.
     """
 
     exit: Exit
-    outputs: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, str] = NOTHING
     problem: Literal["", "input", "output", "disk", "full"] = ""
     words: str = ""
     node: int = 0

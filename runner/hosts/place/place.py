@@ -72,7 +72,7 @@ class Place:
     ) -> None:
         self.ws, self.name, self.host, self.shell = ws, name, host, shell
         self.python, self.path = shell.python, shell.path
-        self.capacity = Capacity(machine, devices, slots, host.free)
+        self.capacity = Capacity(machine, devices, slots, host.find_free_locks)
         self.contact = Contact()
         self.folder = Folder(ws)
         self.installer = sys.executable
@@ -81,7 +81,7 @@ class Place:
         """Login variables that every step inherits."""
         self.elsewhere = "" if name == "local" else name
         """Name of the machine; empty for this machine."""
-        self._described: dict[str, str] = {}
+        self._described: dict[tuple[str, bool], str] = {}
         self.address = ""
         """Address for other nodes; empty if the host has none."""
         self.zone = ""
@@ -138,11 +138,14 @@ class Place:
             **variables.fixed_variables(own),
         }
 
-    def describe_python(self, python: str) -> str:
-        """Return the path of a Python and its version, if known, for messages."""
-        if python not in self._described:
-            self._described[python] = interpreters.describe_python(python)
-        return self._described[python]
+    def describe_python(self, python: str, *, may_ask: bool) -> str:
+        """Return the path of a Python and its version, if known, for messages.
+
+        `may_ask` allows to run the Python for its version.
+        """
+        if (python, may_ask) not in self._described:
+            self._described[python, may_ask] = interpreters.describe_python(python, may_ask)
+        return self._described[python, may_ask]
 
     def fits(self, wants: Mapping[str, float]) -> bool:
         """Return whether the host is large enough for a step: its cpus, gpus and bytes of memory."""

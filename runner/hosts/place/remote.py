@@ -74,7 +74,7 @@ class RemotePlace(Place):
             f"{self.host_store.root}/attempts/{attempt.called or os.path.basename(attempt.path)}"
         )
 
-    def describe_python(self, python: str) -> str:
+    def describe_python(self, python: str, *, may_ask: bool) -> str:
         return (
             f"{python} ({self.shell.version})"
             if self.shell.version and python == self.python
@@ -226,7 +226,7 @@ class RemotePlace(Place):
         try:
             return await self.host.start(command, task.name)
         except (Denied, Rejected) as error:
-            self.host_store.wire.complain(str(error))
+            self.host_store.wire.raise_if_disk_full(str(error))
             raise
 
     async def _upload(self, task: HostTask, script: bytes | None) -> None:

@@ -591,6 +591,8 @@ class AttemptDirectory:
             for head in heads(path)[1:]
             if os.path.islink(f"{self.path}/{head}") and head not in kept
         ]
+        if not links:
+            return False
         root = f"{os.path.realpath(self.path)}/"
         return any(
             not f"{os.path.realpath(f'{self.path}/{head}')}/".startswith(root) for head in links

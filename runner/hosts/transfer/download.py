@@ -77,7 +77,7 @@ class OutputDownload:
             raise Corrupt(f"{self._wire.name}: {trouble}", fix="check that this is the right host")
         try:
             await self._prepare()
-            with self._wire.measured(f"from {self._wire.name}", self._missing_bytes()) as meter:
+            with self._wire.measure(f"from {self._wire.name}", self._missing_bytes()) as meter:
                 await self._download_missing(meter)
             self._finish()
         except OSError as error:
@@ -214,7 +214,7 @@ class OutputDownload:
     async def _run_round(self, meter: Meter) -> BaseException | None:
         """Request all missing data once, over several streams.  Returns the connection error, if any."""
         jobs = [partial(self._download_ranges, spans, meter) for spans in self._group_ranges()]
-        return await self._wire.side_by_side(jobs, self._missing_bytes())
+        return await self._wire.run_parallel(jobs, self._missing_bytes())
 
     def _group_ranges(self) -> list[list[_Span]]:
         """Group the missing ranges into requests, the smallest first.
@@ -227,11 +227,11 @@ class OutputDownload:
             (span for spans in self._holes.values() for span in spans), key=lambda span: span.size
         )
         missing = self._missing_bytes()
-        most = max(LEAST, missing // MOST) if self._wire.far else missing
+        most = max(LEAST, missing // MOST) if self._wire.is_far else missing
         requests: list[list[_Span]] = []
         room = 0
         for span in spans:
-            if self._wire.far and span.size > self._wire.chunk:
+            if self._wire.is_far and span.size > self._wire.chunk:
                 requests += [[piece] for piece in self._split(span)]
                 continue
             if not requests or span.size > room or len(requests[-1]) == FILES:
@@ -265,7 +265,8 @@ class OutputDownload:
             for span in spans
         ]
         stream = cast(
-            "AsyncGenerator[bytes, None]", self._wire.stream("send", folder, wanted, self._wire.far)
+            "AsyncGenerator[bytes, None]",
+            self._wire.stream("send", folder, wanted, self._wire.is_far),
         )
         try:
             async with contextlib.aclosing(stream):

@@ -147,14 +147,14 @@ class HostStore(Sender):
         inputs += [(path, is_object) for path, (_, is_object) in contents.seen.items()]
 
         async def stage_once() -> list[str]:
-            linked = await self.wire.once(
+            linked = await self.wire.ask_once(
                 "stage", name, stamp, states, awaited, inputs, read=_parse_links, data=data
             )
             if linked is None:
                 raise CorruptReply
             return linked
 
-        return await self.wire.patiently(stage_once)
+        return await self.wire.retry(stage_once)
 
     def _pack_attempt(self, name: str, contents: AttemptContents) -> tuple[bytes, str]:
         """Return an attempt directory as a tar, and the digest of its names and links; empty for an empty directory.

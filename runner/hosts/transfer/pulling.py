@@ -99,11 +99,11 @@ class Puller:
         """Let the host download all objects of an input; return their digests by path."""
         digests: dict[str, str] = {}
         what = f"from {source.address} to {self._wire.name}"
-        with self._wire.measured(what, source.size) as meter:
+        with self._wire.measure(what, source.size) as meter:
             finished = 0  # bytes of the finished batches
             for batch in _batches(source.items):
                 meter.done = finished
-                await self._wire.patiently(
+                await self._wire.retry(
                     partial(self._download_batch, source, batch, finished, digests, meter, learn)
                 )
                 finished += sum(item.size for item in batch)
@@ -145,7 +145,7 @@ class Puller:
         except Infrastructure as error:
             raise CannotPull(str(error)) from error
         if report.free >= 0:
-            raise self._wire.full(report.free, source.size)
+            raise self._wire.disk_full_error(report.free, source.size)
         if report.problem:
             raise CannotPull(report.problem)
         if remaining.keys() - digests.keys():

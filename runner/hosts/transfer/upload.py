@@ -145,9 +145,9 @@ class Sender:
             await self._find_existing_data(upload, state, statuses)
         needed = sum(upload.required_space() for upload in uploads)
         if needed > state.free:
-            raise self.wire.full(state.free, needed)
+            raise self.wire.disk_full_error(state.free, needed)
         missing = sum(upload.missing_bytes(grain_size(self.wire)) for upload in uploads)
-        with self.wire.measured(f"to {self.wire.name}", missing) as meter:
+        with self.wire.measure(f"to {self.wire.name}", missing) as meter:
             for upload in uploads:
                 await self._upload_missing(upload, meter)
                 await self._name_objects(upload, meter)
@@ -419,7 +419,7 @@ class Uploader:
     async def run_round(self, upload: Upload, meter: Meter) -> BaseException | None:
         """Upload all missing data once, over several streams.  Returns the connection error, if any."""
         jobs = self._list_jobs(upload, meter)
-        return await self._wire.side_by_side(jobs, upload.missing_bytes(grain_size(self._wire)))
+        return await self._wire.run_parallel(jobs, upload.missing_bytes(grain_size(self._wire)))
 
     def _list_jobs(self, upload: Upload, meter: Meter) -> list[Callable[[], Awaitable[None]]]:
         """Return the jobs of a round: large files, then batches of small files.
@@ -447,7 +447,7 @@ class Uploader:
 
     def _batch_bytes(self, small: Sequence[Entry]) -> int:
         """Return the maximum bytes of a batch.  On a far host, several streams share the files."""
-        if not self._wire.far:
+        if not self._wire.is_far:
             return BATCH_BYTES
         total = sum(entry.size for entry in small)
         return min(BATCH_BYTES, max(LANE, total // MOST))
@@ -487,11 +487,11 @@ class Uploader:
         files_to_name = list(upload.files) if may_name else []
         manifest_name = title if with_manifest else ""
         arguments = (folder, upload.name, manifest_name, expected, stamp, files_to_name)
-        arrived, is_named = await self._wire.once(
+        arrived, is_named = await self._wire.ask_once(
             "batch",
             *arguments,
             read=lambda answer: (str(answer["digest"]), bool(answer["placed"])),
-            data=meter.counted(pieces()),
+            data=meter.count(pieces()),
         )
         if arrived != expected:
             raise CorruptReply
@@ -506,7 +506,7 @@ class Uploader:
     ) -> list[Callable[[], Awaitable[None]]]:
         """Return the jobs of a large file: one, or on a far host one per piece."""
         pieces = _split_holes(self._holes_of(upload, entry), _PIECE, _HOLES)
-        if not self._wire.far or len(pieces) <= 1:
+        if not self._wire.is_far or len(pieces) <= 1:
             return [partial(self._send_large_file, upload, entry, meter)]
         left = len(pieces)
 
@@ -555,11 +555,11 @@ class Uploader:
                 digests = [known[number] for number in sorted(known)]
         base = upload.bases[entry.path].path if entry.path in upload.bases else ""
         arguments = (upload.folder, entry.path, grain, size, mode, holes, digests, base)
-        digest, written = await self._wire.once(
+        digest, written = await self._wire.ask_once(
             "write",
             *arguments,
             read=lambda answer: (str(answer[0]), parse_strings(answer[1])),
-            data=meter.counted(itertools.chain.from_iterable(blocks)),
+            data=meter.count(itertools.chain.from_iterable(blocks)),
         )
         numbers = (at for first, count in holes for at in range(first, first + count))
         known.update(zip(numbers, written, strict=False))

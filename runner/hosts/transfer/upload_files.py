@@ -119,7 +119,7 @@ class UploadChecker:
             for entry in remaining:
                 await self._compare(upload, entry)
 
-        lanes = self._wire.lanes(0, len(paths))
+        lanes = self._wire.open_lanes(0, len(paths))
         await asyncio.gather(*(compare_some() for _ in range(lanes)))
 
     async def _compare(self, upload: Upload, entry: Entry) -> None:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import os
 import sys
 from collections.abc import Sequence
+from typing import Final
+
+_OBJECTS: Final = 100_000
+"""New objects between two garbage collections.  A short command ends before the first."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Execute a command line and return its exit code."""
+    gc.set_threshold(_OBJECTS)
+    atexit.register(gc.freeze)  # Python's collection at exit would visit all objects in vain
     _open_streams()
     code = _flush(_answer(list(sys.argv[1:] if argv is None else argv)))
     # If a KeyboardInterrupt left an `exec`, for example that of a dataclass, Python exits by SIGINT. Another `exec` resets this.

@@ -156,7 +156,7 @@ class FakeAgent:
         self.stopped.append(started.step)
         started.stopping.set()
 
-    async def free(self, locks: Sequence[str]) -> Sequence[str]:
+    async def find_free_locks(self, locks: Sequence[str]) -> Sequence[str]:
         return locks
 
     async def aclose(self, lost: str = "") -> None:

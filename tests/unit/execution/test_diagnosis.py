@@ -48,7 +48,7 @@ class Situation:
         attempt.metrics_file, attempt.stop_asked = str(self.root / "name.metrics"), self.stop_asked
         attempt.result = Of(problem=self.problem, words=self.words, node=0)
         parts: list[Any] = [
-            Of(spot=Of(preemptible=lambda _place: self.preemptible), name="vastai"),
+            Of(spot=Of(is_preemptible=lambda _place: self.preemptible), name="vastai"),
             Of(container_image=lambda _spec, _place: ""),
             Of(limit=self.limit, is_stopping=self.is_stopping),
             Of(reason_for=lambda _id: self.early),

@@ -37,11 +37,11 @@ class Pool:
         self.head = Of(count_workers=lambda spec: spec)
         self.inventory = Of(
             coming=[],
-            machines=lambda need: self.have + self.inventory.coming.count(need),
-            spare=lambda queued, _places: self.spares,
-            leaving=lambda: self.leaving_ones,
-            ending=lambda: self.ending_ones,
-            unused_leases=lambda: self.unused,
+            count_machines=lambda need: self.have + self.inventory.coming.count(need),
+            find_spare=lambda queued, _places: self.spares,
+            mark_leaving=lambda: self.leaving_ones,
+            take_ending=lambda: self.ending_ones,
+            find_unused_leases=lambda: self.unused,
         )
 
     def money_is_over(self) -> bool:
