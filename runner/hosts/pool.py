@@ -395,7 +395,9 @@ class HostPool:
 
         Raises DriverError, Invalid if the cost limit does not cover the cheapest offer, and Busy if a dead run may use the persistent machine.
         """
-        leases = self._require_leases()
+        if self.leases is None:  # all steps run on this machine
+            return set()
+        leases = self.leases
         leases.require_free()
         self.taking = {replace(need, market="any"): takes for need, takes in needs.items()}
         leases.budget.checkpoint_intervals = {
