@@ -120,11 +120,11 @@ class RemoteFolder(Folder):
     ) -> Paths:
         from ..transfer.host_store import AttemptContents
 
-        parcel = AttemptContents(
+        contents = AttemptContents(
             {path: (data, 0o644) for path, data in files.items()},
             beside={} if script is None else {".sh": script},
         )
-        await self._contact.insist(lambda: self._host_store.stage(name, parcel))
+        await self._contact.insist(lambda: self._host_store.stage(name, contents))
         return Paths.at(f"{self.root}/attempts/{name}")
 
     async def provide_program(self, path: str) -> str:

@@ -107,23 +107,31 @@ class Workdir:
         parent = target[: target.rindex("/")]
         if parent not in self._made:
             self._make_folder(parent, whole)
-        if target in self._spare:  # the name is needed, but a spare file has it
+        if target in self._spare:
             self._set_aside(target)
         elif target in self._idle:
-            for name in [name for name in self._spare if name.startswith(f"{target}/")]:
-                self._set_aside(name)
-            for folder in [
-                folder for folder in reversed(self._idle) if f"{folder}/".startswith(f"{target}/")
-            ]:
-                os.rmdir(folder)
-                del self._idle[folder]
+            self._remove_spare_folder(target)
         return target
 
     def _set_aside(self, spare: str) -> None:
+        """Rename a spare file whose name is needed."""
         self._spare.remove(spare)
         self._aside += 1
         self._spare.append(f"{self._path}/.spare-{self._aside}")
         os.rename(spare, self._spare[-1])
+
+    def _remove_spare_folder(self, path: str) -> None:
+        """Remove an unused spare directory whose name is needed; its spare files stay in the attempt."""
+        for spare in [spare for spare in self._spare if spare.startswith(f"{path}/")]:
+            self._set_aside(spare)
+        for folder in reversed(self._idle):  # subdirectories first
+            if folder == path or folder.startswith(f"{path}/"):
+                os.rmdir(folder)
+        self._idle = {
+            folder: None
+            for folder in self._idle
+            if folder != path and not folder.startswith(f"{path}/")
+        }
 
     def _make_folder(self, folder: str, whole: Sequence[Container[str]]) -> None:
         name = folder[len(self._path) + 1 :]
